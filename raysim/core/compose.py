@@ -1,0 +1,79 @@
+"""Can these methods run together? Checked once, on declared claims and needs, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+from itertools import combinations
+
+from raysim.core.layout import Layout
+from raysim.core.method import Method
+
+#: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
+REPLACES = {"criterion": "loss", "weights": "weigh"}
+
+REMEDY = {
+    "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "plain-sgd": "set local.optimizer to sgd and local.momentum to 0: it divides a displacement by the learning rate",
+    "features": "use a model with a classifier layer, so that there is a penultimate feature",
+    "linear-head": "use a model whose classifier is one linear layer",
+    "client-memory": "nothing to do: the engine keeps it",
+}
+
+
+def resources_of(layout: Layout) -> list[str]:
+    """Names of everything that can be claimed with this layout."""
+    layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
+    weights = [f"weights:{leaf.name}" for leaf in layout.shared]
+    return ["criterion", "broadcast-point", "server-optimizer", *weights, *(f"backward:{name}" for name in layers)]
+
+
+def conflicts(methods: Sequence[Method], resources: Sequence[str], available: Collection[str]) -> list[str]:
+    """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
+
+    Args:
+      methods: in the order of the list, which is the order in which hooks apply.
+      resources: see `resources_of`.
+      available: the needs that this run can meet.
+    """
+    found: list[str] = []
+    for name in {m.name for m in methods if sum(other.name == m.name for other in methods) > 1}:
+        found.append(f"{name} is listed twice; list it once")
+    for method in methods:
+        for need in sorted(method.needs - set(available)):
+            found.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
+        for claim in sorted(method.claims):
+            if not _held(claim, resources):
+                found.append(f"{method.name} claims {claim}, but no such thing is trained and shared in this run: {_known(claim, resources)}")
+    for first, second in combinations([m for m in methods if not m.is_phase], 2):
+        both = [r for r in resources if _claims(first, r) and _claims(second, r)]
+        if both:
+            found.append(
+                f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
+                f"drop one, or build one of them without that part (see `raysim methods`)"
+            )
+        for kind, hook in REPLACES.items():
+            if _replaces(second, kind) and not _replaces(first, kind) and getattr(first, hook) is not None:
+                found.append(
+                    f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
+                    f"put {second.name} before {first.name}"
+                )
+    return found
+
+
+def _held(claim: str, resources: Sequence[str]) -> list[str]:
+    return [resource for resource in resources if fnmatchcase(resource, claim)]
+
+
+def _claims(method: Method, resource: str) -> bool:
+    return any(fnmatchcase(resource, claim) for claim in method.claims)
+
+
+def _replaces(method: Method, kind: str) -> bool:
+    return any(claim.partition(":")[0] == kind for claim in method.claims)
+
+
+def _known(claim: str, resources: Sequence[str]) -> str:
+    kind = claim.partition(":")[0]
+    same = [resource for resource in resources if resource.partition(":")[0] == kind]
+    return f"there are {', '.join(same[:6])}{' ...' if len(same) > 6 else ''}" if same else f"there is no {kind} at all"

@@ -1,0 +1,67 @@
+"""Errors that users see: what happened (with the value), where, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RaysimError(Exception):
+    """Base of all errors that a user can mend; prints as one message. All arguments pickle, so it crosses processes."""
+
+    def __init__(self, what: str, where: str = "", mend: str = ""):
+        super().__init__(what, where, mend)
+        self.what, self.where, self.mend = what, where, mend
+
+    def __str__(self) -> str:
+        text = self.what + (f" in {self.where}" if self.where else "")
+        return text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else "")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with the configuration: the key it stands at and what is wrong, with the remedy."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}"
+
+
+class ConfigError(RaysimError):
+    """Every fault of a configuration at once."""
+
+    def __init__(self, faults: Sequence[Fault], source: str = "the configuration"):
+        Exception.__init__(self, tuple(faults), source)
+        self.faults, self.source = tuple(faults), source
+
+    def __str__(self) -> str:
+        count = len(self.faults)
+        head = f"{count} fault{'s' if count != 1 else ''} in {self.source}"
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+class DataError(RaysimError):
+    """A data file or a partition that cannot be used."""
+
+
+class MethodError(RaysimError):
+    """Methods that cannot run together, or a hook that broke its contract."""
+
+
+class ClientError(RaysimError):
+    """A client failed: carries the original type and message, the client id, the round, the block and the worker."""
+
+    def __init__(self, client: int, round_index: int, block: int, worker: str, cause: str, details: str = ""):
+        Exception.__init__(self, client, round_index, block, worker, cause, details)
+        self.client, self.round_index, self.block, self.worker = client, round_index, block, worker
+        self.cause, self.details = cause, details
+
+    def __str__(self) -> str:
+        text = f"client {self.client} failed in round {self.round_index} (block {self.block}, {self.worker}): {self.cause}"
+        return f"{text}\n{self.details}" if self.details else text
+
+
+class RunExists(RaysimError):
+    """The run directory holds a finished run, which is never overwritten."""

@@ -1,0 +1,202 @@
+"""A model as one flat vector: which leaf lies where, in which layer and layer block.
+
+The state vector is `[params | float buffers]`, float32. Its first `num_params` entries are the trained parameters in
+module order, the rest the floating-point buffers (BatchNorm statistics). Frozen parameters are not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One named tensor of the layout.
+
+    `layer` is the owning module's path, `block` its layer block (FedVG's granularity), `is_channels_last` says that a
+    convolution weight lies as (out, height, width, in) in the vector while its view keeps the usual shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    layer: str
+    block: str
+    is_buffer: bool = False
+    is_head: bool = False
+    is_shared: bool = True
+    is_channels_last: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Leaves in vector order: the trained parameters first, then the float buffers."""
+
+    leaves: tuple[Leaf, ...]
+
+    @cached_property
+    def params(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if not leaf.is_buffer)
+
+    @cached_property
+    def buffers(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.is_buffer)
+
+    @cached_property
+    def num_params(self) -> int:
+        return sum(leaf.size for leaf in self.params)
+
+    @cached_property
+    def num_state(self) -> int:
+        return sum(leaf.size for leaf in self.leaves)
+
+    @cached_property
+    def shared(self) -> tuple[Leaf, ...]:
+        """Leaves that are sent, aggregated and broadcast."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_shared)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Leaf]:
+        return {leaf.name: leaf for leaf in self.leaves}
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """Names of the layer blocks, in order of first appearance."""
+        return tuple(dict.fromkeys(leaf.block for leaf in self.leaves))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of one float32 copy of everything shared."""
+        return 4 * sum(leaf.size for leaf in self.shared)
+
+    def view(self, vector: Tensor, leaf: Leaf | str) -> Tensor:
+        """The leaf's part of a vector, in the leaf's shape, without copying.
+
+        Args:
+          vector: [num_params] or [num_state].
+        Returns:
+          leaf.shape; strides of a channels-last convolution where the leaf lies so.
+        """
+        leaf = self.by_name[leaf] if isinstance(leaf, str) else leaf
+        part = vector[leaf.offset : leaf.end]
+        if not leaf.is_channels_last:
+            return part.view(leaf.shape)
+        out, channels, height, width = leaf.shape
+        return part.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name -> view for every leaf that the vector covers ([num_params] or [num_state])."""
+        leaves = self.leaves if vector.numel() == self.num_state else self.params
+        return {leaf.name: self.view(vector, leaf) for leaf in leaves}
+
+    def pack(self, leaf: Leaf, value: Tensor) -> Tensor:
+        """[leaf.size]: a tensor of the leaf's shape, in the order in which the leaf lies in the vector."""
+        return (value.permute(0, 2, 3, 1) if leaf.is_channels_last else value).reshape(-1)
+
+    def norms(self, vector: Tensor, order: float = 2.0) -> Tensor:
+        """[num_leaves covered], float64: the vector norm of each leaf (order 1, 2 or inf)."""
+        leaves = self.leaves if vector.numel() == self.num_state else self.params
+        parts = [vector[leaf.offset : leaf.end] for leaf in leaves]
+        dtype = None if order == math.inf else torch.float64  # sums of millions of entries; a maximum needs no width
+        norms = [torch.linalg.vector_norm(part, order, dtype=dtype) for part in parts]
+        return torch.stack(norms).to("cpu", torch.float64) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def layout_of(
+    module: nn.Module,
+    *,
+    head: str,
+    trained: Iterable[str] | None = None,
+    shared: Iterable[str] | None = None,
+    channels_last: bool = False,
+    blocks: str = "residual",
+) -> Layout:
+    """The layout of a module.
+
+    Args:
+      head: path of the classifier layer; it is a layer block by itself.
+      trained: names of the parameters that clients train (all, if None); the others are frozen and not in the vector.
+      shared: names of the trained parameters that are sent (all trained, if None). Buffers are always shared.
+      channels_last: lay 4-D weights out as (out, height, width, in).
+      blocks: "residual" or "stage", see `block_namer`.
+    """
+    names = {name for name, _ in module.named_parameters()}
+    trained = names if trained is None else set(trained)
+    shared = trained if shared is None else set(shared)
+    if unknown := (trained | shared) - names:
+        raise KeyError(f"layout_of: no such parameters: {sorted(unknown)}; the model has {sorted(names)}")
+    block_of = block_namer(module, head=head, blocks=blocks)
+    leaves: list[Leaf] = []
+    offset = 0
+
+    def add(name: str, tensor: Tensor, leaf: Leaf) -> None:
+        nonlocal offset
+        leaves.append(replace(leaf, name=name, shape=tuple(tensor.shape), offset=offset))
+        offset += tensor.numel()
+
+    for name, parameter in module.named_parameters():
+        if name not in trained:
+            continue
+        layer = name.rpartition(".")[0]
+        is_conv = channels_last and parameter.dim() == 4
+        in_head = layer == head or layer.startswith(head + ".")
+        template = Leaf(name, (), 0, layer, block_of(name), False, in_head, name in shared, is_conv)
+        add(name, parameter, template)
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and name in _persistent_names(module):
+            add(name, buffer, Leaf(name, (), 0, name.rpartition(".")[0], block_of(name), is_buffer=True))
+    return Layout(tuple(leaves))
+
+
+def _persistent_names(module: nn.Module) -> set[str]:
+    """Names that a state dict would hold; constants such as masks (persistent=False) are nobody's state."""
+    return set(module.state_dict(keep_vars=True))
+
+
+def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept."""
+    return {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
+
+
+def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Callable[[str], str]:
+    """Leaf name -> layer block.
+
+    "residual" (FedVG, section on granularity): each residual or encoder block (a numbered, composite child of a
+    sequence), the head, and "stem" for all the rest. "stage" (FedVG's released code): each named sequence of such
+    blocks, unless the model has only one. A model without composite blocks has one block per layer.
+    """
+    if blocks not in ("residual", "stage"):
+        raise ValueError(f"block_namer: blocks must be 'residual' or 'stage', got {blocks!r}")
+    paths: list[str] = []
+    for path, child in module.named_modules():
+        is_numbered = path.rpartition(".")[2].isdigit()
+        is_composite = any(True for _ in child.children()) and any(True for _ in child.parameters())
+        inside = any(path.startswith(found + ".") for found in paths)
+        if is_numbered and is_composite and not inside:
+            paths.append(path)
+    stages = list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+    if blocks == "stage" and len(stages) > 1:
+        paths = stages
+
+    def block_of(name: str) -> str:
+        if name.startswith(head + "."):
+            return head
+        if not paths:
+            return name.rpartition(".")[0] or "stem"
+        return next((path for path in paths if name.startswith(path + ".")), "stem")
+
+    return block_of

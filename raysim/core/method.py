@@ -1,0 +1,210 @@
+"""What a method is: a frozen record of up to eight hooks, and the objects of a round that hooks see.
+
+A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
+None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
+left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the innermost.
+
+| hook          | where, when                  | call                                                  |
+|---------------|------------------------------|-------------------------------------------------------|
+| partition     | once, at build               | partition(Partition) -> Partition                     |
+| broadcast     | server, round start          | broadcast(Message, state) -> Message                  |
+| forward       | client, once per round       | forward({layer: LayerOp}, Client) -> {layer: LayerOp} |
+| loss          | client, once per round       | loss(LossFn, Client) -> LossFn                        |
+| grads         | client, built once per round | grads(GradFn, Client) -> GradFn, called every step    |
+| report        | client, after the last step  | report(Client) -> {name: number, Tensor or Vector}    |
+| weigh         | server, after the reports    | weigh(Weights, Server) -> Weights                     |
+| server_update | server, last                 | server_update(update, state, Server) -> (update, state) |
+
+Messages, client memory, scratch, reports and server state are namespaced: a hook sees its own method's only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core.layout import Layout
+from raysim.core.weights import Weights
+
+
+class Batch(NamedTuple):
+    """images: (B, channels, height, width) float32, ready for the model; labels: (B,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Outputs(NamedTuple):
+    """logits: (B, classes); features: (B, width), the head's input, or None if no method needs "features"."""
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class Message(NamedTuple):
+    """What the server sends: params [num_params] (the broadcast point) and the fields of one method."""
+
+    params: Tensor
+    fields: Mapping[str, Any]
+
+
+class Vector(NamedTuple):
+    """A [num_params] tensor in a report. It stays where the update lies; the server gets sums and maps of it only."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which parameters are stepped by the client optimiser (trained) and sent and aggregated (shared, a subset).
+
+    Trained but not shared parameters are personal: kept in the client's memory between its rounds.
+    `head` is the path of the classifier layer.
+    """
+
+    trained: frozenset[str]
+    shared: frozenset[str]
+    head: str
+
+
+LossFn = Callable[[Outputs, Batch], Tensor]
+GradFn = Callable[[Tensor, Batch], Tensor]
+LayerOp = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Model(Protocol):
+    """The client's model as hooks may use it: at any point, without disturbing the training point."""
+
+    module: nn.Module
+
+    def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:
+        """Outputs at a point without gradients; (B, ...). `point` is [num_params] or, with buffers, [num_state]."""
+        ...
+
+    def gradient(self, loss: LossFn, point: Tensor, batch: Batch) -> Tensor:
+        """[num_params]: a new vector, the gradient of the loss of one batch at `point`, buffers left alone."""
+        ...
+
+
+@dataclass
+class Client:
+    """One client in one round, as its hooks see it. `start` is read-only; `memory` and `scratch` may be written.
+
+    Attributes:
+      num_examples: n_k, training examples of this client.
+      class_counts: (classes,) int64.
+      lr: client learning rate of this round.
+      num_steps: optimiser steps taken: 0 until the local loop has ended.
+      start: [num_params], the broadcast point.
+      params: [num_params], the live parameters; after the loop, the client's final ones.
+      message: this method's downlink fields.
+      memory: this method's state on this client, kept between rounds (needs "client-memory").
+      scratch: dropped after the round.
+      batches: a fixed-order pass over the local examples.
+      validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
+        client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set").
+      generator: this method's own random stream for this client and round.
+    """
+
+    id: int
+    round_index: int
+    num_examples: int
+    class_counts: Tensor
+    lr: float
+    layout: Layout
+    start: Tensor
+    params: Tensor
+    model: Model
+    message: Mapping[str, Any]
+    memory: dict[str, Any]
+    generator: torch.Generator
+    batches: Callable[[], Iterable[Batch]]
+    validation_gradient: Callable[[str], Tensor]
+    num_steps: int = 0
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Server:
+    """One round at the server, as hooks see it. K participants in client order.
+
+    Attributes:
+      population: number of all clients.
+      clients: (K,) int64 client ids, ascending.
+      num_examples, num_steps: (K,) int64.
+      class_counts: (K, classes) int64.
+      start: [num_params], the broadcast point of the round.
+      report: this method's reports, stacked: name -> (K, ...).
+      weights: the aggregation weights; final from `server_update` on.
+      total: total(name, weights) -> [num_params] float64: exact weighted sum of a reported Vector (or of "update"),
+        computed where the vectors lie.
+      map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
+        [num_params]; results should be small.
+    """
+
+    round_index: int
+    population: int
+    layout: Layout
+    clients: Tensor
+    num_examples: Tensor
+    num_steps: Tensor
+    class_counts: Tensor
+    start: Tensor
+    report: Mapping[str, Tensor]
+    weights: Weights
+    total: Callable[[str, Weights], Tensor]
+    map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
+
+    @property
+    def is_active(self) -> Tensor:
+        """(K,) bool: clients that took at least one step. The others returned what they got and get no weight."""
+        return self.num_steps > 0
+
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as a value; see the module's table for the hooks.
+
+    Attributes:
+      init: init(params, layout) -> server state of this method at the start of the run.
+      claims: exclusive resources as shell patterns: "criterion", "weights:<leaf>", "backward:<layer>",
+        "broadcast-point", "server-optimizer".
+      needs: "validation-set", "plain-sgd", "features", "linear-head", "client-memory".
+      is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
+    """
+
+    name: str
+    partition: Callable[[Partition], Partition] | None = None
+    init: Callable[[Tensor, Layout], State] | None = None
+    broadcast: Callable[[Message, State], Message] | None = None
+    forward: Callable[[dict[str, LayerOp], Client], dict[str, LayerOp]] | None = None
+    loss: Callable[[LossFn, Client], LossFn] | None = None
+    grads: Callable[[GradFn, Client], GradFn] | None = None
+    report: Callable[[Client], Mapping[str, Any]] | None = None
+    weigh: Callable[[Weights, Server], Weights] | None = None
+    server_update: Callable[[Tensor, State, Server], tuple[Tensor, State]] | None = None
+    claims: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    is_phase: bool = False
+
+
+HOOKS = ("partition", "broadcast", "forward", "loss", "grads", "report", "weigh", "server_update")
+
+
+def partition_of(methods: Sequence[Method], parameters: Iterable[str], head: str) -> Partition:
+    """The leaves that are trained and shared once every method's `partition` has had its say (intersection)."""
+    names = frozenset(parameters)
+    partition = Partition(names, names, head)
+    for method in methods:
+        if method.partition is not None:
+            mine = method.partition(partition)
+            trained = partition.trained & mine.trained
+            partition = Partition(trained, partition.shared & mine.shared & trained, head)
+    return partition

@@ -1,0 +1,140 @@
+"""The one local loop: every method trains its clients through it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raysim.core.method import Batch, GradFn
+from raysim.training.inputs import Examples, InputTransform
+from raysim.training.model import BoundModel
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Local work of a round.
+
+    Attributes:
+      lr: client learning rate in round 0; round t uses lr * lr_decay^t.
+      epochs: passes over the local data, may be fractional; ignored if `steps` is given.
+      steps: optimiser steps (0: none, a phase that only reports).
+      optimizer: "sgd" or "adamw"; its state is fresh in every round.
+    """
+
+    lr: float
+    epochs: float = 1.0
+    steps: int | None = None
+    batch_size: int = 32
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    optimizer: str = "sgd"
+
+    def lr_of(self, round_index: int) -> float:
+        return self.lr * self.lr_decay**round_index
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        return self.optimizer == "sgd" and self.momentum == 0
+
+
+def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> list[tuple[int, int]]:
+    """(start, end) of each batch of one epoch. The last short batch is kept, one example alone only without BatchNorm."""
+    bounds = [(s, min(num_examples, s + batch_size)) for s in range(0, num_examples, batch_size)]
+    return [(s, e) for s, e in bounds if e - s > 1] if skip_single else bounds
+
+
+def num_local_steps(num_examples: int, settings: LocalSettings, *, skip_single: bool) -> int:
+    """Optimiser steps a client will take: known beforehand from sizes alone, so that work can be planned."""
+    per_epoch = len(batch_bounds(num_examples, settings.batch_size, skip_single=skip_single))
+    if per_epoch == 0:
+        return 0
+    if settings.steps is not None:
+        return settings.steps
+    return max(1, math.ceil(settings.epochs * per_epoch - 1e-9))
+
+
+def training_batches(
+    examples: Examples,
+    transform: InputTransform,
+    settings: LocalSettings,
+    *,
+    num_steps: int,
+    generator: torch.Generator,
+    skip_single: bool,
+) -> Iterator[Batch]:
+    """`num_steps` batches, each epoch in a fresh order; gathered on the examples' device."""
+    bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
+    done = 0
+    while done < num_steps:
+        order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
+        for start, end in bounds[: num_steps - done]:
+            chosen = order[start:end]
+            yield Batch(transform(examples.images[chosen]), examples.labels[chosen])
+        done += len(bounds)
+
+
+def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callable[[Tensor], None]:
+    """A step function: step(grad) updates `params` [num_params] in place and may overwrite `grad`."""
+    if settings.optimizer == "adamw":
+        optimizer = torch.optim.AdamW([params], lr=lr, weight_decay=settings.weight_decay)
+
+        def adamw(grad: Tensor) -> None:
+            params.grad = grad
+            optimizer.step()
+            params.grad = None
+
+        return adamw
+
+    buffer: Tensor | None = None
+
+    def sgd(grad: Tensor) -> None:
+        # The order of torch.optim.SGD: weight decay, momentum, step; equal to it bit for bit.
+        nonlocal buffer
+        if settings.weight_decay:
+            grad = grad.add_(params, alpha=settings.weight_decay)
+        if settings.momentum:
+            buffer = grad.clone() if buffer is None else buffer.mul_(settings.momentum).add_(grad)
+            grad = grad.add_(buffer, alpha=settings.momentum) if settings.nesterov else buffer
+        params.add_(grad, alpha=-lr)
+
+    return sgd
+
+
+def train_locally(
+    model: BoundModel,
+    gradient: GradFn,
+    examples: Examples,
+    transform: InputTransform,
+    settings: LocalSettings,
+    *,
+    lr: float,
+    generator: torch.Generator,
+) -> tuple[int, float]:
+    """Run the local steps of one client on the model's current point.
+
+    Args:
+      gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied.
+      generator: draws the batch order.
+    Returns:
+      (steps taken, mean loss over the steps; NaN without a step).
+    """
+    skip_single = model.has_batch_norm
+    num_steps = num_local_steps(len(examples), settings, skip_single=skip_single)
+    step = optimizer_step(model.params, settings, lr)
+    loss = torch.zeros((), device=model.device)
+    model.module.train()
+    batches = training_batches(
+        examples, transform, settings, num_steps=num_steps, generator=generator, skip_single=skip_single
+    )
+    for batch in batches:
+        grad = gradient(model.params, batch)
+        with torch.no_grad():
+            step(grad)
+        loss += model.loss
+    return num_steps, float(loss) / num_steps if num_steps else math.nan

@@ -1,0 +1,157 @@
+"""A module whose parameters, gradients and float buffers are views into flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.layout import Layout, integer_buffers
+from raysim.core.method import Batch, GradFn, LayerOp, LossFn, Outputs
+
+
+def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
+    """Mean cross-entropy of a batch: the base loss of every run. Scalar."""
+    return F.cross_entropy(outputs.logits, batch.labels)
+
+
+class BoundModel:
+    """A module bound to `state` [num_state] = [params | buffers] and `grad` [num_params].
+
+    Loading a client's starting point, stepping it and taking its update are then one vector operation each. The module
+    is built once per trainer and lives as long as it. `loss` holds the last training loss (scalar, detached).
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, *, head: str, device: str = "cpu", features: bool = False):
+        self.module = module.to(device)
+        self.layout = layout
+        self.device = torch.device(device)
+        self.state = torch.empty(layout.num_state, device=self.device)
+        self.params = self.state[: layout.num_params]
+        self.buffers = self.state[layout.num_params :]
+        self.grad = torch.zeros(layout.num_params, device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        self.counters = integer_buffers(self.module)
+        self._features: Tensor | None = None
+        self._bind()
+        if features:
+            self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    def _bind(self) -> None:
+        values, grads = self.layout.views(self.state), self.layout.views(self.grad)
+        trained = {leaf.name for leaf in self.layout.params}
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in trained)
+            if name in trained:
+                values[name].copy_(parameter.data)
+                parameter.data = values[name]
+                parameter.grad = grads[name]
+        for leaf in self.layout.buffers:
+            owner = self.module.get_submodule(leaf.layer)
+            name = leaf.name.rpartition(".")[2]
+            values[leaf.name].copy_(owner._buffers[name])  # type: ignore[arg-type]
+            owner._buffers[name] = values[leaf.name]
+
+    def _keep_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
+
+    def load(self, state: Tensor, counters: Mapping[str, int] | None = None) -> None:
+        """Set parameters and buffers from [num_state] and the integer counters (0 where none is given)."""
+        self.state.copy_(state)
+        for name, buffer in self.counters.items():
+            buffer.fill_((counters or {}).get(name, 0))
+
+    def forward(self, images: Tensor) -> Outputs:
+        """One forward pass at the current point, in the module's current mode."""
+        logits = self.module(images)
+        features, self._features = self._features, None
+        return Outputs(logits, features)
+
+    def gradient_function(self, loss: LossFn) -> GradFn:
+        """The innermost gradient function of a local loop.
+
+        Called with `self.params` it differentiates in place and returns `self.grad`, which the caller may modify until
+        its next call; called with another point it evaluates there and puts the parameters back. The forward pass
+        updates buffers either way, as in any training step.
+        """
+
+        def gradient(params: Tensor, batch: Batch) -> Tensor:
+            if params is not self.params:
+                kept = self.params.clone()
+                self.params.copy_(params)
+                try:
+                    return gradient(self.params, batch)
+                finally:
+                    self.params.copy_(kept)
+            self.grad.zero_()
+            value = loss(self.forward(batch.images), batch)
+            value.backward()
+            self.loss = value.detach()
+            return self.grad
+
+        return gradient
+
+    def gradient(self, loss: LossFn, point: Tensor, batch: Batch) -> Tensor:
+        """[num_params]: gradient of one batch's loss at a point; parameters, buffers and gradients stay as they are."""
+        with self.at(point):
+            return self.gradient_function(loss)(self.params, batch).clone()
+
+    def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
+        """[num_params]: gradient of the mean cross-entropy over all batches at the current point.
+
+        FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
+        buffers, counters, mode and the random streams of training.
+        """
+        with self.at(self.state, train=train), torch.random.fork_rng(devices=self._cuda_devices()):
+            torch.manual_seed(seed)  # dropout
+            self.grad.zero_()
+            for batch in batches:
+                logits = self.forward(batch.images).logits
+                (F.cross_entropy(logits, batch.labels, reduction="sum") / num_examples).backward()
+            return self.grad.clone()
+
+    @torch.no_grad()
+    def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:
+        """Outputs at a point, without gradients; buffers of `point` are used if it is [num_state]."""
+        with self.at(point, train=train):
+            return self.forward(images)
+
+    @contextmanager
+    def at(self, point: Tensor, *, train: bool | None = None) -> Iterator[None]:
+        """Temporarily stand at another point (and in another mode); everything is put back afterwards."""
+        kept, mode = self.state.clone(), self.module.training
+        counters = {name: buffer.clone() for name, buffer in self.counters.items()}
+        if point.data_ptr() != self.state.data_ptr():
+            self.state[: point.numel()].copy_(point)
+        if train is not None:
+            self.module.train(train)
+        try:
+            yield
+        finally:
+            self.state.copy_(kept)
+            for name, buffer in self.counters.items():
+                buffer.copy_(counters[name])
+            self.module.train(mode)
+
+    @contextmanager
+    def overridden(self, ops: Mapping[str, LayerOp]) -> Iterator[None]:
+        """Run layers through other operations (the `forward` hook) inside the block only."""
+        layers = {name: self.module.get_submodule(name) for name in ops}
+        for name, layer in layers.items():
+            layer.forward = _bound(ops[name], layer)
+        try:
+            yield
+        finally:
+            for layer in layers.values():
+                del layer.forward
+
+    def _cuda_devices(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+
+def _bound(op: LayerOp, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: op(layer, x)
