@@ -1,0 +1,78 @@
+"""Who trains when: cohorts and client blocks from the configuration and the data sizes alone, tasks from the trainers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raysim.core.seeding import derive_seed, numpy_generator
+
+#: A cohort is cut into about this many client blocks: fine enough to balance, coarse enough to cost nothing.
+BLOCKS_PER_COHORT = 32
+#: Blocks are grouped into about this many tasks a trainer and round.
+TASKS_PER_TRAINER = 4
+
+
+@dataclass(frozen=True)
+class ClientBlock:
+    """A fixed slice of a cohort: what is retried after a failure. work: optimiser steps."""
+
+    index: int
+    clients: tuple[int, ...]
+    work: int
+
+
+def choose_cohort(population: int, size: int, *, seed: int, round_index: int) -> np.ndarray:
+    """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64."""
+    rng = numpy_generator(derive_seed(seed, "cohort", round_index))
+    return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
+
+
+def cut_blocks(clients: Sequence[int], work: Sequence[int]) -> list[ClientBlock]:
+    """Client blocks, longest clients first; never a function of the number of trainers.
+
+    Args:
+      work: optimiser steps of each client.
+    """
+    order = sorted(range(len(clients)), key=lambda i: (-work[i], clients[i]))
+    target = sum(work) / BLOCKS_PER_COHORT
+    blocks: list[ClientBlock] = []
+    members: list[int] = []
+    amount = 0
+    for position, i in enumerate(order):
+        members.append(int(clients[i]))
+        amount += int(work[i])
+        if amount >= target or position == len(order) - 1:
+            blocks.append(ClientBlock(len(blocks), tuple(members), amount))
+            members, amount = [], 0
+    return blocks
+
+
+def assign(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
+    """For each trainer its queue of tasks, each some blocks: longest work first to the least loaded trainer.
+
+    How blocks are grouped may depend on the trainers at hand, since the fold is exact in any grouping.
+    """
+    loads = [(0, trainer) for trainer in range(num_trainers)]
+    queues: list[list[ClientBlock]] = [[] for _ in range(num_trainers)]
+    for block in sorted(blocks, key=lambda b: (-b.work, b.index)):
+        load, trainer = heapq.heappop(loads)
+        queues[trainer].append(block)
+        heapq.heappush(loads, (load + block.work, trainer))
+    return [_tasks(queue) for queue in queues]
+
+
+def _tasks(queue: list[ClientBlock]) -> list[list[ClientBlock]]:
+    target = sum(block.work for block in queue) / TASKS_PER_TRAINER
+    tasks: list[list[ClientBlock]] = []
+    amount = 0.0
+    for block in queue:
+        if not tasks or amount >= target:
+            tasks.append([])
+            amount = 0.0
+        tasks[-1].append(block)
+        amount += block.work
+    return tasks

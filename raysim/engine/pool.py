@@ -1,0 +1,90 @@
+"""Pools: where tasks of a round run. The serial pool is the twin that tests compare Ray with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from raysim.engine.plan import ClientBlock
+from raysim.engine.trainer import Trainer
+from raysim.training.evaluate import Score
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One finished task: its report (here), its vectors and memories (handles; the pool knows where they lie)."""
+
+    trainer: int
+    report: dict[str, Any]
+    vectors: Any
+    memories: tuple[Any, ...]
+
+
+class Pool(Protocol):
+    """What the server asks of its trainers. A handle is whatever `put` returned; None stands for None."""
+
+    num_trainers: int
+
+    def put(self, value: Any) -> Any: ...
+    def get(self, handle: Any) -> Any: ...
+
+    def train(
+        self, message: dict[str, Any], queues: Sequence[Sequence[Sequence[ClientBlock]]], memories: dict[int, Any]
+    ) -> Iterator[TaskResult]:
+        """Run every trainer's queue of tasks; results in order of completion. memories: client -> handle."""
+        ...
+
+    def fold(
+        self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray
+    ) -> list[np.ndarray]:
+        """Partial sums over task results, computed where they lie. parts: (result, packed weights, kept rows)."""
+        ...
+
+    def map_updates(
+        self, function: Callable[[Any, Any], Any], shared: Any, parts: Sequence[tuple[TaskResult, np.ndarray]]
+    ) -> list[list[Any]]:
+        """function(update, shared) for every kept client; one list per part, in its order."""
+        ...
+
+    def evaluate(self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]) -> list[Score]: ...
+
+
+class SerialPool:
+    """One trainer in this process; no Ray. Same classes, same arrays, same order-free arithmetic."""
+
+    num_trainers = 1
+
+    def __init__(self, make_trainer: Callable[[], Trainer]):
+        self._trainer = make_trainer()
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get(self, handle: Any) -> Any:
+        return handle
+
+    def train(
+        self, message: dict[str, Any], queues: Sequence[Sequence[Sequence[ClientBlock]]], memories: dict[int, Any]
+    ) -> Iterator[TaskResult]:
+        for tasks in queues:
+            for blocks in tasks:
+                clients = [client for block in blocks for client in block.clients]
+                report, vectors, kept = self._trainer.train(message, blocks, [memories.get(c) for c in clients])
+                yield TaskResult(0, report, vectors, tuple(kept))
+
+    def fold(
+        self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray
+    ) -> list[np.ndarray]:
+        requests = [(weights, rows) for _, weights, rows in parts]
+        return [self._trainer.fold(name, requests, constants, *(result.vectors for result, _, _ in parts))]
+
+    def map_updates(
+        self, function: Callable[[Any, Any], Any], shared: Any, parts: Sequence[tuple[TaskResult, np.ndarray]]
+    ) -> list[list[Any]]:
+        return [self._trainer.map_updates(function, shared, [rows], result.vectors) for result, rows in parts]
+
+    def evaluate(self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]) -> list[Score]:
+        return [self._trainer.evaluate(state, counters, start, end) for start, end in slices]

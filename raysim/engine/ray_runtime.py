@@ -1,0 +1,226 @@
+"""All of raysim's Ray: starting it, the actors, and the pool. Nothing else of the engine knows that Ray exists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from raysim.core.errors import RaysimError
+from raysim.engine.plan import ClientBlock
+from raysim.engine.pool import Pool, TaskResult
+from raysim.engine.server import RoundRecord, Server
+from raysim.engine.trainer import Trainer
+from raysim.training.evaluate import Score
+
+#: How often a task is tried again after its worker died, before the run gives up on it.
+TASK_RETRIES = 3
+
+
+@contextlib.contextmanager
+def ray_session(num_cpus: int | None = None) -> Iterator[None]:
+    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": num_cpus, "include_dashboard": False}
+    ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def available() -> tuple[float, float]:
+    """(CPUs, GPUs) that this job may use: those of its placement group if it has one, else of the running Ray."""
+    group = ray.util.get_current_placement_group()
+    if group is not None:
+        bundles = group.bundle_specs
+        return sum(b.get("CPU", 0) for b in bundles), sum(b.get("GPU", 0) for b in bundles)
+    total = ray.cluster_resources()
+    return total.get("CPU", 0), total.get("GPU", 0)
+
+
+class _TrainerActor:
+    """A trainer in its own process. `max_restarts` and `max_task_retries` redo what a killed worker left unfinished:
+    a task depends on its arguments alone, so doing it again gives the same bits."""
+
+    def __init__(self, make_trainer: Callable[[], Trainer]):
+        self._trainer = make_trainer()
+
+    def train(self, message: dict[str, Any], blocks: Sequence[ClientBlock], *memories: Any) -> tuple[Any, ...]:
+        report, vectors, kept = self._trainer.train(message, blocks, memories)
+        report["keeps_memory"] = np.array([memory is not None for memory in kept])
+        return report, vectors, *kept
+
+    def fold(self, name: str, requests: Any, constants: np.ndarray, *vectors: Any) -> np.ndarray:
+        return self._trainer.fold(name, requests, constants, *vectors)
+
+    def map_updates(self, function: Any, shared: Any, rows: Any, *vectors: Any) -> list[Any]:
+        return self._trainer.map_updates(function, shared, rows, *vectors)
+
+    def evaluate(self, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
+        return self._trainer.evaluate(state, counters, start, end)
+
+    def ping(self) -> int:
+        return self._trainer.ping()
+
+
+class RayPool:
+    """Trainer actors behind the same interface as `SerialPool`."""
+
+    def __init__(self, trainers: Sequence[Any], keeps_memory: bool):
+        self._trainers = list(trainers)
+        self._keeps_memory = keeps_memory
+        self.num_trainers = len(self._trainers)
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def get(self, handle: Any) -> Any:
+        return ray.get(handle)
+
+    def train(
+        self, message: dict[str, Any], queues: Sequence[Sequence[Sequence[ClientBlock]]], memories: dict[int, Any]
+    ) -> Iterator[TaskResult]:
+        sent = ray.put(message)
+        pending: dict[Any, tuple[int, list[Any]]] = {}
+        depth = max((len(tasks) for tasks in queues), default=0)
+        for position in range(depth):  # every trainer's first task before anybody's second
+            for trainer, tasks in enumerate(queues):
+                if position < len(tasks):
+                    blocks = list(tasks[position])
+                    clients = [client for block in blocks for client in block.clients]
+                    returns = 2 + len(clients)
+                    call = self._trainers[trainer].train.options(num_returns=returns)
+                    refs = call.remote(sent, blocks, *(memories.get(client) for client in clients))
+                    pending[refs[0]] = (trainer, refs)
+        with _plain_errors():
+            while pending:
+                ready, _ = ray.wait(list(pending), num_returns=1)
+                for ref in ready:
+                    trainer, refs = pending.pop(ref)
+                    report = ray.get(ref)
+                    keeps = report.pop("keeps_memory")
+                    kept = tuple(handle if keep else None for handle, keep in zip(refs[2:], keeps, strict=True))
+                    yield TaskResult(trainer, report, refs[1], kept)
+
+    def fold(
+        self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray
+    ) -> list[np.ndarray]:
+        sums = []
+        for index, trainer in enumerate(self._trainers):
+            mine = [part for part in parts if part[0].trainer == index]
+            if mine:
+                requests = [(weights, rows) for _, weights, rows in mine]
+                sums.append(trainer.fold.remote(name, requests, constants, *(result.vectors for result, _, _ in mine)))
+        with _plain_errors():
+            return ray.get(sums)
+
+    def map_updates(
+        self, function: Callable[[Any, Any], Any], shared: Any, parts: Sequence[tuple[TaskResult, np.ndarray]]
+    ) -> list[list[Any]]:
+        common = ray.put(shared)
+        calls = [
+            self._trainers[result.trainer].map_updates.remote(function, common, [rows], result.vectors)
+            for result, rows in parts
+        ]
+        with _plain_errors():
+            return ray.get(calls)
+
+    def evaluate(self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]) -> list[Score]:
+        sent = ray.put(state)
+        calls = [
+            self._trainers[number % self.num_trainers].evaluate.remote(sent, counters, start, end)
+            for number, (start, end) in enumerate(slices)
+        ]
+        with _plain_errors():
+            return ray.get(calls)
+
+
+class _ServerActor:
+    """The server in its own process; its pool talks to the trainers directly."""
+
+    def __init__(self, make_server: Callable[[Pool], Server], trainers: Sequence[Any], keeps_memory: bool):
+        self._server = make_server(RayPool(trainers, keeps_memory))
+
+    def call(self, name: str, *values: Any) -> Any:
+        return getattr(self._server, name)(*values)
+
+
+class RayServer:
+    """The server actor as the simulation sees it: the same calls as `Server`."""
+
+    def __init__(
+        self,
+        make_server: Callable[[Pool], Server],
+        make_trainer: Callable[[], Trainer],
+        *,
+        num_trainers: int,
+        cpus_per_trainer: float,
+        gpus_per_trainer: float,
+        keeps_memory: bool,
+    ):
+        trainer = ray.remote(_TrainerActor).options(
+            num_cpus=cpus_per_trainer,
+            num_gpus=gpus_per_trainer,
+            max_restarts=-1,
+            max_task_retries=TASK_RETRIES,
+        )
+        self._trainers = [trainer.remote(make_trainer) for _ in range(num_trainers)]
+        self._server = ray.remote(_ServerActor).options(num_cpus=0).remote(make_server, self._trainers, keeps_memory)
+
+    def _call(self, name: str, *values: Any) -> Any:
+        with _plain_errors():
+            return ray.get(self._server.call.remote(name, *values))
+
+    def trainer_pids(self) -> list[int]:
+        """Process ids of the trainers, once they are ready."""
+        with _plain_errors():
+            return ray.get([trainer.ping.remote() for trainer in self._trainers])
+
+    def run_round(self, round_index: int) -> RoundRecord:
+        return self._call("run_round", round_index)
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._call("snapshot")
+
+    def restore(self, snapshot: dict[str, Any], memories: dict[int, Any]) -> None:
+        self._call("restore", snapshot, memories)
+
+    def changed_clients(self) -> list[int]:
+        return self._call("changed_clients")
+
+    def client_memory(self, client: int) -> Any:
+        return self._call("client_memory", client)
+
+    def params_sha256(self) -> str:
+        return self._call("params_sha256")
+
+    def close(self) -> None:
+        """End the actors; Ray itself stays as it was."""
+        for actor in [self._server, *self._trainers]:
+            ray.kill(actor)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what was raised remotely, not Ray's wrapping of it."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, RaysimError):
+            raise error.cause from None
+        raise
+    except RayActorError as error:
+        raise RaysimError(
+            f"a worker process died and could not be replaced ({error})",
+            "the Ray cluster",
+            "look at the worker's log; run the same command again to resume from the last checkpoint",
+        ) from error

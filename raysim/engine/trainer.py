@@ -1,0 +1,336 @@
+"""The trainer: one long-lived model, client after client. A plain class; with Ray it lives in an actor."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.core.errors import ClientError, MethodError
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, Client, LayerOp, Method, Vector
+from raysim.core.seeding import derive_seed, torch_generator
+from raysim.core.weights import Weights
+from raysim.data.federation import Federation
+from raysim.engine.plan import ClientBlock
+from raysim.engine.transport import pack, readonly_tensor, unpack
+from raysim.training.aggregate import fold
+from raysim.training.evaluate import Score, evaluate
+from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.local import LocalSettings, train_locally
+from raysim.training.model import BoundModel, cross_entropy
+
+#: The engine's own namespace in client memory: personal (trained but not shared) leaves.
+ENGINE = "raysim"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds with one list of methods and one kind of local work."""
+
+    methods: tuple[Method, ...]
+    settings: LocalSettings
+    rounds: int
+    cohort_size: int
+
+
+class Trainer:
+    """Trains client blocks, scores them, folds updates and evaluates slices; keeps nothing between calls that matters.
+
+    Args:
+      module: built with any initial values; every client starts from the message.
+      num_threads: of PyTorch in this process; part of what results may depend on.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        layout: Layout,
+        head: str,
+        phases: Sequence[Phase],
+        federation: Federation,
+        transform: InputTransform,
+        num_classes: int,
+        seed: int,
+        device: str = "cpu",
+        num_threads: int = 1,
+        evaluation_batch: int = 256,
+    ):
+        torch.set_num_threads(num_threads)
+        if device != "cpu":
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
+        needs = {need for phase in phases for method in phase.methods for need in method.needs}
+        self.model = BoundModel(module, layout, head=head, device=device, features="features" in needs)
+        self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
+        self.num_classes, self.seed, self.device = num_classes, seed, torch.device(device)
+        self.evaluation_batch = evaluation_batch
+        self._held_out: dict[str, Examples] = {}
+        self._round: dict[str, Any] = {}
+        self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def train(
+        self, message: dict[str, Any], blocks: Sequence[ClientBlock], memories: Sequence[Any]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray], list[Any]]:
+        """Train the clients of some blocks, in order.
+
+        Args:
+          message: see `Server._message`.
+          memories: packed client memory, one per client of all blocks (None: none yet).
+        Returns:
+          (report, vectors, memories): report holds small arrays stacked over clients; vectors the updates
+          ("update": (k, num_state) float32) and reported Vectors ("method/name": (k, num_params)).
+        Raises:
+          ClientError: a client failed; names it.
+        """
+        self._begin(message)
+        clients = [(block.index, client) for block in blocks for client in block.clients]
+        vectors = {"update": np.empty((len(clients), self.layout.num_state), np.float32)}
+        rows, kept = [], []
+        for row, (block, client) in enumerate(clients):
+            try:
+                report, memory = self._train_client(client, memories[row], vectors, row, len(clients))
+            except Exception as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise ClientError(
+                    client, message["round"], block, f"worker {os.getpid()}", cause, traceback.format_exc()
+                ) from error
+            rows.append({"client": client, "block": block, **report})
+            kept.append(memory)
+        return _stack(rows), vectors, kept
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        """Copy the round's message to the device once, however many tasks of the round arrive here."""
+        key = (message["round"], message["phase"])
+        if self._round.get("key") != key:
+            self._round = {
+                "key": key,
+                "state": torch.from_numpy(message["state"].copy()).to(self.device),
+                "fields": {name: _to(unpack(fields), self.device) for name, fields in message["fields"].items()},
+            }
+        self._round["message"] = message
+
+    def _train_client(
+        self, client: int, packed: Any, vectors: dict[str, np.ndarray], row: int, count: int
+    ) -> tuple[dict[str, Any], Any]:
+        began = time.perf_counter()
+        message, start = self._round["message"], self._round["state"]
+        round_index, phase = message["round"], self.phases[message["phase"]]
+        lr = phase.settings.lr_of(round_index)
+        model = self.model
+        examples = self._examples(*self.federation.client(client))
+        memory: dict[str, dict[str, Any]] = _to(unpack(packed), self.device) if packed is not None else {}
+        model.load(start, message["counters"])
+        self._load_personal(memory)
+        views = {m.name: self._view(m, client, round_index, examples, memory, lr) for m in phase.methods}
+
+        ops: dict[str, LayerOp] = {}
+        loss = cross_entropy
+        for method in phase.methods:
+            if method.forward is not None:
+                ops = method.forward(ops, views[method.name])
+            if method.loss is not None:
+                loss = method.loss(loss, views[method.name])
+        gradient = model.gradient_function(loss)
+        for method in phase.methods:
+            if method.grads is not None:
+                gradient = method.grads(gradient, views[method.name])
+
+        torch.manual_seed(derive_seed(self.seed, "dropout", round_index, client))
+        generator = torch_generator(derive_seed(self.seed, "batches", round_index, client))
+        with model.overridden(ops):
+            num_steps, mean_loss = train_locally(
+                model, gradient, examples, self.transform, phase.settings, lr=lr, generator=generator
+            )
+        update = torch.from_numpy(vectors["update"])[row]
+        if self.device.type == "cpu":
+            torch.sub(model.state, start, out=update)
+        else:
+            update.copy_(torch.sub(model.state, start))
+        report: dict[str, Any] = {
+            "num_examples": len(examples),
+            "num_steps": num_steps,
+            "train_loss": mean_loss,
+            "peaks": {"update": self.layout.norms(update, math.inf).numpy()},
+            "counters": {name: int(buffer) for name, buffer in model.counters.items()},
+            "methods": {},
+        }
+        for method in phase.methods:
+            views[method.name].num_steps = num_steps
+            if method.report is not None:
+                report["methods"][method.name] = self._report(method, views[method.name], vectors, report, row, count)
+        kept = self._memory(phase.methods, views)
+        report["seconds"] = time.perf_counter() - began
+        return report, kept
+
+    def _view(
+        self, method: Method, client: int, round_index: int, examples: Examples, memory: dict[str, Any], lr: float
+    ) -> Client:
+        """The client as one method's hooks see it."""
+        def validation_gradient(mode: str) -> Tensor:
+            return self._validation_gradient(mode, round_index, client)
+
+        def batches() -> Iterable[Batch]:
+            return passes(examples, self.transform, self.evaluation_batch)
+
+        return Client(
+            id=client,
+            round_index=round_index,
+            num_examples=len(examples),
+            class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
+            lr=lr,
+            layout=self.layout,
+            start=self._round["state"][: self.layout.num_params],
+            params=self.model.params,
+            model=self.model,
+            message=self._round["fields"].get(method.name, {}),
+            memory=memory.get(method.name, {}),
+            generator=torch_generator(derive_seed(self.seed, f"method/{method.name}", round_index, client)),
+            batches=batches,
+            validation_gradient=validation_gradient,
+        )
+
+    def _report(
+        self, method: Method, view: Client, vectors: dict[str, np.ndarray], report: dict[str, Any], row: int, count: int
+    ) -> dict[str, np.ndarray]:
+        """Run the `report` hook; small values go up at once, Vectors beside the update."""
+        assert method.report is not None
+        small: dict[str, np.ndarray] = {}
+        for name, value in method.report(view).items():
+            if isinstance(value, Vector):
+                key = f"{method.name}/{name}"
+                if value.value.shape != (self.layout.num_params,):
+                    raise MethodError(f"Vector {name!r} has shape {tuple(value.value.shape)}", f"report of {method.name}", "a Vector is [num_params]")
+                target = vectors.setdefault(key, np.empty((count, self.layout.num_params), np.float32))
+                target[row] = value.value.detach().cpu().numpy()
+                report["peaks"][key] = self.layout.norms(value.value, math.inf).numpy()
+            else:
+                small[name] = np.asarray(pack(value))
+        return small
+
+    def _memory(self, methods: Sequence[Method], views: dict[str, Client]) -> Any:
+        """What the client keeps: packed; None where nothing is kept."""
+        memory: dict[str, Any] = {}
+        for method in methods:
+            mine = views[method.name].memory
+            if mine and "client-memory" not in method.needs:
+                raise MethodError(f"{method.name} wrote client memory", "its hooks", 'declare needs={"client-memory"}')
+            if mine:
+                memory[method.name] = mine
+        if self._personal:
+            views_now = self.layout.views(self.model.state)
+            memory[ENGINE] = {leaf.name: views_now[leaf.name].clone() for leaf in self._personal}
+        return pack(memory) if memory else None
+
+    def _load_personal(self, memory: dict[str, Any]) -> None:
+        for name, value in memory.get(ENGINE, {}).items():
+            self.layout.view(self.model.state, name).copy_(value)
+
+    # --- what else runs where models and updates lie ------------------------------------------------------------------
+
+    def fold(
+        self, name: str, requests: Sequence[tuple[Weights, np.ndarray]], constants: np.ndarray, *vectors: dict[str, np.ndarray]
+    ) -> np.ndarray:
+        """Partial exact sum over the clients of some task results.
+
+        Args:
+          name: "update" or "method/vector".
+          requests: for each of `vectors`, (packed weights of the kept clients, kept rows).
+        Returns:
+          (size,) float64.
+        """
+        total: Tensor | None = None
+        for (weights, rows), arrays in zip(requests, vectors, strict=True):
+            part = fold(self.layout, _rows(arrays[name], rows), unpack(weights), torch.from_numpy(constants.copy()))
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.numpy()
+
+    def map_updates(
+        self, function: Callable[[Tensor, Any], Any], shared: Any, rows: Sequence[np.ndarray], *vectors: dict[str, np.ndarray]
+    ) -> list[Any]:
+        """function(update_k [num_params], shared) for every kept client of some task results."""
+        shared = unpack(shared)
+        updates = [update for arrays, kept in zip(vectors, rows, strict=True) for update in _rows(arrays["update"], kept)]
+        # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
+        return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
+
+    def evaluate(self, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
+        """Score of a global model on test examples start..end."""
+        self.model.load(torch.from_numpy(state.copy()), counters)
+        test = self._set("test")
+        part = Examples(test.images[start:end], test.labels[start:end])
+        return evaluate(self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch)
+
+    def ping(self) -> int:
+        """This process's id: answers once the trainer is ready."""
+        return os.getpid()
+
+    # --- data -----------------------------------------------------------------------------------------------------------
+
+    def _examples(self, images: np.ndarray, labels: np.ndarray) -> Examples:
+        return Examples(readonly_tensor(images).to(self.device), readonly_tensor(labels).to(self.device))
+
+    def _set(self, name: str) -> Examples:
+        """A held-out set, brought to the device once."""
+        if name not in self._held_out:
+            self._held_out[name] = self._examples(*self.federation.held_out(name))
+        return self._held_out[name]
+
+    def _validation_gradient(self, mode: str, round_index: int, client: int) -> Tensor:
+        if mode not in ("train", "eval"):
+            raise ValueError(f"validation_gradient: mode must be 'train' or 'eval', got {mode!r}")
+        examples = self._set("validation")
+        phase = self.phases[self._round["message"]["phase"]]
+        return self.model.mean_gradient(
+            self._validation_batches(examples, phase.settings.batch_size),
+            num_examples=len(examples),
+            train=mode == "train",
+            seed=derive_seed(self.seed, "validation", round_index, client),
+        )
+
+    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterator[Batch]:
+        # The clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
+        return passes(examples, self.transform, batch_size)
+
+
+def _rows(array: np.ndarray, rows: np.ndarray) -> Tensor:
+    tensor = readonly_tensor(array)
+    return tensor if len(rows) == len(array) else tensor[torch.from_numpy(rows.copy())]
+
+
+def _stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Dicts of equal structure, one a client -> one dict of arrays with a leading client axis."""
+    first = rows[0]
+    stacked: dict[str, Any] = {}
+    for key, value in first.items():
+        column = [row.get(key) for row in rows]
+        if isinstance(value, dict):
+            if any(not isinstance(item, dict) or item.keys() != value.keys() for item in column):
+                raise MethodError("clients reported different names", f"report {key!r}", "report the same names for every client; use NaN where one has no value")
+            stacked[key] = _stack(column) if value else {}  # type: ignore[arg-type]
+        else:
+            try:
+                stacked[key] = np.stack([np.asarray(item) for item in column])
+            except ValueError as error:
+                raise MethodError(f"clients reported different shapes ({error})", f"report {key!r}", "report one shape for every client") from error
+    return stacked
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value
