@@ -144,7 +144,13 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
     building.mkdir()
     try:
         write(shard_tasks(manifest, building))
-        index = {"sizes": manifest.sizes.tolist(), "clients_per_shard": CLIENTS_PER_SHARD, "manifest": manifest.checksum}
+        index = {
+            "manifest": manifest.checksum,
+            "clients_per_shard": CLIENTS_PER_SHARD,
+            "class_counts": manifest.class_counts.tolist(),
+            "num_test": len(manifest.test),
+            "num_validation": len(manifest.validation),
+        }
         (building / "index.json").write_text(json.dumps(index) + "\n")
         try:
             os.rename(building, folder)
@@ -157,7 +163,11 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
 
 
 class Federation:
-    """Memory-mapped shards: each client's examples, the validation set and the test set."""
+    """Memory-mapped shards: each client's examples, the validation set and the test set.
+
+    Attributes:
+      class_counts: (num_clients, classes) int64; sizes: (num_clients,) int64 training examples.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -166,7 +176,10 @@ class Federation:
         except (OSError, ValueError) as error:
             raise DataError(f"the shard index is missing or damaged ({error})", str(folder), "delete this folder; the next run rebuilds it") from error
         self._per_shard: int = index["clients_per_shard"]
-        self._ends = np.cumsum(index["sizes"])
+        self.class_counts = np.array(index["class_counts"], dtype=np.int64)
+        self.sizes = self.class_counts.sum(axis=1)
+        self.num_test: int = index["num_test"]
+        self._ends = np.cumsum(self.sizes)
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:

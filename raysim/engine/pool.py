@@ -57,8 +57,9 @@ class SerialPool:
 
     num_trainers = 1
 
-    def __init__(self, make_trainer: Callable[[], Trainer]):
+    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
         self._trainer = make_trainer()
+        self._keeps_memory = keeps_memory
 
     def put(self, value: Any) -> Any:
         return value
@@ -73,7 +74,7 @@ class SerialPool:
             for blocks in tasks:
                 clients = [client for block in blocks for client in block.clients]
                 report, vectors, kept = self._trainer.train(message, blocks, [memories.get(c) for c in clients])
-                yield TaskResult(0, report, vectors, tuple(kept))
+                yield TaskResult(0, report, vectors, tuple(kept) if self._keeps_memory else ())
 
     def fold(
         self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray

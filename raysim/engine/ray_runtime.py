@@ -55,8 +55,12 @@ class _TrainerActor:
         self._trainer = make_trainer()
 
     def train(self, message: dict[str, Any], blocks: Sequence[ClientBlock], *memories: Any) -> tuple[Any, ...]:
+        """(report, vectors), then each client's memory as an object of its own, so that old ones can be freed singly."""
+        if not memories:
+            count = sum(len(block.clients) for block in blocks)
+            report, vectors, _ = self._trainer.train(message, blocks, [None] * count)
+            return report, vectors
         report, vectors, kept = self._trainer.train(message, blocks, memories)
-        report["keeps_memory"] = np.array([memory is not None for memory in kept])
         return report, vectors, *kept
 
     def fold(self, name: str, requests: Any, constants: np.ndarray, *vectors: Any) -> np.ndarray:
@@ -97,19 +101,16 @@ class RayPool:
                 if position < len(tasks):
                     blocks = list(tasks[position])
                     clients = [client for block in blocks for client in block.clients]
-                    returns = 2 + len(clients)
-                    call = self._trainers[trainer].train.options(num_returns=returns)
-                    refs = call.remote(sent, blocks, *(memories.get(client) for client in clients))
+                    mine = [memories.get(client) for client in clients] if self._keeps_memory else []
+                    call = self._trainers[trainer].train.options(num_returns=2 + len(mine))
+                    refs = call.remote(sent, blocks, *mine)
                     pending[refs[0]] = (trainer, refs)
         with _plain_errors():
             while pending:
                 ready, _ = ray.wait(list(pending), num_returns=1)
                 for ref in ready:
                     trainer, refs = pending.pop(ref)
-                    report = ray.get(ref)
-                    keeps = report.pop("keeps_memory")
-                    kept = tuple(handle if keep else None for handle, keep in zip(refs[2:], keeps, strict=True))
-                    yield TaskResult(trainer, report, refs[1], kept)
+                    yield TaskResult(trainer, ray.get(ref), refs[1], tuple(refs[2:]))
 
     def fold(
         self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray
@@ -191,8 +192,11 @@ class RayServer:
     def snapshot(self) -> dict[str, Any]:
         return self._call("snapshot")
 
-    def restore(self, snapshot: dict[str, Any], memories: dict[int, Any]) -> None:
-        self._call("restore", snapshot, memories)
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self._call("restore", snapshot)
+
+    def restore_memory(self, client: int, memory: Any) -> None:
+        self._call("restore_memory", client, memory)
 
     def changed_clients(self) -> list[int]:
         return self._call("changed_clients")

@@ -169,10 +169,11 @@ class Server:
 
     def _commit_memories(self, results: Sequence[TaskResult]) -> None:
         for result in results:
-            for client, memory in zip(result.report["client"].tolist(), result.memories, strict=False):
-                if memory is not None:
-                    self._memories[client] = memory
-                    self._changed.add(client)
+            if not result.memories:
+                continue
+            for client, memory in zip(result.report["client"].tolist(), result.memories, strict=True):
+                self._memories[client] = memory
+                self._changed.add(client)
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = np.zeros(len(cohort.clients), bool)
@@ -330,13 +331,15 @@ class Server:
         """Everything of the server that a later round depends on, packed, without client memory."""
         return {"state": pack(self.state), "counters": dict(self.counters), "methods": pack(self.method_state)}
 
-    def restore(self, snapshot: dict[str, Any], memories: dict[int, Any]) -> None:
-        """Continue from a snapshot; memories: client -> packed memory."""
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Continue from a snapshot; client memories follow one by one."""
         self.state = unpack(snapshot["state"])
         self.counters = dict(snapshot["counters"])
         self.method_state = unpack(snapshot["methods"])
-        self._memories = {client: self.pool.put(memory) for client, memory in memories.items()}
-        self._changed = set()
+
+    def restore_memory(self, client: int, memory: Any) -> None:
+        """Put back the packed memory of one client."""
+        self._memories[client] = self.pool.put(memory)
 
     def changed_clients(self) -> list[int]:
         """Clients whose memory changed since this was last asked."""

@@ -1,0 +1,170 @@
+"""FedVG: aggregation weights from the norms of validation gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Client, Method, Server
+from raysim.core.weights import Weights, normalised
+
+Norm = Literal["l1", "l2", "spectral", "update"]
+
+
+def fedvg(
+    *,
+    granularity: Literal["model", "layer", "block"] = "model",
+    norm: Norm = "l1",
+    layers: Literal["tensor", "module"] = "tensor",
+    mix: Literal["replace", "average"] = "replace",
+    val_mode: Literal["train", "eval"] = "train",
+    eps: float = 1e-8,
+) -> Method:
+    """A client's weight is inverse to the size of the validation gradient at its model.
+
+    FedVG, eqs. 4 and 5, with v_k^l the norm of client k's validation gradient on layer l (a parameter tensor):
+        model:  G_k = (1/L) sum_l v_k^l,   s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
+        layer:  one weight per layer from v_k^l;   block: one per layer block from the mean of v_k^l inside it.
+    The gradient is taken by the trainer that holds the client's model, straight after local training, by plain
+    backpropagation of the mean cross-entropy; only the norms travel.
+
+    Args:
+      norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, as (first, rest);
+        "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data).
+      layers: what a layer is: a parameter tensor (the released code), or a module's tensors as one vector.
+      mix: "average" takes the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
+      val_mode: mode of the network while scoring. The released code uses "train"; it matters with BatchNorm.
+      eps: the constant of eq. 5, >= 0.
+    Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
+    global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have
+    the weight of the tensors of their layer; parameters whose kind of norm does not exist, that of their block.
+    Raises:
+      ValueError: eps < 0, or a spectral norm of a model without any tensor of two axes (when the run starts).
+    """
+    if eps < 0:
+        raise ValueError(f"fedvg: eps must be >= 0, got {eps}; the paper's code uses 1e-8")
+    if norm == "spectral" and layers == "module":
+        raise ValueError("fedvg: the spectral norm of a module's tensors together is not defined; use layers: tensor")
+
+    def init(params: Tensor, layout: Layout) -> dict[str, Any]:
+        if norm == "spectral" and not any(len(leaf.shape) >= 2 for leaf in layout.params):
+            raise ValueError("fedvg: norm 'spectral' needs a tensor of two axes; use l1 or l2 for this model")
+        return {}
+
+    def report(client: Client) -> dict[str, Tensor]:
+        vector = client.params - client.start if norm == "update" else client.validation_gradient(val_mode)
+        return {"norms": layer_norms(client.layout, vector, norm)}
+
+    def weigh(weights: Weights, server: Server) -> Weights:
+        scores = vg_weights(
+            server.layout,
+            server.report["norms"],
+            server.is_active,
+            granularity=granularity,
+            eps=eps,
+            module_power=None if layers == "tensor" else (1 if norm == "l1" else 2),
+        )
+        if mix == "average":
+            return {name: (weights[name] + scores[name]) / 2 for name in weights}
+        return {name: scores[name] for name in weights}
+
+    needs = frozenset() if norm == "update" else frozenset({"validation-set"})
+    return Method("fedvg", init=init, report=report, weigh=weigh, claims=frozenset({"weights:*"}), needs=needs)
+
+
+def layer_norms(layout: Layout, vector: Tensor, norm: Norm) -> Tensor:
+    """Norm of each parameter leaf of a vector.
+
+    Args:
+      vector: [num_params].
+    Returns:
+      (parameter leaves,) float64. NaN where the norm does not exist (spectral of a one-axis tensor), inf where it is
+      not finite, which marks the client as diverged.
+    """
+    values = []
+    for leaf in layout.params:
+        value = layout.view(vector, leaf).double()
+        if norm == "spectral" and value.dim() < 2:
+            values.append(torch.tensor(torch.nan, dtype=torch.float64))
+            continue
+        if norm == "spectral" and bool(torch.isfinite(value).all()):
+            size = torch.linalg.matrix_norm(value.flatten(1), 2)  # (out, in * height * width) for a convolution
+        else:
+            size = torch.linalg.vector_norm(value, 1 if norm == "l1" else 2)
+        values.append(torch.nan_to_num(size.cpu(), nan=torch.inf, posinf=torch.inf))
+    return torch.stack(values)
+
+
+def vg_weights(
+    layout: Layout, norms: Tensor, is_active: Tensor, *, granularity: str, eps: float, module_power: int | None = None
+) -> dict[str, Tensor]:
+    """FedVG's weights of every leaf.
+
+    Args:
+      norms: (K, parameter leaves) float64, see `layer_norms`.
+      is_active: (K,) bool, clients that took a step.
+      module_power: combine the tensors of a module into one layer, as their p-norm; None: a layer is a tensor.
+    Returns:
+      leaf name -> (K,) float64, summing to 1 (or all 0 if no client is usable).
+    """
+    leaves = layout.params
+    usable = is_active & ~norms.isinf().any(dim=1)
+    groups = _groups(leaves, lambda leaf: leaf.name if module_power is None else leaf.layer)
+    power = module_power or 1
+    sizes = {key: norms[:, group].nan_to_num(0.0).pow(power).sum(dim=1).pow(1 / power) for key, group in groups.items()}
+    known = {key for key, group in groups.items() if not bool(norms[:, group].isnan().any(dim=0).all())}
+
+    def weights_of(keys: list[str]) -> Tensor:
+        part = [sizes[key] for key in keys if key in known]
+        if not part:  # no such norm here: uniform, as the released code does for tensors without a gradient
+            return normalised(usable.double())
+        return inverse_weights(torch.stack(part).mean(dim=0), usable, eps)
+
+    everything = weights_of(list(groups))
+    by_layer, by_block = {}, {}
+    for block, indices in _groups(leaves, lambda leaf: leaf.block).items():
+        inside = [key for key, group in groups.items() if group[0] in indices]
+        by_block[block] = weights_of(inside)
+        for key in inside:
+            own = weights_of([key]) if key in known else by_block[block]
+            by_layer |= {leaves[index].name: own for index in groups[key]}
+    # A BatchNorm statistic goes with the weight tensor that it belongs to: the first of its module.
+    owners = {leaf.layer: leaf.name for leaf in reversed(leaves)}
+
+    def weight_of(leaf: Leaf) -> Tensor:
+        if granularity == "model":
+            return everything
+        if granularity == "block" or (leaf.is_buffer and leaf.layer not in owners):
+            return by_block.get(leaf.block, everything)
+        return by_layer[owners[leaf.layer] if leaf.is_buffer else leaf.name]
+
+    return {leaf.name: weight_of(leaf) for leaf in layout.leaves}
+
+
+def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
+    """s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps)) over usable clients, eq. 5.
+
+    Args:
+      sizes: (K,) float64, G_k >= 0; usable: (K,) bool.
+    Returns:
+      (K,) float64 summing to 1 within 1e-12, 0 for unusable clients.
+    """
+    denominators = torch.where(usable, sizes + eps, torch.inf)
+    if bool((denominators == 0).any()):  # eps = 0 and a vanishing gradient: these share everything
+        return normalised((denominators == 0).double())
+    smallest = denominators.min()
+    if torch.isinf(smallest):
+        return torch.zeros_like(sizes)
+    return normalised(smallest / denominators)  # scaled so that no inverse overflows
+
+
+def _groups(leaves: tuple[Leaf, ...], key: Callable[[Leaf], str]) -> dict[str, list[int]]:
+    """key -> indices of the leaves that have it, in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        groups.setdefault(key(leaf), []).append(index)
+    return groups

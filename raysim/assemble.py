@@ -1,0 +1,342 @@
+"""The composition root: from a configuration to a checked plan, and from a plan to servers and trainers.
+
+Only this module knows all the others. What crosses to actors is a `Recipe`, names and numbers, from which each process
+builds its own parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from methods import METHODS
+from raysim.config import Config, parse_config, parse_options
+from raysim.config import nearest as nearest_name
+from raysim.core.compose import conflicts, resources_of
+from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.layout import Layout, layout_of
+from raysim.core.method import Method, partition_of
+from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.federation import Federation, Manifest, PartitionSpec, make_manifest
+from raysim.data.partition import SCHEMES
+from raysim.data.sources import SOURCES, prepare, set_path
+from raysim.engine.pool import Pool
+from raysim.engine.server import Facts, Server
+from raysim.engine.trainer import Phase, Trainer
+from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.training.inputs import InputTransform
+from raysim.training.local import LocalSettings
+
+BUNDLED = ("digits",)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a process needs to build its server or trainer. shards: folder; device: "cpu" or "cuda"."""
+
+    config: dict[str, Any]
+    shards: str
+    num_classes: int
+    shape: tuple[int, int, int]
+    num_threads: int = 1
+    wants_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration that was checked as far as it can be without starting anything."""
+
+    config: Config
+    info: SetInfo
+    manifest: Manifest
+    layout: Layout
+    methods: tuple[Method, ...]
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        is_personal = any(not leaf.is_shared for leaf in self.layout.params)
+        return is_personal or any("client-memory" in method.needs for method in self.methods)
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(phase.rounds for phase in make_phases(self.config, self.methods))
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def check(raw: Mapping[str, Any], source: str) -> Plan:
+    """Check a raw configuration completely, without starting Ray or writing a run.
+
+    Raises:
+      ConfigError: with every fault found.
+    """
+    config, faults = parse_config(raw)
+    methods, method_faults = build_methods(raw.get("methods") or [])
+    faults += method_faults
+    if config is None:
+        raise ConfigError(faults, source)
+    faults += _check_resources(config)
+    plan: Plan | None = None
+    try:
+        images = _open_set(config)
+        spec = model_spec(config, len(images.info.classes), images.info.shape)
+        faults += _check_model(spec)
+        manifest = make_manifest(images, partition_spec(config))
+        if not faults:
+            layout = _layout(config, spec, methods)
+            available = {"features", "linear-head", "client-memory"}
+            available |= {"validation-set"} if len(manifest.validation) else set()
+            available |= {"plain-sgd"} if local_settings(config).is_plain_sgd else set()
+            faults += [Fault("methods", text) for text in conflicts(methods, resources_of(layout), available)]
+            faults += _check_init(methods, layout)
+            plan = Plan(config, images.info, manifest, layout, tuple(methods))
+    except DataError as error:
+        faults.append(Fault("partition" if "dirichlet" in error.where or "iid" in error.where else "data", str(error)))
+    if faults or plan is None:
+        raise ConfigError(faults, source)
+    return plan
+
+
+def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
+    """Methods from their configuration: a name, or {name: {option: value}}; a name may be `module:function`."""
+    methods, faults = [], []
+    for index, item in enumerate(specs):
+        key = f"methods[{index}]"
+        if isinstance(item, dict) and len(item) == 1:
+            ((name, options),) = item.items()
+        else:
+            name, options = item, {}
+        if not isinstance(name, str) or not isinstance(options or {}, dict):
+            faults.append(Fault(key, f"must be a name or {{name: {{option: value}}}}, got {item!r}"))
+            continue
+        try:
+            make = find_method(name)
+        except LookupError as error:
+            faults.append(Fault(key, str(error)))
+            continue
+        parsed, bad = parse_options(make, options or {}, f"{key}.{name}")
+        faults += bad
+        if bad:
+            continue
+        try:
+            methods.append(make(**parsed))
+        except ValueError as error:
+            faults.append(Fault(f"{key}.{name}", str(error)))
+    return methods, faults
+
+
+def find_method(name: str) -> Callable[..., Method]:
+    """The function behind a method's name, or behind `module:function` for methods that live elsewhere.
+
+    Raises:
+      LookupError: there is none; says what is known.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        raise LookupError(f"unknown method {name!r}. {nearest_name(name, list(METHODS))}; or module:function for your own")
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
+
+
+def _open_set(config: Config) -> ImageSet:
+    root = Path(config.data.root)
+    path = set_path(root, config.data.name)
+    if not path.is_file() and config.data.name in BUNDLED:
+        prepare(config.data.name, root)
+    if not path.is_file() and config.data.name not in SOURCES:
+        raise DataError(f"no prepared set {config.data.name!r}", str(path), nearest_name(config.data.name, list(SOURCES)))
+    return ImageSet(path)
+
+
+def _check_model(spec: ModelSpec) -> list[Fault]:
+    if spec.name not in MODELS:
+        return [Fault("model.name", f"unknown model {spec.name!r}. {nearest_name(spec.name, list(MODELS))}")]
+    _, faults = parse_options(MODELS[spec.name][0].__init__, spec.options, "model")
+    return faults
+
+
+def _check_init(methods: Sequence[Method], layout: Layout) -> list[Fault]:
+    faults = []
+    for method in methods:
+        if method.init is not None:
+            try:
+                method.init(torch.zeros(layout.num_params), layout)
+            except ValueError as error:
+                faults.append(Fault("methods", str(error)))
+    return faults
+
+
+def _check_resources(config: Config) -> list[Fault]:
+    """More than this machine has is refused here; what a cluster has is known only once connected."""
+    resources = config.resources
+    cores = os.cpu_count() or 1
+    if resources.backend == "serial" or os.environ.get("RAY_ADDRESS") or resources.trainers == "auto":
+        return []
+    per_trainer = 1.0 if resources.cpus_per_trainer == "auto" else resources.cpus_per_trainer
+    if resources.trainers < 1:
+        return [Fault("resources.trainers", f"must be >= 1 or auto, got {resources.trainers}")]
+    if resources.trainers * per_trainer > cores:
+        return [
+            Fault(
+                "resources.trainers",
+                f"{resources.trainers} trainers with {per_trainer:g} CPUs each need {resources.trainers * per_trainer:g}, "
+                f"this machine has {cores}; lower resources.trainers or resources.cpus_per_trainer, or set auto",
+            )
+        ]
+    return []
+
+
+# --- parts, from numbers ----------------------------------------------------------------------------------------------
+
+
+def partition_spec(config: Config) -> PartitionSpec:
+    """The data layer's view of the configuration."""
+    part = config.partition
+    assert part.scheme in SCHEMES
+    return PartitionSpec(
+        scheme=part.scheme,
+        alpha=part.alpha,
+        num_clients=part.num_clients,
+        min_samples=part.min_samples,
+        test=config.data.test,
+        validation=config.data.validation,
+        seed=config.seed if part.seed is None else part.seed,
+    )
+
+
+def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
+    """The model's view of the configuration; keys of the model group that are not raysim's are its options."""
+    return ModelSpec(config.model.name, num_classes, shape, dict(config.model.model_extra or {}))
+
+
+def local_settings(config: Config) -> LocalSettings:
+    """The local loop's view of the configuration."""
+    return LocalSettings(**config.local.model_dump())
+
+
+def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
+    """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
+    settings = local_settings(config)
+    main = Phase(tuple(m for m in methods if not m.is_phase), settings, config.rounds, config.cohort_size)
+    last = LocalSettings(**{**vars(settings), "steps": 0})
+    return [main, *(Phase((m,), last, 1, config.partition.num_clients) for m in methods if m.is_phase)]
+
+
+def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
+    """Whether convolutions lie channels-last in this run."""
+    wanted = config.model.channels_last
+    return prefers_channels_last(spec) if wanted == "auto" else wanted
+
+
+def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+    skeleton = build_skeleton(spec)
+    head = head_of(spec)
+    partition = partition_of(methods, [name for name, _ in skeleton.named_parameters()], head)
+    return layout_of(
+        skeleton,
+        head=head,
+        trained=partition.trained,
+        shared=partition.shared,
+        channels_last=uses_channels_last(config, spec),
+        blocks=config.model.blocks,
+    )
+
+
+def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
+    config = Config.model_validate(recipe.config)
+    spec = model_spec(config, recipe.num_classes, recipe.shape)
+    methods, faults = build_methods(config.methods)
+    if faults:  # checked by the driver, so a worker sees another code than the driver
+        raise ConfigError(faults, "the recipe, in a worker")
+    return config, spec, methods, _layout(config, spec, methods)
+
+
+def make_trainer(recipe: Recipe) -> Trainer:
+    """A trainer in the process that calls this."""
+    config, spec, methods, layout = _parts(recipe)
+    channels_last = uses_channels_last(config, spec)
+    return Trainer(
+        module=build_model(spec, seed=config.seed),
+        layout=layout,
+        head=head_of(spec),
+        phases=make_phases(config, methods),
+        federation=Federation(Path(recipe.shards)),
+        transform=InputTransform(channels_last=channels_last),
+        num_classes=recipe.num_classes,
+        seed=config.seed,
+        device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
+        num_threads=recipe.num_threads,
+        evaluation_batch=config.evaluation.batch_size,
+    )
+
+
+def make_server(recipe: Recipe, pool: Pool) -> Server:
+    """The server in the process that calls this, at the initial parameters of the seed."""
+    torch.set_num_threads(1)
+    config, spec, methods, layout = _parts(recipe)
+    module = build_model(spec, seed=config.seed)
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
+    federation = Federation(Path(recipe.shards))
+    return Server(
+        pool=pool,
+        layout=layout,
+        state=state,
+        phases=make_phases(config, methods),
+        facts=Facts(federation.sizes, federation.class_counts, federation.num_test),
+        seed=config.seed,
+        skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
+        on_nonfinite=config.on_nonfinite,
+        evaluate_every=config.evaluation.every,
+    )
+
+
+def resolve_resources(config: Config, cpus: float, gpus: float) -> tuple[int, float, float]:
+    """(trainers, CPUs per trainer, GPUs per trainer) on so many CPUs and GPUs; without a GPU everything runs on CPUs.
+
+    `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each.
+    Raises:
+      ConfigError: more was asked for than there is.
+    """
+    wanted = config.resources
+    per_cpu = 1.0 if wanted.cpus_per_trainer == "auto" else float(wanted.cpus_per_trainer)
+    asked_gpu = wanted.gpus_per_trainer
+    most = max(1, int(cpus / per_cpu + 1e-9))
+    if wanted.trainers != "auto":
+        trainers = wanted.trainers
+    elif gpus and asked_gpu == "auto":
+        trainers = min(most, int(4 * gpus))
+    elif gpus and asked_gpu:
+        trainers = min(most, max(1, int(gpus / float(asked_gpu) + 1e-9)))
+    else:
+        trainers = most
+    per_gpu = 0.0
+    if gpus:
+        per_gpu = min(1.0, int(1e4 * gpus / trainers) / 1e4) if asked_gpu == "auto" else float(asked_gpu)
+    faults = []
+    if trainers * per_cpu > cpus + 1e-9:
+        faults.append(Fault("resources.trainers", f"{trainers} trainers with {per_cpu:g} CPUs each need more than the {cpus:g} CPUs that Ray offers this job"))
+    if trainers * per_gpu > gpus + 1e-9:
+        faults.append(Fault("resources.gpus_per_trainer", f"{trainers} trainers with {per_gpu:g} GPUs each need more than the {gpus:g} GPUs that Ray offers this job"))
+    if faults:
+        raise ConfigError(faults, "the resources")
+    return trainers, per_cpu, per_gpu
+
+
+def describe_method(name: str) -> tuple[str, str]:
+    """(signature, first line of the documentation) of a method."""
+    make = find_method(name)
+    return str(inspect.signature(make)).partition(" ->")[0], (inspect.getdoc(make) or "").partition("\n")[0]

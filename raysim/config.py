@@ -1,0 +1,238 @@
+"""The configuration: one typed schema, read from YAML and `a.b=c` overrides, all faults at once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from raysim.core.errors import ConfigError, Fault
+
+
+class Group(BaseModel):
+    """A group of keys; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class DataGroup(Group):
+    name: str = Field("digits", description="which prepared set")
+    root: str = Field("data", description="folder with prepared sets")
+    test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing")
+    validation: float = Field(0.10, ge=0, lt=1, description="fraction held by the server for validation")
+
+
+class PartitionGroup(Group):
+    scheme: Literal["dirichlet", "iid"] = Field("dirichlet", description="how examples go to clients")
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more heterogeneous")
+    num_clients: int = Field(20, ge=1, description="population")
+    min_samples: int = Field(1, ge=1, description="fewest training examples of a client")
+    seed: int | None = Field(None, description="seed of the split and partition; the run's seed if not given")
+
+
+class ModelGroup(Group):
+    model_config = ConfigDict(extra="allow")
+    name: str = Field("cnn", description="model name; the other keys are its options")
+    blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
+    channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
+
+
+class LocalGroup(Group):
+    lr: float = Field(0.01, gt=0, description="client learning rate; 0.01 is common")
+    epochs: float = Field(1.0, gt=0, description="local epochs, may be fractional")
+    steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
+    batch_size: int = Field(32, ge=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round")
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+
+
+class CohortGroup(Group):
+    size: int | None = Field(None, ge=1, description="clients per round")
+    fraction: float | None = Field(None, gt=0, le=1, description="clients per round as a fraction of the population")
+
+
+class EvaluationGroup(Group):
+    every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
+    batch_size: int = Field(256, ge=1)
+
+
+class CheckpointGroup(Group):
+    every_s: float = Field(30.0, ge=0, description="seconds between checkpoints; 0: after every round")
+    keep_last: int = Field(2, ge=1)
+
+
+class ResourcesGroup(Group):
+    backend: Literal["ray", "serial"] = "ray"
+    trainers: int | Literal["auto"] = Field("auto", description="trainer processes")
+    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = Field("auto", description="cores and threads of a trainer")
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPU fraction of a trainer")
+
+
+class Config(Group):
+    """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
+
+    name: str | None = Field(None, pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$", description="run name: letters, digits, . _ + = - and /")
+    storage: str = Field("runs", description="folder for run directories")
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(10, ge=1)
+    resume: Literal["auto", "never"] = "auto"
+    on_nonfinite: Literal["error", "skip"] = "error"
+    methods: list[str | dict[str, Any]] = Field(default_factory=list, description="methods, applied in this order")
+    data: DataGroup = Field(default_factory=DataGroup)
+    partition: PartitionGroup = Field(default_factory=PartitionGroup)
+    model: ModelGroup = Field(default_factory=ModelGroup)
+    local: LocalGroup = Field(default_factory=LocalGroup)
+    cohort: CohortGroup = Field(default_factory=CohortGroup)
+    evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
+    checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
+    resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round: cohort.size, else cohort.fraction of the population (at least 1), else everybody."""
+        if self.cohort.size is not None:
+            return self.cohort.size
+        fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
+        return max(1, int(self.partition.num_clients * fraction + 1e-9))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as everybody expects."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, default.
+
+    Raises:
+      ConfigError: unreadable file, no mapping, or a malformed override.
+    """
+    raw: Any = {}
+    source = str(path) if path else "the command line"
+    if path is not None:
+        try:
+            raw = yaml.load(path.read_text(), Loader=_Loader) or {}
+        except OSError as error:
+            raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
+        except yaml.YAMLError as error:
+            raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
+    if not isinstance(raw, dict):
+        raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
+    for override in overrides:
+        _override(raw, override, source)
+    return raw
+
+
+def _override(raw: dict[str, Any], override: str, source: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError([Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line")
+    *parents, last = key.strip().split(".")
+    group = raw
+    for parent in parents:
+        group = group.setdefault(parent, {})
+        if not isinstance(group, dict):
+            raise ConfigError([Fault(key, f"{parent} is no group of keys in {source}")], "the command line")
+    try:
+        group[last] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError([Fault(key, f"value {text!r} is no valid YAML ({error})")], "the command line") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
+    """(the configuration, or None if it has faults; all faults)."""
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        return None, [_fault(Config, item) for item in _unique(error.errors())]
+    faults = []
+    if config.cohort.size is not None and config.cohort.fraction is not None:
+        faults.append(Fault("cohort", "size and fraction are both set; keep one"))
+    if config.cohort_size > config.partition.num_clients:
+        faults.append(Fault("cohort.size", f"{config.cohort_size} clients a round of a population of {config.partition.num_clients}; lower it or raise partition.num_clients"))
+    if config.local.nesterov and not config.local.momentum:
+        faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
+    if config.local.steps is not None and "epochs" in config.local.model_fields_set:
+        faults.append(Fault("local", "steps and epochs are both set; keep one"))
+    return (None if faults else config), faults
+
+
+def parse_options(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> tuple[dict[str, Any], list[Fault]]:
+    """Check options against a function's keyword parameters (a method's or a model's).
+
+    Returns:
+      (converted options, faults).
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (parameter.annotation, default)
+    model = create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+    try:
+        model.model_validate(dict(options))
+    except ValidationError as error:
+        return {}, [_fault(model, item, key) for item in _unique(error.errors())]
+    parsed = model.model_validate(dict(options))
+    return {name: getattr(parsed, name) for name in options}, []
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A sentence that helps with an unknown name."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(known))}"
+
+
+def _unique(errors: Sequence[Any]) -> list[Any]:
+    """One error per place: unions report every alternative, of which the first says enough."""
+    seen: dict[tuple[Any, ...], Any] = {}
+    for error in errors:
+        place = tuple(part for part in error["loc"] if not _is_tag(part))
+        seen.setdefault(place, {**error, "loc": place})
+    return list(seen.values())
+
+
+def _is_tag(part: Any) -> bool:
+    return isinstance(part, str) and (part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "dict[", "constrained", "function")))
+
+
+def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
+    key = ".".join(str(part) for part in ([prefix] if prefix else []) + list(error["loc"]))
+    context, value = error.get("ctx", {}), error.get("input")
+    owner, hint = model, ""
+    for part in error["loc"][:-1]:
+        field = owner.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            owner = inner
+    field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
+    if field is not None:
+        default = "" if field.is_required() or field.get_default(call_default_factory=False) is None else f"; default {field.default}"
+        hint = f" ({field.description or 'see --print-config'}{default})"
+        choices = [choice for part in (field.annotation, *get_args(field.annotation)) for choice in get_args(part) if isinstance(choice, str)]
+        if choices and error["type"] not in ("greater_than", "greater_than_equal"):
+            is_union = len(get_args(field.annotation)) != len(choices)
+            return Fault(key, f"must be {'a number or ' if is_union else ''}{' or '.join(choices)}, got {value!r}{hint}")
+    messages = {
+        "extra_forbidden": lambda: f"unknown key. {nearest(str(error['loc'][-1]), list(owner.model_fields))}",
+        "greater_than": lambda: f"must be > {context['gt']:g}, got {value!r}{hint}",
+        "greater_than_equal": lambda: f"must be >= {context['ge']:g}, got {value!r}{hint}",
+        "less_than": lambda: f"must be < {context['lt']:g}, got {value!r}{hint}",
+        "less_than_equal": lambda: f"must be <= {context['le']:g}, got {value!r}{hint}",
+        "missing": lambda: f"is missing{hint}",
+    }
+    make = messages.get(error["type"], lambda: f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {value!r}{hint}")
+    return Fault(key, make())

@@ -1,0 +1,170 @@
+"""What a run leaves behind: progress.csv, clients.parquet, TensorBoard events, summary.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raysim.engine.server import RoundRecord
+
+COLUMNS = (
+    "server/accuracy",
+    "server/loss",
+    "train/loss",
+    "clients/accuracy_mean",
+    "clients/accuracy_p10",
+    "clients/accuracy_worst",
+    "clients/dropped",
+    "comm/up_mb",
+    "comm/down_mb",
+    "system/round_s",
+)
+
+
+class Recorder:
+    """Writes every round as it comes. `first_round` > 0 continues a run: later rows of the files are dropped."""
+
+    def __init__(self, folder: Path, *, first_round: int, num_rounds: int, hyperparameters: Mapping[str, Any], blocks: Sequence[str]):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder, self.num_rounds, self.blocks = folder, num_rounds, list(blocks)
+        self.hyperparameters = dict(hyperparameters)
+        self.rows = [row for row in _read_rows(folder / "progress.csv") if int(row["round"]) < first_round]
+        _write_rows(folder / "progress.csv", self.rows)
+        self._csv = open(folder / "progress.csv", "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
+        self._writer = csv.DictWriter(self._csv, ["round", *COLUMNS])
+        path = folder / "clients.parquet"
+        self._tables = [pq.read_table(path).filter(pc.less(pc.field("round"), first_round))] if path.is_file() else []
+        self._board = SummaryWriter(str(folder), purge_step=first_round or None)
+        if first_round == 0:
+            self._hyperparameters_at_start()
+
+    def write(self, record: RoundRecord) -> None:
+        """One round: a row, the clients' rows, the board's points."""
+        number = record.round_index
+        row = {"round": str(number), **{c: repr(record.metrics[c]) for c in COLUMNS if c in record.metrics}}
+        self.rows.append(row)
+        self._writer.writerow(row)
+        self._csv.flush()
+        columns = {"round": np.full(len(record.clients["client"]), number), **record.clients}
+        self._tables.append(pa.table(columns))
+        for name, value in record.metrics.items():
+            self._board.add_scalar(name, value, number)
+        if record.weights.size and np.isfinite(record.weights).any():
+            self._board.add_histogram("weights/all", record.weights[np.isfinite(record.weights)], number)
+            if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
+                self._board.add_figure("weights/client_by_block", self._heat_map(record), number)
+
+    def flush(self) -> None:
+        """Make everything so far durable; called before each checkpoint."""
+        if self._tables:
+            table = pa.concat_tables(self._tables)
+            self._tables = [table]
+            temporary = self.folder / f".clients.{os.getpid()}.part"
+            pq.write_table(table, temporary)
+            os.replace(temporary, self.folder / "clients.parquet")
+        self._board.flush()
+
+    def class_distribution(self, class_counts: np.ndarray, classes: Sequence[str]) -> None:
+        """The partition as a picture, client by class, as PNG and in TensorBoard."""
+        figure = class_picture(class_counts, classes)
+        figure.savefig(self.folder / "partition.png", dpi=110)
+        self._board.add_figure("partition/classes", figure, 0)
+
+    def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Write and return summary.json from the rows and the given facts."""
+        scores = [(float(row["server/accuracy"]), int(row["round"])) for row in self.rows if row.get("server/accuracy")]
+        seconds = [float(row["system/round_s"]) for row in self.rows]
+        best = max(scores, default=(math.nan, -1), key=lambda score: (score[0], -score[1]))
+        last = [score for score, number in scores if number >= self.num_rounds - max(1, math.ceil(self.num_rounds / 10))]
+        result = {
+            **facts,
+            "accuracy": scores[-1][0] if scores else None,
+            "best_accuracy": best[0] if scores else None,
+            "best_round": best[1] if scores else None,
+            "mean_last_10pct_accuracy": float(np.mean(last)) if last else None,
+            "seconds_total": sum(seconds),
+            "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+        }
+        (self.folder / "summary.json").write_text(json.dumps(result, indent=1) + "\n")
+        self._hyperparameters_at_end(result)
+        return result
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        self.flush()
+        self._csv.close()
+        self._board.close()
+
+    def _hyperparameters_at_start(self) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        metrics = {"server/accuracy": None, "hparam/best_accuracy": None, "hparam/mean_last_10pct_accuracy": None}
+        experiment, start, _ = hparams(self.hyperparameters, metrics)
+        for summary in (experiment, start):
+            self._board.file_writer.add_summary(summary)
+
+    def _hyperparameters_at_end(self, result: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        for name in ("best_accuracy", "mean_last_10pct_accuracy"):
+            if result[name] is not None:
+                self._board.add_scalar(f"hparam/{name}", result[name], self.num_rounds - 1)
+        self._board.file_writer.add_summary(hparams(self.hyperparameters, {})[2])
+
+    def _heat_map(self, record: RoundRecord) -> Any:
+        from matplotlib.figure import Figure
+
+        height = 1.6 + 0.16 * len(record.weights)
+        figure = Figure(figsize=(2.5 + 0.45 * len(self.blocks), min(12.0, height)), layout="constrained")
+        axes = figure.add_subplot()
+        image = axes.imshow(record.weights, aspect="auto", cmap="viridis", vmin=0)
+        kept = record.clients["client"][~record.clients["is_dropped"]]
+        step = max(1, len(kept) // 40)
+        axes.set_yticks(range(0, len(kept), step), [str(c) for c in kept[::step]], fontsize=7)
+        axes.set_xticks(range(len(self.blocks)), self.blocks, rotation=90, fontsize=7)
+        axes.set(xlabel="layer block", ylabel="client", title=f"aggregation weights, round {record.round_index}")
+        figure.colorbar(image)
+        return figure
+
+
+def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
+    """A matplotlib figure: one dot per client and class, its area the number of examples (FedVG, figures A.2, A.3)."""
+    from matplotlib.figure import Figure
+
+    clients, classes_ = np.nonzero(class_counts)
+    counts = class_counts[clients, classes_]
+    figure = Figure(figsize=(min(14.0, 3 + 0.22 * len(class_counts)), min(9.0, 1.6 + 0.28 * len(classes))), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(clients, classes_, s=160 * counts / counts.max(), color="tab:blue")
+    axes.set_yticks(range(len(classes)), list(classes), fontsize=8)
+    axes.set(xlabel="client", ylabel="class", title=f"examples per client and class (largest: {counts.max()})")
+    axes.set_xlim(-1, len(class_counts))
+    return figure
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        # A line that a killed process left half-written has no final column.
+        return [row for row in csv.DictReader(file) if row.get("system/round_s")]
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", *COLUMNS])
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)

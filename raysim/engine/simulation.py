@@ -1,0 +1,97 @@
+"""The loop over rounds: run, record, checkpoint, until the last round or a signal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from raysim.engine.checkpoint import Checkpoint, CheckpointStore
+from raysim.engine.record import Recorder
+from raysim.engine.server import RoundRecord
+
+
+class AnyServer(Protocol):
+    """`Server` itself or its actor."""
+
+    def run_round(self, round_index: int) -> RoundRecord: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def restore(self, snapshot: dict[str, Any]) -> None: ...
+    def restore_memory(self, client: int, memory: Any) -> None: ...
+    def changed_clients(self) -> list[int]: ...
+    def client_memory(self, client: int) -> Any: ...
+    def params_sha256(self) -> str: ...
+
+
+class Interrupted(Exception):
+    """A signal ended the run after a checkpoint; next_round is where it will go on."""
+
+    def __init__(self, signal_number: int, next_round: int):
+        super().__init__(signal_number, next_round)
+        self.signal_number, self.next_round = signal_number, next_round
+
+
+def restore(server: AnyServer, checkpoint: Checkpoint, store: CheckpointStore) -> None:
+    """Bring a fresh server to where a checkpoint left it."""
+    server.restore(checkpoint.snapshot)
+    for client, path in checkpoint.memories.items():
+        server.restore_memory(client, store.read_memory(path))
+
+
+def simulate(
+    server: AnyServer,
+    *,
+    first_round: int,
+    num_rounds: int,
+    recorder: Recorder,
+    store: CheckpointStore,
+    checkpoint_every_s: float,
+    on_round: Callable[[RoundRecord], None],
+) -> None:
+    """Run the rounds first_round .. num_rounds - 1.
+
+    A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
+    last round, and when SIGTERM or SIGINT asks the run to stop (which it does after the round at hand).
+
+    Raises:
+      Interrupted: a signal came.
+    """
+    saved_at = time.monotonic()
+    with _signals() as received:
+        for round_index in range(first_round, num_rounds):
+            record = server.run_round(round_index)
+            recorder.write(record)
+            on_round(record)
+            is_last = round_index == num_rounds - 1
+            if is_last or received or time.monotonic() - saved_at >= checkpoint_every_s:
+                recorder.flush()
+                memories = ((client, server.client_memory(client)) for client in server.changed_clients())
+                store.save(round_index + 1, server.snapshot(), memories)
+                saved_at = time.monotonic()
+            if received and not is_last:
+                raise Interrupted(received[0], round_index + 1)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT instead of dying of them; a second one takes effect at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,223 @@
+"""`raysim run`: from a checked plan to a finished run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.assemble import Plan, Recipe, make_server, make_trainer, resolve_resources
+from raysim.config import Config
+from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.data.federation import build_shards, write_serially
+from raysim.engine.checkpoint import Checkpoint, CheckpointStore
+from raysim.engine.pool import SerialPool
+from raysim.engine.record import Recorder
+from raysim.engine.server import RoundRecord
+from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
+
+#: Keys that a resumed run may change: they do not move the result of a round.
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "evaluation")
+
+PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
+
+
+def open_run(config: Config) -> tuple[Path, Checkpoint | None, CheckpointStore]:
+    """The run directory, and the checkpoint to go on from if there is an unfinished run of that name.
+
+    Raises:
+      RunExists: a finished run, or an unfinished one with resume=never. ConfigError: an unfinished run with another
+      configuration.
+    """
+    name = config.name or time.strftime("run-%Y%m%d-%H%M%S")
+    folder = Path(config.storage).absolute() / name
+    if config.name is None:
+        while folder.exists():
+            folder = folder.with_name(folder.name + "x")
+    store = CheckpointStore(folder / "checkpoints", config.checkpoint.keep_last)
+    if (folder / "COMPLETED").exists():
+        raise RunExists(f"run {name!r} is finished", str(folder), "choose another name, or delete that folder")
+    saved = folder / "config.yaml"
+    if not saved.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, None, store
+    if config.resume == "never":
+        raise RunExists(f"run {name!r} exists, unfinished, and resume is never", str(folder), "set resume=auto, choose another name, or delete that folder")
+    before, now = yaml.safe_load(saved.read_text()), config.model_dump(mode="json")
+    faults = [
+        Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; set it back, or choose another name")
+        for key in now
+        if key not in FREE_KEYS and before.get(key) != now[key]
+    ]
+    if faults:
+        raise ConfigError(faults, f"resuming {name!r}")
+    return folder, store.latest(), store
+
+
+def execute(plan: Plan, *, on_start: Callable[[Path, int, int], None], on_round: Callable[[RoundRecord], None]) -> dict[str, Any]:
+    """Run a plan to its end and return the summary.
+
+    Args:
+      on_start: on_start(run directory, first round, number of rounds).
+    Raises:
+      RaysimError: what the user can mend; the run directory then holds FAILED with the message.
+      Interrupted: a signal ended the run after a checkpoint.
+    """
+    config = plan.config
+    folder, checkpoint, store = open_run(config)
+    (folder / "FAILED").unlink(missing_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    (folder / "partition.json").write_text(plan.manifest.to_json())
+    try:
+        with _server(plan, folder) as server:
+            return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
+    except Interrupted:
+        raise
+    except BaseException as error:
+        (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
+        raise
+
+
+def _rounds(
+    plan: Plan,
+    server: AnyServer,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    store: CheckpointStore,
+    on_start: Callable[[Path, int, int], None],
+    on_round: Callable[[RoundRecord], None],
+) -> dict[str, Any]:
+    num_rounds = plan.num_rounds
+    first_round = 0
+    if checkpoint is not None:
+        restore(server, checkpoint, store)
+        first_round = checkpoint.next_round
+    recorder = Recorder(
+        folder,
+        first_round=first_round,
+        num_rounds=num_rounds,
+        hyperparameters=hyperparameters(plan.config),
+        blocks=plan.layout.blocks,
+    )
+    try:
+        on_start(folder, first_round, num_rounds)
+        simulate(
+            server,
+            first_round=first_round,
+            num_rounds=num_rounds,
+            recorder=recorder,
+            store=store,
+            checkpoint_every_s=plan.config.checkpoint.every_s,
+            on_round=on_round,
+        )
+        recorder.class_distribution(plan.manifest.class_counts, plan.info.classes)
+        summary = recorder.summary(
+            {
+                "methods": plan.config.methods,
+                "rounds": num_rounds,
+                "num_clients": plan.config.partition.num_clients,
+                "params_sha256": server.params_sha256(),
+                "partition_sha256": plan.manifest.checksum,
+            }
+        )
+    finally:
+        recorder.close()
+    (folder / "COMPLETED").write_text("")
+    return summary
+
+
+@contextmanager
+def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
+    """A server with its trainers, serial or on Ray, and the shards they map."""
+    config = plan.config
+    cache = Path(config.data.root).absolute() / "shards"
+
+    def recipe(shards: Path, num_threads: int, wants_gpu: bool) -> Recipe:
+        raw = config.model_dump(mode="json")
+        return Recipe(raw, str(shards), len(plan.info.classes), plan.info.shape, num_threads, wants_gpu)
+
+    if config.resources.backend == "serial":
+        shards = build_shards(plan.manifest, cache, write_serially)
+        asked = config.resources.cpus_per_trainer
+        ingredients = recipe(shards, threads_of(1.0 if asked == "auto" else asked), False)
+        _write_environment(folder, {"backend": "serial", "trainers": 1, "threads_per_trainer": ingredients.num_threads})
+        yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
+        return
+
+    from raysim.engine.ray_runtime import RayServer, available, ray_session
+
+    with ray_session():
+        from raysim.data.pipeline import write_with_ray_data
+
+        trainers, cpus, gpus = resolve_resources(config, *available())
+        shards = build_shards(plan.manifest, cache, write_with_ray_data)
+        ingredients = recipe(shards, threads_of(cpus), gpus > 0)
+        _write_environment(folder, {"backend": "ray", "trainers": trainers, "cpus_per_trainer": cpus, "gpus_per_trainer": gpus, "threads_per_trainer": ingredients.num_threads})
+        server = RayServer(
+            partial(make_server, ingredients),
+            partial(make_trainer, ingredients),
+            num_trainers=trainers,
+            cpus_per_trainer=cpus,
+            gpus_per_trainer=gpus,
+            keeps_memory=plan.keeps_memory,
+        )
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def threads_of(cpus: float) -> int:
+    """PyTorch threads of a trainer with so many CPUs: at least one."""
+    return max(1, int(cpus))
+
+
+def hyperparameters(config: Config) -> dict[str, Any]:
+    """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
+    flat: dict[str, Any] = {"seed": config.seed, "rounds": config.rounds, "cohort": config.cohort_size}
+    flat["methods"] = " + ".join(next(iter(m)) if isinstance(m, dict) else m for m in config.methods) or "fedavg"
+    for item in config.methods:
+        if isinstance(item, dict):
+            ((name, options),) = item.items()
+            flat |= {f"{name}.{key}": value for key, value in (options or {}).items()}
+    for group in ("data", "partition", "model", "local"):
+        values = getattr(config, group).model_dump(mode="json")
+        flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
+    return flat
+
+
+def _write_environment(folder: Path, resources: dict[str, Any]) -> None:
+    import torch
+
+    facts = {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "machine": {"cpus": os.cpu_count(), "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]},
+        "resources": resources,
+    }
+    (folder / "env.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _git_commit() -> str | None:
+    """Commit of the code that runs, with "+" if the tree was changed; None outside a checkout."""
+    where = Path(__file__).parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True, timeout=10)
+        changes = subprocess.run(["git", "status", "--porcelain"], cwd=where, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "") if commit.returncode == 0 else None
+
+
