@@ -6,6 +6,7 @@ builds its own parts.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
@@ -80,8 +81,11 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
       ConfigError: with every fault found.
     """
     config, faults = parse_config(raw)
-    methods, method_faults = build_methods(raw.get("methods") or [])
+    specs = raw.get("methods") or []
+    methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
     faults += method_faults
+    if config is None:  # what is sound is still checked, with defaults for what is not
+        config, _ = parse_config(_without(raw, faults))
     if config is None:
         raise ConfigError(faults, source)
     faults += _check_resources(config)
@@ -104,6 +108,19 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
     if faults or plan is None:
         raise ConfigError(faults, source)
     return plan
+
+
+def _without(raw: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:
+    """The configuration without the keys that faults stand at."""
+    pruned = copy.deepcopy(dict(raw))
+    for fault in faults:
+        *parents, last = fault.key.split(".")
+        group: Any = pruned
+        for parent in parents:
+            group = group.get(parent, {}) if isinstance(group, dict) else {}
+        if isinstance(group, dict):
+            group.pop(last, None)
+    return pruned
 
 
 def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:

@@ -221,7 +221,8 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
     field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
     if field is not None:
         default = "" if field.is_required() or field.get_default(call_default_factory=False) is None else f"; default {field.default}"
-        hint = f" ({field.description or 'see --print-config'}{default})"
+        hint = f"{field.description or ''}{default}".removeprefix("; ")
+        hint = f" ({hint})" if hint else ""
         choices = [choice for part in (field.annotation, *get_args(field.annotation)) for choice in get_args(part) if isinstance(choice, str)]
         if choices and error["type"] not in ("greater_than", "greater_than_equal"):
             is_union = len(get_args(field.annotation)) != len(choices)

@@ -141,6 +141,7 @@ class Recorder:
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
     """A matplotlib figure: one dot per client and class, its area the number of examples (FedVG, figures A.2, A.3)."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     clients, classes_ = np.nonzero(class_counts)
     counts = class_counts[clients, classes_]
@@ -150,6 +151,7 @@ def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
     axes.set_yticks(range(len(classes)), list(classes), fontsize=8)
     axes.set(xlabel="client", ylabel="class", title=f"examples per client and class (largest: {counts.max()})")
     axes.set_xlim(-1, len(class_counts))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

@@ -1,0 +1,65 @@
+"""Fixtures: prepared digits, and one Ray for the whole session, with a logical GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory) -> Path:
+    """A data root with the bundled digits."""
+    from raysim.data.sources import prepare
+
+    folder = tmp_path_factory.mktemp("data")
+    prepare("digits", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A local Ray of three CPUs and one logical GPU, as a user might have started it."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def swap_pools(ray_cluster):
+    """Pools of 1, 2 and 3 trainer actors (fractional CPUs), whose trainers can be exchanged between tests."""
+    from raysim.engine.ray_runtime import _TrainerActor
+
+    class Swappable(_TrainerActor):
+        def __init__(self):
+            pass
+
+        def become(self, make_trainer):
+            self._trainer = make_trainer()
+
+    actor = ray_cluster.remote(Swappable).options(num_cpus=0.5, num_gpus=0.25, max_restarts=-1, max_task_retries=3)
+    return [actor.remote() for _ in range(3)]
+
+
+@pytest.fixture
+def ray_pools(swap_pools, root):
+    """pools(plan) -> RayPools of 1, 2 and 3 trainers for a plan."""
+    from functools import partial
+
+    import ray
+
+    from raysim.assemble import make_trainer
+    from raysim.engine.ray_runtime import RayPool
+    from tests.helpers import recipe_of
+
+    def pools(plan):
+        recipe = recipe_of(plan, root)
+        ray.get([actor.become.remote(partial(make_trainer, recipe)) for actor in swap_pools])
+        return [RayPool(swap_pools[:count], plan.keeps_memory) for count in (1, 2, 3)]
+
+    return pools

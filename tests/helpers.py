@@ -1,0 +1,54 @@
+"""Small federations for tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from raysim.assemble import Plan, Recipe, check, make_server, make_trainer
+from raysim.data.federation import build_shards
+from raysim.engine.pool import SerialPool
+from raysim.engine.server import Server
+
+BASE = {
+    "seed": 3,
+    "rounds": 3,
+    "partition": {"alpha": 0.3, "num_clients": 12, "min_samples": 2},
+    "model": {"name": "cnn", "width": 4, "hidden": 16},
+    "local": {"lr": 0.1, "epochs": 1, "batch_size": 16},
+    "cohort": {"size": 7},
+    "resources": {"backend": "serial"},
+}
+
+
+def raw_config(root: Path, methods=(), **groups) -> dict:
+    """The base configuration with groups laid over it; scalars replace."""
+    raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
+    raw["data"] = {"root": str(root)}
+    raw["methods"] = list(methods)
+    for key, value in groups.items():
+        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
+    return raw
+
+
+def plan_of(root: Path, methods=(), **groups) -> Plan:
+    return check(raw_config(root, methods, **groups), "a test")
+
+
+def recipe_of(plan: Plan, root: Path) -> Recipe:
+    shards = build_shards(plan.manifest, root / "shards")
+    return Recipe(plan.config.model_dump(mode="json"), str(shards), len(plan.info.classes), plan.info.shape)
+
+
+def server_on(plan: Plan, root: Path, pool=None) -> Server:
+    """A server in this process, on a serial pool unless one is given."""
+    recipe = recipe_of(plan, root)
+    return make_server(recipe, pool or SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
+
+
+def run(plan: Plan, root: Path, pool=None, rounds=None) -> Server:
+    """The server after all rounds (or some)."""
+    server = server_on(plan, root, pool)
+    for index in range(plan.num_rounds if rounds is None else rounds):
+        server.run_round(index)
+    return server
