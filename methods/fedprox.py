@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from raysim.core.method import Batch, Client, GradFn, Method
@@ -25,10 +26,12 @@ def fedprox(*, mu: float = 0.01) -> Method:
         if mu == 0:
             return inner
 
+        # The difference first: it is exactly zero at s, so one local step is FedAvg for any mu.
+        difference = torch.empty_like(client.start)
+
         def gradient(params: Tensor, batch: Batch) -> Tensor:
             grad = inner(params, batch)
-            # Two fused steps instead of a difference: no new vector in the inner loop.
-            return grad.add_(params, alpha=mu).sub_(client.start, alpha=mu)
+            return grad.add_(torch.sub(params, client.start, out=difference), alpha=mu)
 
         return gradient
 

@@ -39,7 +39,8 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
     for index, leaf in enumerate(layout.leaves[: peaks.shape[1]]):
         if leaf.name not in weights:
             continue
-        total = float((_largest(weights[leaf.name]) * peaks[:, index]).sum())
+        # fsum: correctly rounded, so that even the grid does not depend on the order of the clients.
+        total = math.fsum((_largest(weights[leaf.name]) * peaks[:, index]).tolist())
         if not math.isfinite(total):
             raise ValueError(f"rounding_constants: leaf {leaf.name} has a non-finite update or weight")
         if total > 0:

@@ -1,0 +1,59 @@
+"""What cannot run together is refused with the names and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from methods import METHODS
+from raysim.core.compose import conflicts, resources_of
+from raysim.core.errors import ConfigError
+from tests import toys
+from tests.helpers import plan_of
+
+
+def faults_of(root, methods, **groups):
+    with pytest.raises(ConfigError) as caught:
+        plan_of(root, methods, **groups)
+    return [fault.message for fault in caught.value.faults]
+
+
+def test_empty_list_and_every_single_method_compose(root):
+    plan_of(root)
+    for name in METHODS:
+        plan_of(root, [name])
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (["uniform", "fedvg"], ["uniform and fedvg both decide", "drop one"]),
+        (["tests.toys:fednova_like", "fedvg"], ["fedvg after fednova_like would discard", "put fedvg before fednova_like"]),
+        (["tests.toys:criterion", "tests.toys:other_criterion"], ["criterion and other_criterion both decide criterion"]),
+        (["fedvg", "tests.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
+        (["fedprox", "fedprox"], ["fedprox is listed twice"]),
+        ([{"tests.toys:flfa": {"layers": ["fc9"], "first": "fc9"}}], ["flfa claims backward:fc9", "backward:fc1"]),
+        (["tests.toys:personal_head", "tests.toys:regmean"], ["regmean claims weights:fc2.weight"]),
+    ],
+)
+def test_conflicts_name_methods_and_remedy(root, methods, words):
+    text = " | ".join(faults_of(root, methods))
+    for word in words:
+        assert word in text
+
+
+def test_right_order_of_modifier_and_replacer_is_legal(root):
+    plan_of(root, ["fedvg", "tests.toys:fednova_like"])
+
+
+def test_needs_name_the_remedy(root):
+    assert "data.validation" in faults_of(root, ["fedvg"], data={"root": str(root), "validation": 0})[0]
+    plan_of(root, [{"fedvg": {"norm": "update"}}], data={"root": str(root), "validation": 0})
+    assert "local.momentum" in faults_of(root, ["tests.toys:scaffold"], local={"momentum": 0.9})[0]
+
+
+def test_claims_match_only_what_is_trained_and_shared(root):
+    plan = plan_of(root)
+    resources = resources_of(plan.layout)
+    assert "weights:conv1.weight" in resources
+    assert "backward:conv1" in resources
+    assert conflicts([toys.regmean(head="nothing")], resources, {"features"})

@@ -1,0 +1,79 @@
+"""The engine against a naive federation written from the equations (tests/reference.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raysim.assemble import check
+from tests.helpers import plan_of, raw_config, run, server_on
+from tests.reference import Naive, fedvg_weights
+
+LOCALS = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
+
+
+def assert_same_state(server, naive, tolerance):
+    values = server.layout.views(server.state)
+    for name, want in naive.model.state_dict().items():
+        if want.is_floating_point():
+            assert torch.allclose(values[name], want, rtol=tolerance, atol=tolerance), name
+
+
+CASES = {
+    "fedavg": ([], {}),
+    "uniform": (["uniform"], {"weights": "uniform"}),
+    "fedprox": ([{"fedprox": {"mu": 0.3}}], {"mu": 0.3}),
+    "heavy_ball": ([{"fedavgm": {"beta": 0.7}}], {"momentum": (0.7, "heavy_ball")}),
+    "nesterov": ([{"fedavgm": {"beta": 0.7, "form": "nesterov"}}], {"momentum": (0.7, "nesterov")}),
+    "damped": ([{"fedavgm": {"beta": 0.7, "form": "damped"}}], {"momentum": (0.7, "damped")}),
+}
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("case", CASES)
+def test_method_matches_reference_after_3_rounds(case, norm, root):
+    methods, options = CASES[case]
+    # The prox of FedProx enters before weight decay in both, so SGD's details can stay on.
+    plan = plan_of(root, methods, model={"norm": norm}, local=LOCALS, cohort={"size": 5})
+    naive = Naive(plan, **options)
+    server = server_on(plan, root)
+    for index in range(3):
+        server.run_round(index)
+        naive.round(index)
+    assert_same_state(server, naive, 2e-6 if norm == "none" else 2e-5)
+
+
+@pytest.mark.parametrize("bn", ["none", "batch"])
+@pytest.mark.parametrize("granularity", ["model", "layer", "block"])
+@pytest.mark.parametrize("norm", ["l1", "l2", "spectral", "update"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_fedvg_weights_match_the_papers_equations(norm, granularity, mode, bn, root):
+    if norm == "update" and mode == "eval":
+        return  # no validation pass, so no mode
+    mix = "average" if granularity == "layer" else "replace"
+    method = {"fedvg": {"granularity": granularity, "norm": norm, "val_mode": mode, "mix": mix}}
+    plan = plan_of(root, [method, "tests.toys:spy"], model={"norm": bn}, cohort={"size": 5})
+    naive = Naive(plan, weights=fedvg_weights(granularity, norm, mode, mix))
+    server = run(plan, root, rounds=1)
+    naive.round(0)
+    got = server.method_state["spy"]["weights"]
+    for name, want in naive.seen_weights[0].items():
+        assert torch.allclose(got[name], torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=1e-6), name
+        assert abs(float(got[name].sum()) - 1) < 1e-12
+    assert_same_state(server, naive, 2e-6)
+
+
+def test_fedprox_with_mu_0_and_fedavgm_with_beta_0_equal_fedavg(root):
+    digest = run(plan_of(root), root).params_sha256()
+    assert run(plan_of(root, [{"fedprox": {"mu": 0}}]), root).params_sha256() == digest
+    for form in ("heavy_ball", "nesterov", "damped"):
+        assert run(plan_of(root, [{"fedavgm": {"beta": 0, "form": form}}]), root).params_sha256() == digest
+
+
+def test_fedprox_with_one_local_step_equals_fedavg(root):
+    digests = []
+    for methods in ([], [{"fedprox": {"mu": 0.7}}]):
+        config = raw_config(root, methods)
+        config["local"] = {"lr": 0.1, "batch_size": 16, "steps": 1}
+        digests.append(run(check(config, "a test"), root).params_sha256())
+    assert digests[0] == digests[1]

@@ -1,0 +1,163 @@
+"""A naive federation: plain modules, deepcopy, torch.optim, loops over tensors; nothing of the engine's numerics.
+
+It shares with the engine only what defines a run: the partition, the seeds (cohort, batch order, initial parameters).
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from raysim.assemble import Plan, model_spec
+from raysim.core.seeding import derive_seed, torch_generator
+from raysim.data.arrow import ImageSet
+from raysim.engine.plan import choose_cohort
+from raysim.models import build_model
+
+
+class Naive:
+    """Rounds of FedAvg with optional prox, server momentum, and FedVG weights, tensor by tensor."""
+
+    def __init__(self, plan: Plan, *, mu=0.0, momentum=None, weights="examples", channels_last=True):
+        self.plan, self.config = plan, plan.config
+        self.images = images = ImageSet(Path(plan.manifest.set_path))
+        spec = model_spec(self.config, len(images.info.classes), images.info.shape)
+        self.model = build_model(spec, seed=self.config.seed)
+        if channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.channels_last = channels_last
+        self.mu, self.momentum, self.weights = mu, momentum, weights
+        self.velocity = None
+        self.seen_weights: list = []
+
+    def batch(self, rows):
+        images, labels = self.images.take(rows)
+        x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        x = x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+        return x, torch.from_numpy(labels)
+
+    def local(self, client, round_index):
+        local = self.config.local
+        model = copy.deepcopy(self.model)
+        model.train()
+        rows = self.plan.manifest.clients[client]
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=local.lr * local.lr_decay**round_index, momentum=local.momentum,
+            weight_decay=local.weight_decay, nesterov=local.nesterov,
+        )
+        generator = torch_generator(derive_seed(self.config.seed, "batches", round_index, client))
+        anchor = [p.detach().clone() for p in model.parameters()]
+        has_norm = any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
+        steps = 0
+        for _ in range(int(local.epochs)):
+            order = torch.randperm(len(rows), generator=generator).numpy()
+            for start in range(0, len(rows), local.batch_size):
+                chosen = rows[order[start : start + local.batch_size]]
+                if has_norm and len(chosen) == 1:
+                    continue
+                x, y = self.batch(chosen)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                for p, a in zip(model.parameters(), anchor, strict=True):
+                    loss = loss + 0.5 * self.mu * (p - a).pow(2).sum()
+                loss.backward()
+                optimizer.step()
+                steps += 1
+        return model, steps
+
+    def round(self, round_index):
+        clients = choose_cohort(
+            self.config.partition.num_clients, self.config.cohort_size, seed=self.config.seed, round_index=round_index
+        )
+        trained = [self.local(int(c), round_index) for c in clients]
+        models, steps = [m for m, _ in trained], [s for _, s in trained]
+        sizes = [len(self.plan.manifest.clients[c]) if s else 0 for c, s in zip(clients, steps, strict=True)]
+        shares = [n / sum(sizes) for n in sizes]
+        names = [name for name, _ in self.model.named_parameters()]
+        if self.weights == "examples":
+            table = {name: shares for name in names}
+        elif self.weights == "uniform":
+            table = {name: [1 / sum(s > 0 for s in steps)] * len(steps) for name in names}
+        else:
+            table = self.weights(self, models, shares)
+        self.seen_weights.append(table)
+        update = {}
+        for name, value in self.model.state_dict().items():
+            if not value.is_floating_point():
+                continue
+            owner = name if name in table else name.replace("running_mean", "weight").replace("running_var", "weight")
+            total = torch.zeros_like(value, dtype=torch.float64)
+            for weight, model in zip(table[owner], models, strict=True):
+                total += weight * (model.state_dict()[name].double() - value.double())
+            update[name] = total
+        if self.momentum is not None:
+            self.apply_momentum(update, names)
+        state = self.model.state_dict()
+        for name, step in update.items():
+            state[name].copy_((state[name].double() + step).float())
+
+    def apply_momentum(self, update, names):
+        beta, form = self.momentum
+        self.velocity = self.velocity or {name: torch.zeros_like(update[name]) for name in names}
+        for name in names:
+            if form == "damped":
+                self.velocity[name] = beta * self.velocity[name] + (1 - beta) * update[name]
+                update[name] = self.velocity[name]
+            else:
+                self.velocity[name] = beta * self.velocity[name] + update[name]
+                update[name] = update[name] + beta * self.velocity[name] if form == "nesterov" else self.velocity[name]
+
+
+def fedvg_weights(granularity, norm, mode, mix="replace", eps=1e-8):
+    """FedVG's equations 4 and 5 with plain loops; blocks as the small models here define them (a layer each)."""
+
+    def weights(naive: Naive, models, shares):
+        rows = naive.plan.manifest.validation
+        batch = naive.config.local.batch_size
+        starts = list(range(0, len(rows), batch))
+        if len(rows) - starts[-1] == 1:
+            starts.pop()
+        ends = [*starts[1:], len(rows)]
+        sizes = []
+        for model in models:
+            if norm == "update":
+                old = dict(naive.model.named_parameters())
+                sizes.append({n: float((p.detach().double() - old[n].detach().double()).norm()) for n, p in model.named_parameters()})
+                continue
+            scratch = copy.deepcopy(model)
+            scratch.train(mode == "train")
+            loss = 0.0
+            for start, end in zip(starts, ends, strict=True):
+                x, y = naive.batch(rows[start:end])
+                loss = loss + F.cross_entropy(scratch(x), y, reduction="sum") / len(rows)
+            names = [name for name, _ in scratch.named_parameters()]
+            grads = torch.autograd.grad(loss, list(scratch.parameters()))
+            sizes.append({n: size_of(g.double(), norm) for n, g in zip(names, grads, strict=True)})
+        names = list(sizes[0])
+        group_of = {"model": lambda n: "all", "layer": lambda n: n, "block": lambda n: n.rpartition(".")[0]}[granularity]
+        table = {}
+        for name in names:
+            members = [n for n in names if group_of(n) == group_of(name) and sizes[0][n] is not None]
+            if not members:  # a bias by itself has no spectral norm: its block's weight
+                members = [n for n in names if n.rpartition(".")[0] == name.rpartition(".")[0] and sizes[0][n] is not None]
+            if members:
+                inverse = [1 / (sum(s[n] for n in members) / len(members) + eps) for s in sizes]
+            else:
+                inverse = [1.0] * len(sizes)
+            table[name] = [value / sum(inverse) for value in inverse]
+        if mix == "average":
+            table = {n: [(w + s) / 2 for w, s in zip(shares, table[n], strict=True)] for n in names}
+        return table
+
+    return weights
+
+
+def size_of(grad, norm):
+    if norm == "l1":
+        return float(grad.abs().sum())
+    if norm == "l2":
+        return float(grad.pow(2).sum().sqrt())
+    return float(torch.linalg.svdvals(grad.reshape(grad.shape[0], -1))[0]) if grad.dim() >= 2 else None
