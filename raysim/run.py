@@ -173,6 +173,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             keeps_memory=plan.keeps_memory,
         )
         try:
+            server.wait_until_ready()
             yield server
         finally:
             server.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from raysim.core.errors import RaysimError
@@ -64,7 +65,7 @@ class CheckpointStore:
         try:
             fields = json.loads((folder / "checkpoint.json").read_text())
             snapshot = _read_tree(folder / "server")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise RaysimError(f"damaged checkpoint ({error})", str(folder), "delete this folder; the run then resumes from the one before it") from error
         self._memories = {int(client): name for client, name in fields["memories"].items()}
         return Checkpoint(fields["next_round"], snapshot, {c: self.folder / name for c, name in self._memories.items()})

@@ -181,10 +181,10 @@ class RayServer:
         with _plain_errors():
             return ray.get(self._server.call.remote(name, *values))
 
-    def trainer_pids(self) -> list[int]:
-        """Process ids of the trainers, once they are ready."""
+    def wait_until_ready(self) -> None:
+        """Return once every actor has built its parts: the first round then starts at once."""
         with _plain_errors():
-            return ray.get([trainer.ping.remote() for trainer in self._trainers])
+            ray.get([self._server.call.remote("ready"), *(trainer.ping.remote() for trainer in self._trainers)])
 
     def run_round(self, round_index: int) -> RoundRecord:
         return self._call("run_round", round_index)

@@ -27,6 +27,9 @@ COLUMNS = (
     "clients/dropped",
     "comm/up_mb",
     "comm/down_mb",
+    "system/train_s",
+    "system/aggregate_s",
+    "system/evaluate_s",
     "system/round_s",
 )
 

@@ -136,16 +136,22 @@ class Server:
         work = [1 + num_local_steps(int(self.facts.sizes[c]), phase.settings, skip_single=self.skips_single) for c in clients]
         queues = assign(cut_blocks(clients.tolist(), work), self.pool.num_trainers)
         message, start = self._message(round_index, phase_index)
-        results = []
-        for result in self.pool.train(message, queues, self._memories):
-            results.append(result)
+        results = list(self.pool.train(message, queues, self._memories))
+        trained = time.perf_counter()
         cohort = Cohort(results)
         self._commit_memories(results)
         self._drop_nonfinite(cohort, round_index)
-        server_view, weights = self._aggregate(cohort, phase, round_index, start)
-        metrics = self._metrics(cohort, message, phase_index, round_index)
-        metrics["system/round_s"] = time.perf_counter() - began
-        return RoundRecord(round_index, metrics, self._client_columns(cohort, weights), self._picture(weights, len(server_view.clients)))
+        weights = self._aggregate(cohort, phase, round_index, start)
+        aggregated = time.perf_counter()
+        metrics = self._metrics(cohort, message) | self._evaluation(round_index)
+        ended = time.perf_counter()
+        metrics |= {
+            "system/round_s": ended - began,
+            "system/train_s": trained - began,
+            "system/aggregate_s": aggregated - trained,
+            "system/evaluate_s": ended - aggregated,
+        }
+        return RoundRecord(round_index, metrics, self._client_columns(cohort, weights), self._picture(cohort, weights))
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 
@@ -188,8 +194,8 @@ class Server:
             )
         cohort.drop(is_bad)
 
-    def _aggregate(self, cohort: Cohort, phase: Phase, round_index: int, start: Tensor) -> tuple[core.Server, Weights]:
-        """Weights, the exact sum, and the server update; moves the global state."""
+    def _aggregate(self, cohort: Cohort, phase: Phase, round_index: int, start: Tensor) -> Weights:
+        """Weights, the exact sum, and the server update; moves the global state and returns the weights."""
         view = self._view(cohort, round_index, start)
         active = view.num_examples.double() * view.is_active
         weights: Weights = dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(active))
@@ -210,7 +216,7 @@ class Server:
         self.state = torch.cat([params, buffers])
         counters = cohort.report["counters"]
         self.counters = {name: int(values.max()) for name, values in counters.items()}
-        return view, weights
+        return weights
 
     def _view(self, cohort: Cohort, round_index: int, start: Tensor) -> core.Server:
         clients = cohort.kept(cohort.clients)
@@ -264,7 +270,7 @@ class Server:
 
     # --- what is reported ---------------------------------------------------------------------------------------------
 
-    def _metrics(self, cohort: Cohort, message: dict[str, Any], phase_index: int, round_index: int) -> dict[str, float]:
+    def _metrics(self, cohort: Cohort, message: dict[str, Any]) -> dict[str, float]:
         report = cohort.report
         count = len(cohort.clients)
         up = num_bytes(report["methods"]) + sum(
@@ -273,15 +279,17 @@ class Server:
         down = count * (self.layout.shared_bytes + num_bytes(message["fields"]))
         steps = report["num_steps"]
         losses = report["train_loss"]
-        metrics = {
+        return {
             "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
             "comm/up_mb": up / 1e6,
             "comm/down_mb": down / 1e6,
             "clients/dropped": float((~cohort.is_kept).sum()),
         }
-        if self.evaluate_every and ((round_index + 1) % self.evaluate_every == 0 or round_index + 1 == self.num_rounds):
-            metrics |= self.evaluate()
-        return metrics
+
+    def _evaluation(self, round_index: int) -> dict[str, float]:
+        """Scores if this round is one to evaluate: every so many, and the last."""
+        is_due = self.evaluate_every > 0 and (round_index + 1) % self.evaluate_every == 0
+        return self.evaluate() if is_due or round_index + 1 == self.num_rounds else {}
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy and loss on the test set; `clients/*` weigh the per-class accuracies by each client's classes.
@@ -317,9 +325,9 @@ class Server:
         names = {"client": "client", "block": "block", "num_examples": "num_examples", "num_steps": "num_steps", "seconds": "seconds", "train_loss": "train_loss"}
         return {**{new: report[old] for old, new in names.items()}, "weight": weight, "is_dropped": ~cohort.is_kept}
 
-    def _picture(self, weights: Weights, count: int) -> np.ndarray:
+    def _picture(self, cohort: Cohort, weights: Weights) -> np.ndarray:
         """(K, num_blocks): mean weight of each client over the leaves of each layer block."""
-        columns = []
+        count, columns = int(cohort.is_kept.sum()), []
         for block in self.layout.blocks:
             inside = [_per_client(weights[leaf.name]) for leaf in self.layout.params if leaf.block == block and leaf.name in weights]
             columns.append(np.mean(inside, axis=0) if inside else np.full(count, math.nan))
@@ -349,6 +357,10 @@ class Server:
     def client_memory(self, client: int) -> Any:
         """Packed memory of one client."""
         return self.pool.get(self._memories[client])
+
+    def ready(self) -> bool:
+        """True: that the server was built is all there is to say."""
+        return True
 
     def params_sha256(self) -> str:
         """SHA-256 over name, shape and values of every leaf: what "the same result" means."""

@@ -1,0 +1,1 @@
+"""Benchmarks: raysim against a bare PyTorch loop, interleaved in one run."""

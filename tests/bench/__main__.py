@@ -1,0 +1,161 @@
+"""`make bench`: round time, ratio to the bare loop, start-up time, peak memory, and where the time goes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import yaml
+
+from raysim.assemble import Recipe, check, make_server, make_trainer
+from raysim.data.arrow import in_batches, write_set
+from raysim.data.federation import build_shards
+from raysim.data.sources import set_path
+from raysim.engine.plan import choose_cohort
+from raysim.engine.ray_runtime import RayServer, ray_session
+from raysim.models import ModelSpec
+from tests.bench.bare import Bare, images_of
+
+CASES = {
+    "a": {
+        "about": "100 clients, 10 a round, CNN of 2.2 M parameters on 3x32x32, batch 32, Dirichlet 0.1 of 40,000 images",
+        "examples": 40_000,
+        "rounds": 8,
+        "config": {
+            "partition": {"scheme": "dirichlet", "alpha": 0.1, "num_clients": 100, "min_samples": 10},
+            "model": {"name": "cnn"},
+            "local": {"lr": 0.01, "batch_size": 32},
+            "cohort": {"size": 10},
+        },
+    },
+    "b": {
+        "about": "500 clients of 50 images, 100 a round, MLP 3072-64-10, batch 10",
+        "examples": 25_000,
+        "rounds": 40,
+        "config": {
+            "partition": {"scheme": "iid", "num_clients": 500},
+            "model": {"name": "mlp"},
+            "local": {"lr": 0.01, "batch_size": 10},
+            "cohort": {"size": 100},
+        },
+    },
+}
+
+
+def measure(name: str, root: Path) -> None:
+    """Interleave rounds of raysim on Ray and of both bare loops; print medians and ratios."""
+    case = CASES[name]
+    images, labels = images_of(case["examples"])
+    set_name = f"bench{case['examples']}"
+    write_set(set_path(root, set_name), set_name, map(str, range(10)), in_batches(images, labels))
+    raw = {
+        **case["config"],
+        "rounds": case["rounds"] + 2,
+        "evaluation": {"every": 0},
+        "data": {"name": set_name, "root": str(root), "test": 0, "validation": 0},
+        "resources": {"backend": "ray", "trainers": 2},
+    }
+    plan = check(raw, name)
+    shards = build_shards(plan.manifest, root / "shards")
+    recipe = Recipe(plan.config.model_dump(mode="json"), str(shards), 10, plan.info.shape)
+    options = {key: value for key, value in case["config"]["model"].items() if key != "name"}
+    spec = ModelSpec(plan.config.model.name, 10, plan.info.shape, options)
+    settings = {"lr": plan.config.local.lr, "batch_size": plan.config.local.batch_size, "seed": plan.config.seed}
+    rows = list(plan.manifest.clients)
+    server = RayServer(
+        partial(make_server, recipe), partial(make_trainer, recipe),
+        num_trainers=2, cpus_per_trainer=1, gpus_per_trainer=0, keeps_memory=False,
+    )
+    two = Bare(spec, case["examples"], rows, settings, processes=2, threads=1)
+    one = Bare(spec, case["examples"], rows, settings, processes=1, threads=2)
+    times: dict[str, list[float]] = {"raysim": [], "bare 2 x 1": [], "bare 1 x 2": [], "train": [], "aggregate": [], "clients": []}
+    peak = 0.0
+    for index in range(case["rounds"] + 2):
+        clients = choose_cohort(len(rows), plan.config.cohort_size, seed=0, round_index=index).tolist()
+        began = time.perf_counter()
+        record = server.run_round(index)
+        spent = time.perf_counter() - began
+        both = two.round(index, clients), one.round(index, clients)
+        if index < 2:
+            continue  # the first rounds touch fresh memory
+        times["raysim"].append(spent)
+        times["bare 2 x 1"].append(both[0])
+        times["bare 1 x 2"].append(both[1])
+        times["train"].append(record.metrics["system/train_s"])
+        times["aggregate"].append(record.metrics["system/aggregate_s"])
+        times["clients"].append(float(record.clients["seconds"].sum()) / 2)
+        peak = max(peak, memory_of_ray())
+    for system in (two, one):
+        system.close()
+    server.close()
+    report(name, case, times, peak)
+
+
+def report(name: str, case: dict, times: dict[str, list[float]], peak: float) -> None:
+    sums = {key: float(np.sum(values)) for key, values in times.items()}
+    best = min(("bare 2 x 1", "bare 1 x 2"), key=lambda key: sums[key])
+    ratios = np.array(times["raysim"]) / np.array(times[best])
+    rounds = len(times["raysim"])
+    print(f"({name}) {case['about']}; {rounds} rounds interleaved")
+    for key in ("raysim", "bare 2 x 1", "bare 1 x 2"):
+        print(f"    {key:12} {1000 * np.median(times[key]):9.1f} ms a round (median), {1000 * sums[key] / rounds:9.1f} ms (mean)")
+    print(f"    ratio to the best bare loop ({best}): {sums['raysim'] / sums[best]:.3f} of the sums, {np.median(ratios):.3f} median")
+    print(
+        f"    where raysim's round goes: clients' own work {sums['clients'] / sums['raysim']:.0%} (balanced over 2 trainers), "
+        f"imbalance, Ray and transport {(sums['train'] - sums['clients']) / sums['raysim']:.0%}, "
+        f"weights and sum {sums['aggregate'] / sums['raysim']:.0%}, "
+        f"rest {(sums['raysim'] - sums['train'] - sums['aggregate']) / sums['raysim']:.0%}"
+    )
+    print(f"    peak memory of driver and actors: {peak:.0f} MB (proportional set size)", flush=True)
+
+
+def memory_of_ray() -> float:
+    """MB of this process and the Ray workers below it; shared pages counted once, in parts."""
+    total = 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            if process.pid == os.getpid() or process.name().startswith("ray::"):
+                total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total / 1e6
+
+
+def start_up(root: Path) -> None:
+    """Seconds from the command to the first round: as the command itself reports, shards already cached."""
+    project = Path(__file__).parent.parent.parent
+    raw = yaml.safe_load((project / "configs" / "quickstart.yaml").read_text())
+    path = root / "quickstart.yaml"
+    path.write_text(yaml.safe_dump({**raw, "rounds": 1, "storage": str(root / "runs"), "data": {"name": "digits", "root": str(root)}}))
+    for attempt in range(3):
+        command = [sys.executable, "-m", "raysim", "run", str(path), f"name=s{attempt}"]
+        began = time.perf_counter()
+        output = subprocess.run(command, capture_output=True, text=True, cwd=project, check=True).stdout
+        spent = time.perf_counter() - began
+        match = re.search(r"\(([\d.]+) s to start", output)
+        kind = "shards to build" if attempt == 0 else "shards cached"
+        print(f"start-up ({kind}): first round after {match[1] if match else '?'} s (as printed); whole command {spent:.1f} s", flush=True)
+
+
+def main() -> None:
+    names = sys.argv[1:] or [*CASES, "start"]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        if "start" in names:
+            start_up(root)
+        with ray_session(num_cpus=2):
+            for name in names:
+                if name in CASES:
+                    measure(name, root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Whole runs: run directory, errors, kills, resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from raysim.assemble import check
+from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
+from raysim.engine.checkpoint import CheckpointStore
+from raysim.engine.plan import assign, choose_cohort, cut_blocks
+from raysim.run import execute
+from tests.helpers import plan_of, raw_config, run
+
+PROJECT = Path(__file__).parent.parent.parent
+
+
+def quietly(plan):
+    return execute(plan, on_start=lambda *_: None, on_round=lambda _: None)
+
+
+def a_plan(root, tmp_path, methods=(), **groups):
+    return plan_of(root, methods, name="a", storage=str(tmp_path), **groups)
+
+
+def rows_of(folder):
+    with open(folder / "progress.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def timeless(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("system/")} for row in rows]
+
+
+# --- what a run leaves behind -----------------------------------------------------------------------------------------
+
+
+def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
+    summary = quietly(a_plan(root, tmp_path, ["fedprox", {"fedvg": {"granularity": "block"}}]))
+    folder = tmp_path / "a"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "env.json", "partition.json", "progress.csv", "clients.parquet", "summary.json", "COMPLETED"} <= names
+    assert "FAILED" not in names
+    assert summary == json.loads((folder / "summary.json").read_text())
+    rows = rows_of(folder)
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    assert summary["accuracy"] == float(rows[-1]["server/accuracy"])
+    assert summary["best_accuracy"] == max(float(row["server/accuracy"]) for row in rows)
+    clients = pq.read_table(folder / "clients.parquet").to_pandas()
+    assert len(clients) == 3 * 7
+    assert np.allclose(clients.groupby("round")["weight"].sum(), 1)
+    assert set(clients.columns) >= {"round", "client", "num_examples", "num_steps", "seconds", "train_loss", "weight"}
+    board = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
+    for tag in ("server/accuracy", "train/loss", "comm/up_mb", "system/round_s", "clients/accuracy_worst"):
+        points = [(event.step, event.value) for event in board.Scalars(tag)]
+        assert [step for step, _ in points] == [0, 1, 2]
+        assert np.allclose([value for _, value in points], [float(row[tag]) for row in rows], rtol=1e-6)
+    assert "weights/all" in board.Tags()["histograms"]
+    assert {"weights/client_by_block", "partition/classes"} <= set(board.Tags()["images"])
+    assert yaml.safe_load((folder / "config.yaml").read_text())["partition"]["num_clients"] == 12
+    partition = json.loads((folder / "partition.json").read_text())
+    everything = sum(partition["clients"], []) + partition["validation"] + partition["test"]
+    assert sorted(everything) == list(range(1797))
+
+
+def test_bytes_are_those_of_the_tensors_sent(root):
+    plan = plan_of(root, ["tests.toys:scaffold"])
+    server = run(plan, root, rounds=0)
+    record = server.run_round(0)
+    size = 4 * plan.layout.num_params
+    assert record.metrics["comm/down_mb"] * 1e6 == pytest.approx(7 * 2 * size)
+    assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(7 * 2 * size)
+    head_only = plan_of(root, [{"tests.toys:livar": {"trained": ["fc1.weight"]}}])
+    record = run(head_only, root, rounds=0).run_round(0)
+    assert record.metrics["comm/down_mb"] * 1e6 == pytest.approx(7 * 4 * head_only.layout.num_params)
+    assert head_only.layout.num_params < plan.layout.num_params
+
+
+def test_finished_run_is_never_overwritten(root, tmp_path):
+    plan = a_plan(root, tmp_path)
+    quietly(plan)
+    before = (tmp_path / "a" / "summary.json").read_bytes()
+    with pytest.raises(RunExists, match="Choose another name"):
+        quietly(plan)
+    assert (tmp_path / "a" / "summary.json").read_bytes() == before
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["serial", "ray"])
+def test_client_that_raises_ends_the_run_with_its_facts(backend, root, tmp_path, ray_cluster):
+    plan = a_plan(
+        root, tmp_path, [{"tests.toys:raises": {"client": 4, "round_index": 1}}],
+        cohort={"size": 12}, resources={"backend": backend, "trainers": 2},
+    )
+    began = time.monotonic()
+    with pytest.raises(ClientError) as caught:
+        quietly(plan)
+    assert (caught.value.client, caught.value.round_index) == (4, 1)
+    assert "ZeroDivisionError: the toy divides by zero" in str(caught.value)
+    assert "client 4 failed in round 1" in str(caught.value)
+    assert time.monotonic() - began < 60
+    assert "ZeroDivisionError" in (tmp_path / "a" / "FAILED").read_text()
+    assert ray_cluster.is_initialized()  # a Ray that the run did not start is left alone
+
+
+def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
+    poison = [{"tests.toys:poison": {"client": 5}}]
+    groups = {"cohort": {"size": 12}}
+    with pytest.raises(RaysimError, match=r"non-finite update of client 5 in round 0.*on_nonfinite"):
+        quietly(a_plan(root, tmp_path, poison, **groups))
+    for methods in (poison, [*poison, "fedvg"]):
+        plan = plan_of(root, methods, on_nonfinite="skip", name="b" + str(len(methods)), storage=str(tmp_path), **groups)
+        quietly(plan)
+        clients = pq.read_table(tmp_path / plan.config.name / "clients.parquet").to_pandas()
+        assert clients[clients.is_dropped].client.tolist() == [5, 5, 5]
+        assert (clients[clients.client == 5].weight == 0).all()
+        rest = clients[clients.client != 5]
+        assert np.allclose(rest.groupby("round").weight.sum(), 1)
+
+
+# --- kills and resume -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
+    methods = ["tests.toys:scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
+    expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
+    marker = tmp_path / "killed"
+    killer = {"tests.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
+    plan = a_plan(
+        root, tmp_path, [*methods, killer], model={"norm": norm},
+        resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5},
+    )
+    summary = quietly(plan)
+    assert marker.exists()
+    assert int(marker.read_text()) != os.getpid()
+    assert summary["params_sha256"] == expected
+
+
+def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
+    """Without a real GPU the same configuration runs on the CPU, to the same bits."""
+    resources = {"backend": "ray", "trainers": 4, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}
+    methods = ["fedprox", "fedavgm", "fedvg"]
+    summary = quietly(a_plan(root, tmp_path, methods, resources=resources))
+    assert summary["params_sha256"] == run(plan_of(root, methods), root).params_sha256()
+    environment = json.loads((tmp_path / "a" / "env.json").read_text())
+    assert environment["resources"]["gpus_per_trainer"] == 0.25
+    with pytest.raises(ConfigError, match="2 GPUs|0.5 GPUs"):
+        quietly(plan_of(root, methods, name="b", storage=str(tmp_path), resources={**resources, "gpus_per_trainer": 0.5}))
+
+
+def write_config(path, root, tmp_path, backend, **groups):
+    raw = raw_config(
+        root, ["tests.toys:scaffold", "fedavgm", "fedvg"], name="killed", storage=str(tmp_path / "runs"), rounds=12,
+        checkpoint={"every_s": 0}, resources={"backend": backend}, **groups,
+    )
+    if backend == "ray":
+        raw["resources"] |= {"trainers": 2}
+    path.write_text(yaml.safe_dump(raw))
+    return raw
+
+
+def start(path, *overrides):
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "raysim", "run", str(path), *overrides],
+        cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+
+
+@pytest.mark.parametrize(("backend", "number"), [("serial", signal.SIGKILL), ("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
+def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
+    raw = write_config(tmp_path / "run.yaml", root, tmp_path, backend)
+    folder = tmp_path / "runs" / "killed"
+    process = start(tmp_path / "run.yaml")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(folder.glob("checkpoints/round-00000[3-9]")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + signal.SIGTERM), output
+    assert not (folder / "COMPLETED").exists()
+
+    again = start(tmp_path / "run.yaml")
+    output, _ = again.communicate(timeout=180)
+    assert again.returncode == 0, output
+    assert "resuming at round" in output
+    expected = quietly(check({**raw, "name": "whole", "resources": {"backend": "serial"}}, "a test"))
+    summary = json.loads((folder / "summary.json").read_text())
+    for key in ("params_sha256", "accuracy", "best_accuracy", "best_round", "mean_last_10pct_accuracy"):
+        assert summary[key] == expected[key], key
+    assert timeless(rows_of(folder)) == timeless(rows_of(folder.parent / "whole"))
+    tables = [pq.read_table(f / "clients.parquet").to_pandas().drop(columns="seconds") for f in (folder, folder.parent / "whole")]
+    assert tables[0].equals(tables[1])
+    board = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in board.Scalars("server/accuracy")] == list(range(12))
+
+
+def test_resume_refuses_another_configuration(root, tmp_path):
+    plan = a_plan(root, tmp_path, [{"tests.toys:raises": {"client": 4, "round_index": 1}}], cohort={"size": 12}, checkpoint={"every_s": 0})
+    with pytest.raises(ClientError):
+        quietly(plan)
+    changed = a_plan(root, tmp_path, [], cohort={"size": 12}, local={"lr": 0.2})
+    with pytest.raises(ConfigError) as caught:
+        quietly(changed)
+    assert {fault.key for fault in caught.value.faults} == {"methods", "local"}
+    with pytest.raises(RunExists, match="et resume=auto"):
+        quietly(a_plan(root, tmp_path, resume="never"))
+
+
+def test_checkpoint_is_whole_or_not_at_all(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for number in range(1, 5):
+        tree = {"state": np.full(3, number, np.float32), "methods": {"m": {"n": number, "list": [np.eye(2), "x", None]}}}
+        store.save(number, tree, [(number % 2, {"m": {"v": np.full(2, number)}})])
+    assert sorted(p.name for p in tmp_path.glob("round-*")) == ["round-000003", "round-000004"]
+    assert not list(tmp_path.rglob("*.part"))
+    (tmp_path / ".round-000009.1.part").mkdir()  # what a killed process leaves
+    fresh = CheckpointStore(tmp_path)
+    checkpoint = fresh.latest()
+    assert checkpoint.next_round == 4
+    assert checkpoint.snapshot["methods"]["m"]["n"] == 4
+    assert (checkpoint.snapshot["methods"]["m"]["list"][0] == np.eye(2)).all()
+    assert {c: fresh.read_memory(p)["m"]["v"].tolist() for c, p in checkpoint.memories.items()} == {1: [3, 3], 0: [4, 4]}
+    (tmp_path / "round-000004" / "server.safetensors").write_bytes(b"x")
+    with pytest.raises(RaysimError, match="elete this folder"):
+        CheckpointStore(tmp_path).latest()
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_depend_on_sizes_alone_and_cover_the_cohort():
+    rng = np.random.default_rng(0)
+    clients = choose_cohort(1000, 100, seed=1, round_index=2)
+    assert len(set(clients.tolist())) == 100
+    work = rng.integers(1, 500, 100).tolist()
+    blocks = cut_blocks(clients.tolist(), work)
+    assert sorted(c for block in blocks for c in block.clients) == clients.tolist()
+    assert 16 <= len(blocks) <= 33
+    shuffled = rng.permutation(100)
+    assert cut_blocks(clients[shuffled].tolist(), [work[i] for i in shuffled]) == blocks
+    for count in (1, 2, 7):
+        queues = assign(blocks, count)
+        assert sorted(b.index for tasks in queues for task in tasks for b in task) == list(range(len(blocks)))
+        loads = [sum(b.work for task in tasks for b in task) for tasks in queues]
+        assert max(loads) - min(loads) <= max(b.work for b in blocks)
+        assert all(len(tasks) <= 5 for tasks in queues)
