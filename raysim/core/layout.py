@@ -111,9 +111,13 @@ class Layout:
         """[num_leaves covered], float64: the vector norm of each leaf (order 1, 2 or inf)."""
         leaves = self.leaves if vector.numel() == self.num_state else self.params
         parts = [vector[leaf.offset : leaf.end] for leaf in leaves]
-        dtype = None if order == math.inf else torch.float64  # sums of millions of entries; a maximum needs no width
-        norms = [torch.linalg.vector_norm(part, order, dtype=dtype) for part in parts]
-        return torch.stack(norms).to("cpu", torch.float64) if norms else torch.zeros(0, dtype=torch.float64)
+        if not parts:
+            return torch.zeros(0, dtype=torch.float64)
+        if order == math.inf:  # aminmax: vector_norm(inf) is 25 times slower on a CPU; both keep NaN
+            lowest, highest = (torch.stack(side) for side in zip(*(part.aminmax() for part in parts), strict=True))
+            return torch.maximum(highest, -lowest).to("cpu", torch.float64)
+        norms = [torch.linalg.vector_norm(part, order, dtype=torch.float64) for part in parts]
+        return torch.stack(norms).cpu()
 
 
 def layout_of(

@@ -25,7 +25,7 @@ from raysim.core.weights import RightMap, Weights, normalised, take
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
 from raysim.engine.pool import Pool, TaskResult
 from raysim.engine.trainer import Phase
-from raysim.engine.transport import num_bytes, pack, unpack
+from raysim.engine.transport import num_bytes, pack, readonly_tensor, unpack
 from raysim.training.aggregate import rounding_constants
 from raysim.training.evaluate import Score
 from raysim.training.local import num_local_steps
@@ -265,7 +265,7 @@ class Server:
         constants = rounding_constants(self.layout, weights, peaks)
         asked = [(result, pack(take(weights, positions)), rows) for result, rows, positions in parts]
         for partial in self.pool.fold(name, asked, pack(constants)):
-            total += torch.from_numpy(np.array(partial))
+            total += readonly_tensor(partial)
         return total
 
     # --- what is reported ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raysim.core.errors import ClientError, MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, LayerOp, Method, Vector
+from raysim.core.method import Batch, Client, GradFn, LayerOp, Method, Vector
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.data.federation import Federation
@@ -26,7 +26,7 @@ from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, train_locally
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel, cross_entropy, seed_global_stream
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
@@ -142,16 +142,16 @@ class Trainer:
                 ops = method.forward(ops, views[method.name])
             if method.loss is not None:
                 loss = method.loss(loss, views[method.name])
-        gradient = model.gradient_function(loss)
+        gradient: GradFn | None = None  # nobody looks at gradients: the local loop may take the shortest way
         for method in phase.methods:
             if method.grads is not None:
-                gradient = method.grads(gradient, views[method.name])
+                gradient = method.grads(gradient or model.gradient_function(loss), views[method.name])
 
-        torch.manual_seed(derive_seed(self.seed, "dropout", round_index, client))
+        seed_global_stream(derive_seed(self.seed, "dropout", round_index, client), self.device)
         generator = torch_generator(derive_seed(self.seed, "batches", round_index, client))
         with model.overridden(ops):
             num_steps, mean_loss = train_locally(
-                model, gradient, examples, self.transform, phase.settings, lr=lr, generator=generator
+                model, loss, gradient, examples, self.transform, phase.settings, lr=lr, generator=generator
             )
         update = torch.from_numpy(vectors["update"])[row]
         if self.device.type == "cpu":
@@ -251,9 +251,9 @@ class Trainer:
           (size,) float64.
         """
         total: Tensor | None = None
+        grid = torch.from_numpy(constants.copy())
         for (weights, rows), arrays in zip(requests, vectors, strict=True):
-            part = fold(self.layout, _rows(arrays[name], rows), unpack(weights), torch.from_numpy(constants.copy()))
-            total = part if total is None else total.add_(part)
+            total = fold(self.layout, _rows(arrays[name], rows), unpack(weights), grid, total)
         assert total is not None
         return total.numpy()
 

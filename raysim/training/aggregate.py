@@ -48,18 +48,22 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
     return constants
 
 
-def fold(layout: Layout, updates: Tensor, weights: Weights, constants: Tensor) -> Tensor:
+def fold(
+    layout: Layout, updates: Tensor, weights: Weights, constants: Tensor, total: Tensor | None = None
+) -> Tensor:
     """Partial sum over some clients: sum_k a_k u_k on the shared grid.
 
     Args:
       updates: (k, size) float32, size = num_params or num_state.
       weights: for these k clients, float64.
       constants: from `rounding_constants` over *all* clients of the round.
+      total: (size,) float64, a partial sum to add to in place; zeros if None.
     Returns:
-      (size,) float64. Partial sums of disjoint groups merge exactly by `+`.
+      total. Partial sums of disjoint groups merge exactly by `+`.
     """
     num_clients, size = updates.shape
-    total = torch.zeros(size, dtype=torch.float64, device=updates.device)
+    if total is None:
+        total = torch.zeros(size, dtype=torch.float64, device=updates.device)
     leaves = [leaf for leaf in layout.leaves if leaf.end <= size]
     device = updates.device
     columns: list[Tensor] = []  # (k, segments of the leaf): what repeats over contiguous stretches of the vector

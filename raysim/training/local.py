@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, GradFn
+from raysim.core.method import Batch, GradFn, LossFn
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.model import BoundModel
 
@@ -106,9 +106,27 @@ def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callab
     return sgd
 
 
+def local_step(
+    model: BoundModel, loss: LossFn, gradient: GradFn | None, settings: LocalSettings, lr: float
+) -> Callable[[Batch], None]:
+    """step(batch): one optimiser step of the model."""
+    if gradient is None and settings.is_plain_sgd and settings.weight_decay == 0:
+        return lambda batch: model.descend(loss, batch, lr)
+    compute = gradient or model.gradient_function(loss)
+    move = optimizer_step(model.params, settings, lr)
+
+    def step(batch: Batch) -> None:
+        grad = compute(model.params, batch)
+        with torch.no_grad():
+            move(grad)
+
+    return step
+
+
 def train_locally(
     model: BoundModel,
-    gradient: GradFn,
+    loss: LossFn,
+    gradient: GradFn | None,
     examples: Examples,
     transform: InputTransform,
     settings: LocalSettings,
@@ -119,22 +137,21 @@ def train_locally(
     """Run the local steps of one client on the model's current point.
 
     Args:
-      gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied.
+      loss: with every method's `loss` applied.
+      gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied; None if there is none.
       generator: draws the batch order.
     Returns:
       (steps taken, mean loss over the steps; NaN without a step).
     """
     skip_single = model.has_batch_norm
     num_steps = num_local_steps(len(examples), settings, skip_single=skip_single)
-    step = optimizer_step(model.params, settings, lr)
-    loss = torch.zeros((), device=model.device)
+    step = local_step(model, loss, gradient, settings, lr)
+    total = torch.zeros((), device=model.device)
     model.module.train()
     batches = training_batches(
         examples, transform, settings, num_steps=num_steps, generator=generator, skip_single=skip_single
     )
     for batch in batches:
-        grad = gradient(model.params, batch)
-        with torch.no_grad():
-            step(grad)
-        loss += model.loss
-    return num_steps, float(loss) / num_steps if num_steps else math.nan
+        step(batch)
+        total += model.loss
+    return num_steps, float(total) / num_steps if num_steps else math.nan
