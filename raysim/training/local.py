@@ -14,6 +14,10 @@ from raysim.training.inputs import Examples, InputTransform
 from raysim.training.model import BoundModel
 
 
+#: Floats that are gathered at once for the coming batches: 1 MiB.
+GATHER_ENTRIES = 2**18
+
+
 @dataclass(frozen=True)
 class LocalSettings:
     """Local work of a round.
@@ -68,14 +72,25 @@ def training_batches(
     generator: torch.Generator,
     skip_single: bool,
 ) -> Iterator[Batch]:
-    """`num_steps` batches, each epoch in a fresh order; gathered on the examples' device."""
+    """`num_steps` batches, each epoch in a fresh order; gathered and transformed on the examples' device.
+
+    Several batches are gathered at once, as many as stay in a cache, and handed out as slices: for small images the
+    calls cost more than the copying.
+    """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
+    entries = max(1, examples.images[:1].numel()) * settings.batch_size
+    group = max(1, GATHER_ENTRIES // entries)
     done = 0
     while done < num_steps:
         order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
-        for start, end in bounds[: num_steps - done]:
-            chosen = order[start:end]
-            yield Batch(transform(examples.images[chosen]), examples.labels[chosen])
+        due = bounds[: num_steps - done]
+        for first in range(0, len(due), group):
+            part = due[first : first + group]
+            base = part[0][0]
+            chosen = order[base : part[-1][1]]
+            images, labels = transform(examples.images[chosen]), examples.labels[chosen]
+            for start, end in part:
+                yield Batch(images[start - base : end - base], labels[start - base : end - base])
         done += len(bounds)
 
 
