@@ -69,7 +69,7 @@ def fedvg(
             module_power=None if layers == "tensor" else (1 if norm == "l1" else 2),
         )
         if mix == "average":
-            return {name: (weights[name] + scores[name]) / 2 for name in weights}
+            return {name: (weight + scores[name]) / 2 for name, weight in weights.items() if isinstance(weight, Tensor)}
         return {name: scores[name] for name in weights}
 
     needs = frozenset() if norm == "update" else frozenset({"validation-set"})
@@ -125,7 +125,8 @@ def vg_weights(
         return inverse_weights(torch.stack(part).mean(dim=0), usable, eps)
 
     everything = weights_of(list(groups))
-    by_layer, by_block = {}, {}
+    by_layer: dict[str, Tensor] = {}
+    by_block: dict[str, Tensor] = {}
     for block, indices in _groups(leaves, lambda leaf: leaf.block).items():
         inside = [key for key, group in groups.items() if group[0] in indices]
         by_block[block] = weights_of(inside)

@@ -21,14 +21,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pret
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
+]
 
 
 @app.command()
 def run(
     config: Annotated[str, typer.Argument(help="a YAML file")],
     overrides: Overrides = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="print the complete configuration and stop")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the complete configuration and stop")
+    ] = False,
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim.config import Config, parse_config, read_config
@@ -77,7 +81,9 @@ def prepare(
             out.print(f"{known:12} {source.description}")
         return
     info = convert(name, out_dir, root, again=again)
-    out.print(f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes, sha256 {info.checksum[:16]}")
+    out.print(
+        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes, sha256 {info.checksum[:16]}"
+    )
     out.print(f"file: {set_path(out_dir, name)}")
 
 
@@ -124,7 +130,9 @@ def _print_blocks(model: str) -> None:
     out.print(f"{model} on 32 x 32 x 3 images, 10 classes: {layout.num_params} parameters, {len(layout.params)} layers")
     for block in layout.blocks:
         leaves = [leaf for leaf in layout.leaves if leaf.block == block]
-        out.print(f"{block:20} {sum(leaf.size for leaf in leaves if not leaf.is_buffer):>10}  {', '.join(leaf.name for leaf in leaves)}")
+        out.print(
+            f"{block:20} {sum(leaf.size for leaf in leaves if not leaf.is_buffer):>10}  {', '.join(leaf.name for leaf in leaves)}"
+        )
 
 
 @app.command()
@@ -161,7 +169,9 @@ class Progress:
             self._accuracy = f"accuracy {record.metrics['server/accuracy']:.4f}  "
         spent = time.monotonic() - self._rounds_began
         left = spent / (number - self._first) * (self._total - number)
-        line = f"round {number:>{len(str(self._total))}}/{self._total}  {self._accuracy}loss {record.metrics['train/loss']:.4f}  {_clock(left)} left"
+        loss = f"loss {record.metrics['train/loss']:.4f}"
+        count = f"{number:>{len(str(self._total))}}/{self._total}"
+        line = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
         is_last = number == self._total
         if out.is_terminal:
             out.print(line, end="\n" if is_last else "\r")

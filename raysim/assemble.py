@@ -161,7 +161,9 @@ def find_method(name: str) -> Callable[..., Method]:
         return METHODS[name]
     module_name, colon, function = name.partition(":")
     if not colon:
-        raise LookupError(f"unknown method {name!r}. {nearest_name(name, list(METHODS))}; or module:function for your own")
+        raise LookupError(
+            f"unknown method {name!r}. {nearest_name(name, list(METHODS))}; or module:function for your own"
+        )
     try:
         return getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:
@@ -174,7 +176,9 @@ def _open_set(config: Config) -> ImageSet:
     if not path.is_file() and config.data.name in BUNDLED:
         prepare(config.data.name, root)
     if not path.is_file() and config.data.name not in SOURCES:
-        raise DataError(f"no prepared set {config.data.name!r}", str(path), nearest_name(config.data.name, list(SOURCES)))
+        raise DataError(
+            f"no prepared set {config.data.name!r}", str(path), nearest_name(config.data.name, list(SOURCES))
+        )
     return ImageSet(path)
 
 
@@ -345,9 +349,19 @@ def resolve_resources(config: Config, cpus: float, gpus: float) -> tuple[int, fl
         per_gpu = min(1.0, int(1e4 * gpus / trainers) / 1e4) if asked_gpu == "auto" else float(asked_gpu)
     faults = []
     if trainers * per_cpu > cpus + 1e-9:
-        faults.append(Fault("resources.trainers", f"{trainers} trainers with {per_cpu:g} CPUs each need more than the {cpus:g} CPUs that Ray offers this job"))
+        faults.append(
+            Fault(
+                "resources.trainers",
+                f"{trainers} trainers with {per_cpu:g} CPUs each need more than the {cpus:g} CPUs that Ray offers this job",
+            )
+        )
     if trainers * per_gpu > gpus + 1e-9:
-        faults.append(Fault("resources.gpus_per_trainer", f"{trainers} trainers with {per_gpu:g} GPUs each need more than the {gpus:g} GPUs that Ray offers this job"))
+        faults.append(
+            Fault(
+                "resources.gpus_per_trainer",
+                f"{trainers} trainers with {per_gpu:g} GPUs each need more than the {gpus:g} GPUs that Ray offers this job",
+            )
+        )
     if faults:
         raise ConfigError(faults, "the resources")
     return trainers, per_cpu, per_gpu

@@ -73,14 +73,20 @@ class CheckpointGroup(Group):
 class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = "ray"
     trainers: int | Literal["auto"] = Field("auto", description="trainer processes")
-    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = Field("auto", description="cores and threads of a trainer")
-    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPU fraction of a trainer")
+    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="cores and threads of a trainer"
+    )
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        "auto", description="GPU fraction of a trainer"
+    )
 
 
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
-    name: str | None = Field(None, pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$", description="run name: letters, digits, . _ + = - and /")
+    name: str | None = Field(
+        None, pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$", description="run name: letters, digits, . _ + = - and /"
+    )
     storage: str = Field("runs", description="folder for run directories")
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
@@ -110,7 +116,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -138,7 +146,9 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, A
 def _override(raw: dict[str, Any], override: str, source: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise ConfigError([Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line")
+        raise ConfigError(
+            [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
+        )
     *parents, last = key.strip().split(".")
     group = raw
     for parent in parents:
@@ -161,7 +171,13 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
     if config.cohort.size is not None and config.cohort.fraction is not None:
         faults.append(Fault("cohort", "size and fraction are both set; keep one"))
     if config.cohort_size > config.partition.num_clients:
-        faults.append(Fault("cohort.size", f"{config.cohort_size} clients a round of a population of {config.partition.num_clients}; lower it or raise partition.num_clients"))
+        faults.append(
+            Fault(
+                "cohort.size",
+                f"{config.cohort_size} clients a round of a population of {config.partition.num_clients}; "
+                "lower it or raise partition.num_clients",
+            )
+        )
     if config.local.nesterov and not config.local.momentum:
         faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
     if config.local.steps is not None and "epochs" in config.local.model_fields_set:
@@ -169,7 +185,9 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
     return (None if faults else config), faults
 
 
-def parse_options(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> tuple[dict[str, Any], list[Fault]]:
+def parse_options(
+    function: Callable[..., Any], options: Mapping[str, Any], key: str
+) -> tuple[dict[str, Any], list[Fault]]:
     """Check options against a function's keyword parameters (a method's or a model's).
 
     Returns:
@@ -206,7 +224,9 @@ def _unique(errors: Sequence[Any]) -> list[Any]:
 
 
 def _is_tag(part: Any) -> bool:
-    return isinstance(part, str) and (part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "dict[", "constrained", "function")))
+    return isinstance(part, str) and (
+        part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "dict[", "constrained", "function"))
+    )
 
 
 def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
@@ -220,13 +240,24 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
             owner = inner
     field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
     if field is not None:
-        default = "" if field.is_required() or field.get_default(call_default_factory=False) is None else f"; default {field.default}"
+        default = (
+            ""
+            if field.is_required() or field.get_default(call_default_factory=False) is None
+            else f"; default {field.default}"
+        )
         hint = f"{field.description or ''}{default}".removeprefix("; ")
         hint = f" ({hint})" if hint else ""
-        choices = [choice for part in (field.annotation, *get_args(field.annotation)) for choice in get_args(part) if isinstance(choice, str)]
+        choices = [
+            choice
+            for part in (field.annotation, *get_args(field.annotation))
+            for choice in get_args(part)
+            if isinstance(choice, str)
+        ]
         if choices and error["type"] not in ("greater_than", "greater_than_equal"):
             is_union = len(get_args(field.annotation)) != len(choices)
-            return Fault(key, f"must be {'a number or ' if is_union else ''}{' or '.join(choices)}, got {value!r}{hint}")
+            return Fault(
+                key, f"must be {'a number or ' if is_union else ''}{' or '.join(choices)}, got {value!r}{hint}"
+            )
     messages = {
         "extra_forbidden": lambda: f"unknown key. {nearest(str(error['loc'][-1]), list(owner.model_fields))}",
         "greater_than": lambda: f"must be > {context['gt']:g}, got {value!r}{hint}",

@@ -30,10 +30,16 @@ def findings() -> Iterator[tuple[bool, str]]:
     import torch
 
     memory = psutil.virtual_memory()
-    yield True, f"{os.cpu_count()} CPUs, {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB of memory free"
+    yield (
+        True,
+        f"{os.cpu_count()} CPUs, {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB of memory free",
+    )
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}"
     for place in (".", "/dev/shm", "/tmp"):
         if os.path.isdir(place):
             free = shutil.disk_usage(place).free / 2**30
-            yield free > 2, f"{free:.0f} GiB free in {place}" + ("" if free > 2 else ": Ray and the runs need 2 GiB or more")
+            yield (
+                free > 2,
+                f"{free:.0f} GiB free in {place}" + ("" if free > 2 else ": Ray and the runs need 2 GiB or more"),
+            )

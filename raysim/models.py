@@ -29,7 +29,9 @@ class Cnn(nn.Module):
     On 3 x 32 x 32 input with the default widths: 2,156,490 parameters.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, *, width: int = 32, hidden: int = 512, norm: str = "none"):
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, *, width: int = 32, hidden: int = 512, norm: str = "none"
+    ):
         super().__init__()
         height, breadth, channels = shape
         self.conv1 = nn.Conv2d(channels, width, 5, padding=2)

@@ -53,10 +53,17 @@ def open_run(config: Config) -> tuple[Path, Checkpoint | None, CheckpointStore]:
         folder.mkdir(parents=True, exist_ok=True)
         return folder, None, store
     if config.resume == "never":
-        raise RunExists(f"run {name!r} exists, unfinished, and resume is never", str(folder), "set resume=auto, choose another name, or delete that folder")
+        raise RunExists(
+            f"run {name!r} exists, unfinished, and resume is never",
+            str(folder),
+            "set resume=auto, choose another name, or delete that folder",
+        )
     before, now = yaml.safe_load(saved.read_text()), config.model_dump(mode="json")
     faults = [
-        Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; set it back, or choose another name")
+        Fault(
+            key,
+            f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; set it back, or choose another name",
+        )
         for key in now
         if key not in FREE_KEYS and before.get(key) != now[key]
     ]
@@ -65,7 +72,9 @@ def open_run(config: Config) -> tuple[Path, Checkpoint | None, CheckpointStore]:
     return folder, store.latest(), store
 
 
-def execute(plan: Plan, *, on_start: Callable[[Path, int, int], None], on_round: Callable[[RoundRecord], None]) -> dict[str, Any]:
+def execute(
+    plan: Plan, *, on_start: Callable[[Path, int, int], None], on_round: Callable[[RoundRecord], None]
+) -> dict[str, Any]:
     """Run a plan to its end and return the summary.
 
     Args:
@@ -163,7 +172,16 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         trainers, cpus, gpus = resolve_resources(config, *available())
         shards = build_shards(plan.manifest, cache, write_with_ray_data)
         ingredients = recipe(shards, threads_of(cpus), gpus > 0)
-        _write_environment(folder, {"backend": "ray", "trainers": trainers, "cpus_per_trainer": cpus, "gpus_per_trainer": gpus, "threads_per_trainer": ingredients.num_threads})
+        _write_environment(
+            folder,
+            {
+                "backend": "ray",
+                "trainers": trainers,
+                "cpus_per_trainer": cpus,
+                "gpus_per_trainer": gpus,
+                "threads_per_trainer": ingredients.num_threads,
+            },
+        )
         server = RayServer(
             partial(make_server, ingredients),
             partial(make_trainer, ingredients),
@@ -205,7 +223,10 @@ def _write_environment(folder: Path, resources: dict[str, Any]) -> None:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "git_commit": _git_commit(),
-        "machine": {"cpus": os.cpu_count(), "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
         "resources": resources,
     }
     (folder / "env.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -216,9 +237,9 @@ def _git_commit() -> str | None:
     where = Path(__file__).parent
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True, timeout=10)
-        changes = subprocess.run(["git", "status", "--porcelain"], cwd=where, capture_output=True, text=True, timeout=10)
+        changes = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=where, capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return commit.stdout.strip() + ("+" if changes.stdout.strip() else "") if commit.returncode == 0 else None
-
-

@@ -25,7 +25,9 @@ def ray_cluster():
     """A local Ray of three CPUs and one logical GPU, as a user might have started it."""
     import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(
+        address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
     yield ray
     ray.shutdown()
 

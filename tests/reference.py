@@ -45,8 +45,11 @@ class Naive:
         model.train()
         rows = self.plan.manifest.clients[client]
         optimizer = torch.optim.SGD(
-            model.parameters(), lr=local.lr * local.lr_decay**round_index, momentum=local.momentum,
-            weight_decay=local.weight_decay, nesterov=local.nesterov,
+            model.parameters(),
+            lr=local.lr * local.lr_decay**round_index,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            nesterov=local.nesterov,
         )
         generator = torch_generator(derive_seed(self.config.seed, "batches", round_index, client))
         anchor = [p.detach().clone() for p in model.parameters()]
@@ -125,7 +128,12 @@ def fedvg_weights(granularity, norm, mode, mix="replace", eps=1e-8):
         for model in models:
             if norm == "update":
                 old = dict(naive.model.named_parameters())
-                sizes.append({n: float((p.detach().double() - old[n].detach().double()).norm()) for n, p in model.named_parameters()})
+                sizes.append(
+                    {
+                        n: float((p.detach().double() - old[n].detach().double()).norm())
+                        for n, p in model.named_parameters()
+                    }
+                )
                 continue
             scratch = copy.deepcopy(model)
             scratch.train(mode == "train")
@@ -137,16 +145,18 @@ def fedvg_weights(granularity, norm, mode, mix="replace", eps=1e-8):
             grads = torch.autograd.grad(loss, list(scratch.parameters()))
             sizes.append({n: size_of(g.double(), norm) for n, g in zip(names, grads, strict=True)})
         names = list(sizes[0])
-        group_of = {"model": lambda n: "all", "layer": lambda n: n, "block": lambda n: n.rpartition(".")[0]}[granularity]
+        group_of = {"model": lambda n: "all", "layer": lambda n: n, "block": lambda n: n.rpartition(".")[0]}[
+            granularity
+        ]
         table = {}
         for name in names:
             members = [n for n in names if group_of(n) == group_of(name) and sizes[0][n] is not None]
             if not members:  # a bias by itself has no spectral norm: its block's weight
-                members = [n for n in names if n.rpartition(".")[0] == name.rpartition(".")[0] and sizes[0][n] is not None]
-            if members:
-                inverse = [1 / (sum(s[n] for n in members) / len(members) + eps) for s in sizes]
-            else:
-                inverse = [1.0] * len(sizes)
+                members = [
+                    n for n in names if n.rpartition(".")[0] == name.rpartition(".")[0] and sizes[0][n] is not None
+                ]
+            means = [sum(s[n] for n in members) / len(members) for s in sizes] if members else [1.0] * len(sizes)
+            inverse = [1 / (mean + eps) for mean in means]
             table[name] = [value / sum(inverse) for value in inverse]
         if mix == "average":
             table = {n: [(w + s) / 2 for w, s in zip(shares, table[n], strict=True)] for n in names}

@@ -41,7 +41,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-FILES = sorted(p.relative_to(ROOT).as_posix() for d in ("raysim", "methods", "cluster") for p in (ROOT / d).rglob("*.py"))
+FILES = sorted(
+    p.relative_to(ROOT).as_posix() for d in ("raysim", "methods", "cluster") for p in (ROOT / d).rglob("*.py")
+)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -125,7 +125,9 @@ def livar(*, trained: list[str], head: str = "fc2"):
 
     claims = frozenset({f"weights:{name}" for name in trained} | {f"weights:{head}.*"})
     needs = frozenset({"features", "linear-head"})
-    return Method("livar", partition=partition, loss=loss, grads=grads, report=report, weigh=weigh, claims=claims, needs=needs)
+    return Method(
+        "livar", partition=partition, loss=loss, grads=grads, report=report, weigh=weigh, claims=claims, needs=needs
+    )
 
 
 def regmean(*, head: str = "fc2"):
@@ -144,7 +146,11 @@ def regmean(*, head: str = "fc2"):
         return {**weights, f"{head}.weight": RightMap(maps)}
 
     return Method(
-        "regmean", report=report, weigh=weigh, claims=frozenset({f"weights:{head}.weight"}), needs=frozenset({"features"})
+        "regmean",
+        report=report,
+        weigh=weigh,
+        claims=frozenset({f"weights:{head}.weight"}),
+        needs=frozenset({"features"}),
     )
 
 

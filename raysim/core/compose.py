@@ -44,7 +44,10 @@ def conflicts(methods: Sequence[Method], resources: Sequence[str], available: Co
             found.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
         for claim in sorted(method.claims):
             if not _held(claim, resources):
-                found.append(f"{method.name} claims {claim}, but no such thing is trained and shared in this run: {_known(claim, resources)}")
+                found.append(
+                    f"{method.name} claims {claim}, but nothing like it is trained and shared in this run: "
+                    f"{_known(claim, resources)}"
+                )
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
         both = [r for r in resources if _claims(first, r) and _claims(second, r)]
         if both:

@@ -59,7 +59,9 @@ class ClientError(RaysimError):
         self.cause, self.details = cause, details
 
     def __str__(self) -> str:
-        text = f"client {self.client} failed in round {self.round_index} (block {self.block}, {self.worker}): {self.cause}"
+        text = (
+            f"client {self.client} failed in round {self.round_index} (block {self.block}, {self.worker}): {self.cause}"
+        )
         return f"{text}\n{self.details}" if self.details else text
 
 

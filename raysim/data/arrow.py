@@ -29,7 +29,9 @@ class SetInfo:
     source: str = ""
 
 
-def write_set(path: Path, name: str, classes: Iterable[str], batches: Iterable[tuple[np.ndarray, np.ndarray]], source: str = "") -> SetInfo:
+def write_set(
+    path: Path, name: str, classes: Iterable[str], batches: Iterable[tuple[np.ndarray, np.ndarray]], source: str = ""
+) -> SetInfo:
     """Write a set whole or not at all.
 
     Args:
@@ -47,10 +49,18 @@ def write_set(path: Path, name: str, classes: Iterable[str], batches: Iterable[t
                 shape = images.shape[1:]
                 writer = pa.ipc.new_file(str(temporary), _schema(shape))
             if images.shape[1:] != shape:
-                raise DataError(f"image of shape {images.shape[1:]} among images of shape {shape}", f"{name}, from row {count}", "resize them to one size")
-            if len(labels) and not (0 <= labels.min() and labels.max() < len(classes)):
+                raise DataError(
+                    f"image of shape {images.shape[1:]} among images of shape {shape}",
+                    f"{name}, from row {count}",
+                    "resize them to one size",
+                )
+            if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
                 row = count + int(np.flatnonzero((labels < 0) | (labels >= len(classes)))[0])
-                raise DataError(f"label {labels[row - count]} outside 0..{len(classes) - 1}", f"{name}, row {row}", "check the labels or the class names")
+                raise DataError(
+                    f"label {labels[row - count]} outside 0..{len(classes) - 1}",
+                    f"{name}, row {row}",
+                    "check the labels or the class names",
+                )
             images, labels = np.ascontiguousarray(images, np.uint8), np.ascontiguousarray(labels, np.int64)
             digest.update(images.data)
             digest.update(labels.data)
@@ -60,7 +70,7 @@ def write_set(path: Path, name: str, classes: Iterable[str], batches: Iterable[t
         if writer is None or shape is None:
             raise DataError("no examples", name, "check the source files")
         writer.close()
-        info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source)  # type: ignore[arg-type]
+        info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source)
         _stamp(temporary, path, info)
     finally:
         temporary.unlink(missing_ok=True)
@@ -100,12 +110,18 @@ class ImageSet:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"not a readable Arrow IPC file ({error})", str(path), "run `raysim prepare` again for this set") from error
+            raise DataError(
+                f"not a readable Arrow IPC file ({error})", str(path), "run `raysim prepare` again for this set"
+            ) from error
         self._images = [_pixels(batch) for batch in batches]
         self._labels = [batch.column("label").to_numpy() for batch in batches]
         self._starts = np.cumsum([0, *(len(labels) for labels in self._labels)])
         if int(self._starts[-1]) != self.info.num_examples:
-            raise DataError(f"{self._starts[-1]} examples where the description says {self.info.num_examples}", str(path), "run `raysim prepare` again")
+            raise DataError(
+                f"{self._starts[-1]} examples where the description says {self.info.num_examples}",
+                str(path),
+                "run `raysim prepare` again",
+            )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -143,9 +159,20 @@ def _read_info(path: Path) -> SetInfo:
         raise DataError("no such file", str(path), "run `raysim prepare` for this set, or correct data.root")
     try:
         fields = json.loads(describe(path).read_text())
-        return SetInfo(fields["name"], tuple(fields["classes"]), tuple(fields["shape"]), fields["num_examples"], fields["checksum"], fields["source"])
+        return SetInfo(
+            fields["name"],
+            tuple(fields["classes"]),
+            tuple(fields["shape"]),
+            fields["num_examples"],
+            fields["checksum"],
+            fields["source"],
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"its description {describe(path).name} is missing or damaged ({error})", str(path), "run `raysim prepare` again for this set") from error
+        raise DataError(
+            f"its description {describe(path).name} is missing or damaged ({error})",
+            str(path),
+            "run `raysim prepare` again for this set",
+        ) from error
 
 
 def in_batches(images: np.ndarray, labels: np.ndarray, rows: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:

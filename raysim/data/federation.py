@@ -174,7 +174,11 @@ class Federation:
         try:
             index = json.loads((folder / "index.json").read_text())
         except (OSError, ValueError) as error:
-            raise DataError(f"the shard index is missing or damaged ({error})", str(folder), "delete this folder; the next run rebuilds it") from error
+            raise DataError(
+                f"the shard index is missing or damaged ({error})",
+                str(folder),
+                "delete this folder; the next run rebuilds it",
+            ) from error
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)
         self.sizes = self.class_counts.sum(axis=1)

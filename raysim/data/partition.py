@@ -11,7 +11,9 @@ from raysim.core.errors import DataError
 MAX_DRAWS = 1000
 
 
-def iid(labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int) -> list[np.ndarray]:
+def iid(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
     """Equal shares of a random order. Returns one array of positions per client."""
     if len(labels) < num_clients * min_samples:
         raise _too_few(len(labels), num_clients, min_samples, "iid")
@@ -56,7 +58,9 @@ def dirichlet(
 SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {"iid": iid, "dirichlet": dirichlet}
 
 
-def split(num_examples: int, *, test: float, validation: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split(
+    num_examples: int, *, test: float, validation: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(training, validation, test) rows, disjoint, from one random order; fractions of the whole set, rounded down."""
     order = rng.permutation(num_examples)
     num_test, num_validation = int(num_examples * test), int(num_examples * validation)

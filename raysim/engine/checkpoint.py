@@ -49,7 +49,9 @@ class CheckpointStore:
         building = self.folder / f".{target.name}.{os.getpid()}.part"
         shutil.rmtree(building, ignore_errors=True)
         _write_tree(building / "server", snapshot)
-        _write_file(building / "checkpoint.json", json.dumps({"next_round": next_round, "memories": self._memories}).encode())
+        _write_file(
+            building / "checkpoint.json", json.dumps({"next_round": next_round, "memories": self._memories}).encode()
+        )
         shutil.rmtree(target, ignore_errors=True)
         os.rename(building, target)
         _sync_folder(self.folder)
@@ -66,7 +68,11 @@ class CheckpointStore:
             fields = json.loads((folder / "checkpoint.json").read_text())
             snapshot = _read_tree(folder / "server")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise RaysimError(f"damaged checkpoint ({error})", str(folder), "delete this folder; the run then resumes from the one before it") from error
+            raise RaysimError(
+                f"damaged checkpoint ({error})",
+                str(folder),
+                "delete this folder; the run then resumes from the one before it",
+            ) from error
         self._memories = {int(client): name for client, name in fields["memories"].items()}
         return Checkpoint(fields["next_round"], snapshot, {c: self.folder / name for c, name in self._memories.items()})
 
@@ -109,13 +115,19 @@ def _strip(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
         return {ARRAY: key}
     if isinstance(value, dict):
         if any(not isinstance(name, str) for name in value):
-            raise RaysimError(f"a state dict has keys that are no strings: {list(value)[:3]}", key or "the state", "use string keys")
+            raise RaysimError(
+                f"a state dict has keys that are no strings: {list(value)[:3]}", key or "the state", "use string keys"
+            )
         return {name: _strip(item, f"{key}/{name}", arrays) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strip(item, f"{key}/{index}", arrays) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise RaysimError(f"cannot keep a {type(value).__name__}", key or "the state", "keep tensors, numbers, strings, lists and dicts only")
+    raise RaysimError(
+        f"cannot keep a {type(value).__name__}",
+        key or "the state",
+        "keep tensors, numbers, strings, lists and dicts only",
+    )
 
 
 def _fill(skeleton: Any, arrays: dict[str, np.ndarray]) -> Any:

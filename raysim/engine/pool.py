@@ -49,7 +49,9 @@ class Pool(Protocol):
         """function(update, shared) for every kept client; one list per part, in its order."""
         ...
 
-    def evaluate(self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]) -> list[Score]: ...
+    def evaluate(
+        self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
+    ) -> list[Score]: ...
 
 
 class SerialPool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
         return
     address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": num_cpus, "include_dashboard": False}
-    ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
+    ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     try:
         yield
     finally:
@@ -174,8 +175,11 @@ class RayServer:
             max_restarts=-1,
             max_task_retries=TASK_RETRIES,
         )
-        self._trainers = [trainer.remote(make_trainer) for _ in range(num_trainers)]
-        self._server = ray.remote(_ServerActor).options(num_cpus=0).remote(make_server, self._trainers, keeps_memory)
+        # Any: Ray adds .remote to methods in a way that a type checker cannot follow.
+        self._trainers: list[Any] = [trainer.remote(make_trainer) for _ in range(num_trainers)]
+        self._server: Any = (
+            ray.remote(_ServerActor).options(num_cpus=0).remote(make_server, self._trainers, keeps_memory)
+        )
 
     def _call(self, name: str, *values: Any) -> Any:
         with _plain_errors():

@@ -37,7 +37,15 @@ COLUMNS = (
 class Recorder:
     """Writes every round as it comes. `first_round` > 0 continues a run: later rows of the files are dropped."""
 
-    def __init__(self, folder: Path, *, first_round: int, num_rounds: int, hyperparameters: Mapping[str, Any], blocks: Sequence[str]):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        first_round: int,
+        num_rounds: int,
+        hyperparameters: Mapping[str, Any],
+        blocks: Sequence[str],
+    ):
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder, self.num_rounds, self.blocks = folder, num_rounds, list(blocks)
@@ -89,7 +97,9 @@ class Recorder:
         scores = [(float(row["server/accuracy"]), int(row["round"])) for row in self.rows if row.get("server/accuracy")]
         seconds = [float(row["system/round_s"]) for row in self.rows]
         best = max(scores, default=(math.nan, -1), key=lambda score: (score[0], -score[1]))
-        last = [score for score, number in scores if number >= self.num_rounds - max(1, math.ceil(self.num_rounds / 10))]
+        last = [
+            score for score, number in scores if number >= self.num_rounds - max(1, math.ceil(self.num_rounds / 10))
+        ]
         result = {
             **facts,
             "accuracy": scores[-1][0] if scores else None,
@@ -115,7 +125,7 @@ class Recorder:
         metrics = {"server/accuracy": None, "hparam/best_accuracy": None, "hparam/mean_last_10pct_accuracy": None}
         experiment, start, _ = hparams(self.hyperparameters, metrics)
         for summary in (experiment, start):
-            self._board.file_writer.add_summary(summary)
+            self._board._get_file_writer().add_summary(summary)
 
     def _hyperparameters_at_end(self, result: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard.summary import hparams
@@ -123,7 +133,7 @@ class Recorder:
         for name in ("best_accuracy", "mean_last_10pct_accuracy"):
             if result[name] is not None:
                 self._board.add_scalar(f"hparam/{name}", result[name], self.num_rounds - 1)
-        self._board.file_writer.add_summary(hparams(self.hyperparameters, {})[2])
+        self._board._get_file_writer().add_summary(hparams(self.hyperparameters, {})[2])
 
     def _heat_map(self, record: RoundRecord) -> Any:
         from matplotlib.figure import Figure
@@ -148,7 +158,9 @@ def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
 
     clients, classes_ = np.nonzero(class_counts)
     counts = class_counts[clients, classes_]
-    figure = Figure(figsize=(min(14.0, 3 + 0.22 * len(class_counts)), min(9.0, 1.6 + 0.28 * len(classes))), layout="constrained")
+    figure = Figure(
+        figsize=(min(14.0, 3 + 0.22 * len(class_counts)), min(9.0, 1.6 + 0.28 * len(classes))), layout="constrained"
+    )
     axes = figure.add_subplot()
     axes.scatter(clients, classes_, s=160 * counts / counts.max(), color="tab:blue")
     axes.set_yticks(range(len(classes)), list(classes), fontsize=8)

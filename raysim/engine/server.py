@@ -133,7 +133,10 @@ class Server:
         began = time.perf_counter()
         phase_index, phase = self._phase_of(round_index)
         clients = choose_cohort(len(self.facts.sizes), phase.cohort_size, seed=self.seed, round_index=round_index)
-        work = [1 + num_local_steps(int(self.facts.sizes[c]), phase.settings, skip_single=self.skips_single) for c in clients]
+        work = [
+            1 + num_local_steps(int(self.facts.sizes[c]), phase.settings, skip_single=self.skips_single)
+            for c in clients
+        ]
         queues = assign(cut_blocks(clients.tolist(), work), self.pool.num_trainers)
         message, start = self._message(round_index, phase_index)
         results = list(self.pool.train(message, queues, self._memories))
@@ -170,7 +173,13 @@ class Server:
                 message = method.broadcast(Message(params, {}), self.method_state.get(method.name, {}))
                 params, fields[method.name] = message.params, pack(dict(message.fields))
         state = torch.cat([params, self.state[self.layout.num_params :]])
-        packed = {"round": round_index, "phase": phase_index, "state": pack(state), "counters": dict(self.counters), "fields": fields}
+        packed = {
+            "round": round_index,
+            "phase": phase_index,
+            "state": pack(state),
+            "counters": dict(self.counters),
+            "fields": fields,
+        }
         return packed, params
 
     def _commit_memories(self, results: Sequence[TaskResult]) -> None:
@@ -247,6 +256,7 @@ class Server:
 
     def _view_for(self, view: core.Server, name: str, cohort: Cohort, weights: Weights) -> core.Server:
         """The same round as one method sees it: its own reports and Vectors, the weights so far."""
+
         def total(vector: str, weights: Weights) -> Tensor:
             return view.total("update" if vector == "update" else f"{name}/{vector}", weights)
 
@@ -274,7 +284,8 @@ class Server:
         report = cohort.report
         count = len(cohort.clients)
         up = num_bytes(report["methods"]) + sum(
-            count * (self.layout.shared_bytes if name == "update" else 4 * self.layout.num_params) for name in report["peaks"]
+            count * (self.layout.shared_bytes if name == "update" else 4 * self.layout.num_params)
+            for name in report["peaks"]
         )
         down = count * (self.layout.shared_bytes + num_bytes(message["fields"]))
         steps = report["num_steps"]
@@ -322,14 +333,25 @@ class Server:
             table = [_per_client(weights[leaf.name]) for leaf in self.layout.shared if leaf.name in weights]
             if table:
                 weight[cohort.is_kept] = np.stack(table, 1) @ (sizes / sizes.sum())
-        names = {"client": "client", "block": "block", "num_examples": "num_examples", "num_steps": "num_steps", "seconds": "seconds", "train_loss": "train_loss"}
+        names = {
+            "client": "client",
+            "block": "block",
+            "num_examples": "num_examples",
+            "num_steps": "num_steps",
+            "seconds": "seconds",
+            "train_loss": "train_loss",
+        }
         return {**{new: report[old] for old, new in names.items()}, "weight": weight, "is_dropped": ~cohort.is_kept}
 
     def _picture(self, cohort: Cohort, weights: Weights) -> np.ndarray:
         """(K, num_blocks): mean weight of each client over the leaves of each layer block."""
         count, columns = int(cohort.is_kept.sum()), []
         for block in self.layout.blocks:
-            inside = [_per_client(weights[leaf.name]) for leaf in self.layout.params if leaf.block == block and leaf.name in weights]
+            inside = [
+                _per_client(weights[leaf.name])
+                for leaf in self.layout.params
+                if leaf.block == block and leaf.name in weights
+            ]
             columns.append(np.mean(inside, axis=0) if inside else np.full(count, math.nan))
         return np.stack(columns, axis=1) if columns else np.zeros((count, 0))
 
@@ -380,10 +402,18 @@ def _check_weights(weights: Weights, layout: Layout, count: int) -> None:
     """A hook's slip becomes an error that names the leaf, not a silent broadcast."""
     for name, weight in weights.items():
         if name not in layout.by_name:
-            raise RaysimError(f"a weigh hook returned weights for {name!r}, which is no leaf", "weigh", f"leaves: {', '.join(list(layout.by_name)[:8])} ...")
+            raise RaysimError(
+                f"a weigh hook returned weights for {name!r}, which is no leaf",
+                "weigh",
+                f"leaves: {', '.join(list(layout.by_name)[:8])} ...",
+            )
         values = weight.maps if isinstance(weight, RightMap) else weight
         if values.shape[:1] != (count,) or values.dtype != torch.float64:
-            raise RaysimError(f"weights of {name} have shape {tuple(values.shape)} and {values.dtype}", "weigh", f"return float64 with {count} clients first")
+            raise RaysimError(
+                f"weights of {name} have shape {tuple(values.shape)} and {values.dtype}",
+                "weigh",
+                f"return float64 with {count} clients first",
+            )
         if not bool(torch.isfinite(values).all()):
             raise RaysimError(f"weights of {name} are not finite", "weigh", "give such a client weight 0")
 

@@ -185,6 +185,7 @@ class Trainer:
         self, method: Method, client: int, round_index: int, examples: Examples, memory: dict[str, Any], lr: float
     ) -> Client:
         """The client as one method's hooks see it."""
+
         def validation_gradient(mode: str) -> Tensor:
             return self._validation_gradient(mode, round_index, client)
 
@@ -218,7 +219,11 @@ class Trainer:
             if isinstance(value, Vector):
                 key = f"{method.name}/{name}"
                 if value.value.shape != (self.layout.num_params,):
-                    raise MethodError(f"Vector {name!r} has shape {tuple(value.value.shape)}", f"report of {method.name}", "a Vector is [num_params]")
+                    raise MethodError(
+                        f"Vector {name!r} has shape {tuple(value.value.shape)}",
+                        f"report of {method.name}",
+                        "a Vector is [num_params]",
+                    )
                 target = vectors.setdefault(key, np.empty((count, self.layout.num_params), np.float32))
                 target[row] = value.value.detach().cpu().numpy()
                 report["peaks"][key] = self.layout.norms(value.value, math.inf).numpy()
@@ -247,7 +252,11 @@ class Trainer:
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
     def fold(
-        self, name: str, requests: Sequence[tuple[Weights, np.ndarray]], constants: np.ndarray, *vectors: dict[str, np.ndarray]
+        self,
+        name: str,
+        requests: Sequence[tuple[Weights, np.ndarray]],
+        constants: np.ndarray,
+        *vectors: dict[str, np.ndarray],
     ) -> np.ndarray:
         """Partial exact sum over the clients of some task results.
 
@@ -265,11 +274,17 @@ class Trainer:
         return total.numpy()
 
     def map_updates(
-        self, function: Callable[[Tensor, Any], Any], shared: Any, rows: Sequence[np.ndarray], *vectors: dict[str, np.ndarray]
+        self,
+        function: Callable[[Tensor, Any], Any],
+        shared: Any,
+        rows: Sequence[np.ndarray],
+        *vectors: dict[str, np.ndarray],
     ) -> list[Any]:
         """function(update_k [num_params], shared) for every kept client of some task results."""
         shared = unpack(shared)
-        updates = [update for arrays, kept in zip(vectors, rows, strict=True) for update in _rows(arrays["update"], kept)]
+        updates = [
+            update for arrays, kept in zip(vectors, rows, strict=True) for update in _rows(arrays["update"], kept)
+        ]
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
@@ -278,7 +293,9 @@ class Trainer:
         self.model.load(torch.from_numpy(state.copy()), counters)
         test = self._set("test")
         part = Examples(test.images[start:end], test.labels[start:end])
-        return evaluate(self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch)
+        return evaluate(
+            self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+        )
 
     def ping(self) -> int:
         """This process's id: answers once the trainer is ready."""
@@ -337,13 +354,21 @@ def _stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
         column = [row.get(key) for row in rows]
         if isinstance(value, dict):
             if any(not isinstance(item, dict) or item.keys() != value.keys() for item in column):
-                raise MethodError("clients reported different names", f"report {key!r}", "report the same names for every client; use NaN where one has no value")
+                raise MethodError(
+                    "clients reported different names",
+                    f"report {key!r}",
+                    "report the same names for every client; use NaN where one has no value",
+                )
             stacked[key] = _stack(column) if value else {}  # type: ignore[arg-type]
         else:
             try:
                 stacked[key] = np.stack([np.asarray(item) for item in column])
             except ValueError as error:
-                raise MethodError(f"clients reported different shapes ({error})", f"report {key!r}", "report one shape for every client") from error
+                raise MethodError(
+                    f"clients reported different shapes ({error})",
+                    f"report {key!r}",
+                    "report one shape for every client",
+                ) from error
     return stacked
 
 

@@ -48,9 +48,7 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
     return constants
 
 
-def fold(
-    layout: Layout, updates: Tensor, weights: Weights, constants: Tensor, total: Tensor | None = None
-) -> Tensor:
+def fold(layout: Layout, updates: Tensor, weights: Weights, constants: Tensor, total: Tensor | None = None) -> Tensor:
     """Partial sum over some clients: sum_k a_k u_k on the shared grid.
 
     Args:

@@ -13,7 +13,6 @@ from raysim.core.method import Batch, GradFn, LossFn
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.model import BoundModel
 
-
 #: Floats that are gathered at once for the coming batches: 1 MiB.
 GATHER_ENTRIES = 2**18
 

@@ -71,12 +71,23 @@ def measure(name: str, root: Path) -> None:
     settings = {"lr": plan.config.local.lr, "batch_size": plan.config.local.batch_size, "seed": plan.config.seed}
     rows = list(plan.manifest.clients)
     server = RayServer(
-        partial(make_server, recipe), partial(make_trainer, recipe),
-        num_trainers=2, cpus_per_trainer=1, gpus_per_trainer=0, keeps_memory=False,
+        partial(make_server, recipe),
+        partial(make_trainer, recipe),
+        num_trainers=2,
+        cpus_per_trainer=1,
+        gpus_per_trainer=0,
+        keeps_memory=False,
     )
     two = Bare(spec, case["examples"], rows, settings, processes=2, threads=1)
     one = Bare(spec, case["examples"], rows, settings, processes=1, threads=2)
-    times: dict[str, list[float]] = {"raysim": [], "bare 2 x 1": [], "bare 1 x 2": [], "train": [], "aggregate": [], "clients": []}
+    times: dict[str, list[float]] = {
+        "raysim": [],
+        "bare 2 x 1": [],
+        "bare 1 x 2": [],
+        "train": [],
+        "aggregate": [],
+        "clients": [],
+    }
     peak = 0.0
     for index in range(case["rounds"] + 2):
         clients = choose_cohort(len(rows), plan.config.cohort_size, seed=0, round_index=index).tolist()
@@ -106,8 +117,12 @@ def report(name: str, case: dict, times: dict[str, list[float]], peak: float) ->
     rounds = len(times["raysim"])
     print(f"({name}) {case['about']}; {rounds} rounds interleaved")
     for key in ("raysim", "bare 2 x 1", "bare 1 x 2"):
-        print(f"    {key:12} {1000 * np.median(times[key]):9.1f} ms a round (median), {1000 * sums[key] / rounds:9.1f} ms (mean)")
-    print(f"    ratio to the best bare loop ({best}): {sums['raysim'] / sums[best]:.3f} of the sums, {np.median(ratios):.3f} median")
+        print(
+            f"    {key:12} {1000 * np.median(times[key]):9.1f} ms a round (median), {1000 * sums[key] / rounds:9.1f} ms (mean)"
+        )
+    print(
+        f"    ratio to the best bare loop ({best}): {sums['raysim'] / sums[best]:.3f} of the sums, {np.median(ratios):.3f} median"
+    )
     print(
         f"    where raysim's round goes: clients' own work {sums['clients'] / sums['raysim']:.0%} (balanced over 2 trainers), "
         f"imbalance, Ray and transport {(sums['train'] - sums['clients']) / sums['raysim']:.0%}, "
@@ -134,7 +149,11 @@ def start_up(root: Path) -> None:
     project = Path(__file__).parent.parent.parent
     raw = yaml.safe_load((project / "configs" / "quickstart.yaml").read_text())
     path = root / "quickstart.yaml"
-    path.write_text(yaml.safe_dump({**raw, "rounds": 1, "storage": str(root / "runs"), "data": {"name": "digits", "root": str(root)}}))
+    path.write_text(
+        yaml.safe_dump(
+            {**raw, "rounds": 1, "storage": str(root / "runs"), "data": {"name": "digits", "root": str(root)}}
+        )
+    )
     for attempt in range(3):
         command = [sys.executable, "-m", "raysim", "run", str(path), f"name=s{attempt}"]
         began = time.perf_counter()
@@ -142,7 +161,10 @@ def start_up(root: Path) -> None:
         spent = time.perf_counter() - began
         match = re.search(r"\(([\d.]+) s to start", output)
         kind = "shards to build" if attempt == 0 else "shards cached"
-        print(f"start-up ({kind}): first round after {match[1] if match else '?'} s (as printed); whole command {spent:.1f} s", flush=True)
+        print(
+            f"start-up ({kind}): first round after {match[1] if match else '?'} s (as printed); whole command {spent:.1f} s",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -60,8 +60,17 @@ def worker(pipe, spec, num_examples, rows, start, out, settings, threads):
     while (work := pipe.recv()) is not None:
         mine, everybody, round_index = work
         train_share(
-            model, images, labels, (mine, everybody), rows, start, out,
-            settings["lr"], settings["batch_size"], settings["seed"], round_index,
+            model,
+            images,
+            labels,
+            (mine, everybody),
+            rows,
+            start,
+            out,
+            settings["lr"],
+            settings["batch_size"],
+            settings["seed"],
+            round_index,
         )
         pipe.send("done")
 

@@ -27,8 +27,14 @@ def test_empty_list_and_every_single_method_compose(root):
     ("methods", "words"),
     [
         (["uniform", "fedvg"], ["uniform and fedvg both decide", "drop one"]),
-        (["tests.toys:fednova_like", "fedvg"], ["fedvg after fednova_like would discard", "put fedvg before fednova_like"]),
-        (["tests.toys:criterion", "tests.toys:other_criterion"], ["criterion and other_criterion both decide criterion"]),
+        (
+            ["tests.toys:fednova_like", "fedvg"],
+            ["fedvg after fednova_like would discard", "put fedvg before fednova_like"],
+        ),
+        (
+            ["tests.toys:criterion", "tests.toys:other_criterion"],
+            ["criterion and other_criterion both decide criterion"],
+        ),
         (["fedvg", "tests.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
         (["fedprox", "fedprox"], ["fedprox is listed twice"]),
         ([{"tests.toys:flfa": {"layers": ["fc9"], "first": "fc9"}}], ["flfa claims backward:fc9", "backward:fc1"]),

@@ -89,7 +89,9 @@ def random_norms(count=5):
 
 
 def weights(layout, norms, granularity, **options):
-    return vg_weights(layout, norms, torch.ones(len(norms), dtype=torch.bool), granularity=granularity, eps=0.0, **options)
+    return vg_weights(
+        layout, norms, torch.ones(len(norms), dtype=torch.bool), granularity=granularity, eps=0.0, **options
+    )
 
 
 def test_granularities_agree_in_their_limits():
@@ -135,7 +137,9 @@ def test_norms_are_ordered_and_a_spectral_norm_is_of_the_flattened_tensor():
             assert math.isnan(top[index])
     rank_one = torch.zeros(LAYOUT.num_params)
     LAYOUT.view(rank_one, "3.weight").copy_(torch.outer(torch.randn(3), torch.randn(8)))
-    assert float(layer_norms(LAYOUT, rank_one, "spectral")[4]) == pytest.approx(float(layer_norms(LAYOUT, rank_one, "l2")[4]))
+    assert float(layer_norms(LAYOUT, rank_one, "spectral")[4]) == pytest.approx(
+        float(layer_norms(LAYOUT, rank_one, "l2")[4])
+    )
 
 
 def test_a_nonfinite_gradient_marks_the_client():
@@ -185,7 +189,9 @@ def test_scoring_leaves_no_trace():
     assert torch.equal(torch.get_rng_state(), random_state)
     assert model.module.training
     torch.manual_seed(99)
-    assert torch.equal(first, model.mean_gradient(batches_of(images, labels, [10, 10]), num_examples=20, train=True, seed=1))
+    assert torch.equal(
+        first, model.mean_gradient(batches_of(images, labels, [10, 10]), num_examples=20, train=True, seed=1)
+    )
 
 
 def test_one_participant_moves_like_fedavg(root):

@@ -35,7 +35,9 @@ def peaks_of(updates):
 
 
 def hostile_updates(data, count):
-    values = data.draw(st.lists(st.sampled_from(HOSTILE) | st.floats(-2.0**100, 2.0**100, width=32), min_size=20, max_size=60))
+    values = data.draw(
+        st.lists(st.sampled_from(HOSTILE) | st.floats(-(2.0**100), 2.0**100, width=32), min_size=20, max_size=60)
+    )
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     index = torch.randint(len(values), (count, LAYOUT.num_state), generator=generator)
     return torch.tensor(values, dtype=torch.float32)[index]
@@ -135,7 +137,9 @@ def test_fold_errs_less_than_a_float32_sum(kind):
 
 
 def test_fold_error_is_bounded_by_the_grid_for_hostile_magnitudes():
-    updates = torch.tensor(HOSTILE)[torch.randint(len(HOSTILE), (9, LAYOUT.num_state), generator=torch.Generator().manual_seed(0))]
+    updates = torch.tensor(HOSTILE)[
+        torch.randint(len(HOSTILE), (9, LAYOUT.num_state), generator=torch.Generator().manual_seed(0))
+    ]
     weights = some_weights("scalars", 9, torch.Generator().manual_seed(0))
     peaks = peaks_of(updates)
     got = fold(LAYOUT, updates, weights, rounding_constants(LAYOUT, weights, peaks))
