@@ -44,7 +44,7 @@ def swap_pools(ray_cluster):
         def become(self, make_trainer):
             self._trainer = make_trainer()
 
-    actor = ray_cluster.remote(Swappable).options(num_cpus=0.5, num_gpus=0.25, max_restarts=-1, max_task_retries=3)
+    actor = ray_cluster.remote(Swappable).options(num_cpus=0.5, max_restarts=-1, max_task_retries=3)
     return [actor.remote() for _ in range(3)]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysim.core.errors import RaysimError
 from raysim.engine.plan import ClientBlock
@@ -168,18 +170,21 @@ class RayServer:
         cpus_per_trainer: float,
         gpus_per_trainer: float,
         keeps_memory: bool,
+        wait_s: float = 30.0,
     ):
+        bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
+        self._group, place = _reserve([bundle] * num_trainers, wait_s)
         trainer = ray.remote(_TrainerActor).options(
             num_cpus=cpus_per_trainer,
             num_gpus=gpus_per_trainer,
             max_restarts=-1,
             max_task_retries=TASK_RETRIES,
+            scheduling_strategy=place,
         )
         # Any: Ray adds .remote to methods in a way that a type checker cannot follow.
         self._trainers: list[Any] = [trainer.remote(make_trainer) for _ in range(num_trainers)]
-        self._server: Any = (
-            ray.remote(_ServerActor).options(num_cpus=0).remote(make_server, self._trainers, keeps_memory)
-        )
+        server = ray.remote(_ServerActor).options(num_cpus=0)
+        self._server: Any = server.remote(make_server, self._trainers, keeps_memory)
 
     def _call(self, name: str, *values: Any) -> Any:
         with _plain_errors():
@@ -215,6 +220,29 @@ class RayServer:
         """End the actors; Ray itself stays as it was."""
         for actor in [self._server, *self._trainers]:
             ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _reserve(bundles: list[dict[str, float]], wait_s: float) -> tuple[PlacementGroup | None, Any]:
+    """(placement group, scheduling strategy) for the trainers: all of them, or a clear error instead of a silent wait.
+
+    Inside a placement group (a Tune trial) the trainers go into that one.
+    Raises:
+      RaysimError: the resources are not free within `wait_s` seconds.
+    """
+    if ray.util.get_current_placement_group() is not None:
+        return None, "DEFAULT"
+    group = ray.util.placement_group(bundles, strategy="PACK")
+    if not group.wait(wait_s):
+        remove_placement_group(group)
+        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+        raise RaysimError(
+            f"no room within {wait_s:g} s for {len(bundles)} trainers with {bundles[0]} each; free now: {free}",
+            "the Ray cluster",
+            "lower resources.trainers or the share of each, or wait until other jobs have ended",
+        )
+    return group, PlacementGroupSchedulingStrategy(group)
 
 
 @contextlib.contextmanager

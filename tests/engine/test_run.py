@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,13 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from raysim.assemble import check
+from raysim.assemble import check, make_server, make_trainer
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
+from raysim.engine.ray_runtime import RayServer
 from raysim.run import execute
-from tests.helpers import plan_of, raw_config, run
+from tests.helpers import plan_of, raw_config, recipe_of, run
 
 PROJECT = Path(__file__).parent.parent.parent
 
@@ -179,6 +181,23 @@ def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
         quietly(
             plan_of(root, methods, name="b", storage=str(tmp_path), resources={**resources, "gpus_per_trainer": 0.5})
         )
+
+
+def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
+    plan = a_plan(root, tmp_path)
+    recipe = recipe_of(plan, root)
+    began = time.monotonic()
+    with pytest.raises(RaysimError, match=r"no room within 2 s for 9 trainers with .*'CPU': 1"):
+        RayServer(
+            partial(make_server, recipe),
+            partial(make_trainer, recipe),
+            num_trainers=9,
+            cpus_per_trainer=1,
+            gpus_per_trainer=0,
+            keeps_memory=False,
+            wait_s=2,
+        )
+    assert time.monotonic() - began < 30
 
 
 def write_config(path, root, tmp_path, backend, **groups):
