@@ -40,7 +40,10 @@ BUNDLED = ("digits",)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a process needs to build its server or trainer. shards: folder; device: "cpu" or "cuda"."""
+    """Everything a process needs to build its server or trainer.
+
+    shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes.
+    """
 
     config: dict[str, Any]
     shards: str
@@ -48,6 +51,7 @@ class Recipe:
     shape: tuple[int, int, int]
     num_threads: int = 1
     wants_gpu: bool = False
+    shard_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,15 @@ def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
     return config, spec, methods, _layout(config, spec, methods)
 
 
+def open_federation(recipe: Recipe) -> Federation:
+    """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
+    if not recipe.shard_host:
+        return Federation(Path(recipe.shards))
+    from raysim.engine.ray_runtime import shard_fetcher
+
+    return Federation(*shard_fetcher(recipe.shards, recipe.shard_host))
+
+
 def make_trainer(recipe: Recipe) -> Trainer:
     """A trainer in the process that calls this."""
     config, spec, methods, layout = _parts(recipe)
@@ -294,7 +307,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         layout=layout,
         head=head_of(spec),
         phases=make_phases(config, methods),
-        federation=Federation(Path(recipe.shards)),
+        federation=open_federation(recipe),
         transform=InputTransform(channels_last=channels_last),
         num_classes=recipe.num_classes,
         seed=config.seed,
@@ -311,7 +324,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
     module = build_model(spec, seed=config.seed)
     values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
-    federation = Federation(Path(recipe.shards))
+    federation = open_federation(recipe)
     return Server(
         pool=pool,
         layout=layout,

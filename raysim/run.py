@@ -8,8 +8,10 @@ import platform
 import subprocess
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -171,7 +173,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
 
         trainers, cpus, gpus = resolve_resources(config, *available())
         shards = build_shards(plan.manifest, cache, write_with_ray_data)
-        ingredients = recipe(shards, threads_of(cpus), gpus > 0)
+        host = f"raysim-shards-{uuid.uuid4().hex[:12]}"
+        ingredients = replace(recipe(shards, threads_of(cpus), gpus > 0), shard_host=host)
         _write_environment(
             folder,
             {
@@ -189,6 +192,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             cpus_per_trainer=cpus,
             gpus_per_trainer=gpus,
             keeps_memory=plan.keeps_memory,
+            shards=(str(shards), host),
         )
         try:
             server.wait_until_ready()

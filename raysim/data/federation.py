@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
@@ -130,17 +131,50 @@ def write_serially(tasks: list[ShardTask]) -> None:
 
 
 def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTask]], None] = write_serially) -> Path:
-    """The folder with a manifest's shards; built once, whole or not at all, and reused by every run that needs it.
+    """The folder with a manifest's shards: built once, whole or not at all, and reused by every run that needs it.
+
+    Runs that start together wait for the one that builds; a folder whose files are missing, cut short or unreadable is
+    built again.
 
     Args:
       write: writes the files of all tasks; the Ray Data pipeline does it in parallel.
+    Raises:
+      DataError: no space, or no permission, to write them.
     """
     folder = cache / manifest.checksum[:24]
-    if (folder / "index.json").is_file():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    building = cache / f".{folder.name}.{os.getpid()}.part"
-    shutil.rmtree(building, ignore_errors=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f".{folder.name}.lock"):
+            if not is_sound(folder):
+                _build(manifest, folder, write)
+    except OSError as error:
+        raise DataError(
+            f"cannot write shards ({error.strerror or error})",
+            str(cache),
+            "free some space there, or set data.root to a folder that can be written",
+        ) from error
+    return folder
+
+
+def is_sound(folder: Path) -> bool:
+    """Whether a shard folder is complete: its index, and every file at its length with a readable Arrow footer."""
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        for name, size in index["files"].items():
+            path = folder / name
+            if path.stat().st_size != size:
+                return False
+            if path.suffix == ".arrow":
+                ImageSet(path)
+    except (OSError, ValueError, KeyError, DataError):
+        return False
+    return True
+
+
+def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], None]) -> None:
+    for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    building = folder.parent / f".{folder.name}.{os.getpid()}.part"
     building.mkdir()
     try:
         write(shard_tasks(manifest, building))
@@ -150,16 +184,13 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
             "class_counts": manifest.class_counts.tolist(),
             "num_test": len(manifest.test),
             "num_validation": len(manifest.validation),
+            "files": {path.name: path.stat().st_size for path in sorted(building.iterdir())},
         }
         (building / "index.json").write_text(json.dumps(index) + "\n")
-        try:
-            os.rename(building, folder)
-        except OSError:
-            if not (folder / "index.json").is_file():  # not simply another run that was faster
-                raise
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return folder
 
 
 class Federation:
@@ -167,10 +198,16 @@ class Federation:
 
     Attributes:
       class_counts: (num_clients, classes) int64; sizes: (num_clients,) int64 training examples.
+
+    Args:
+      fetch: fetch(name) puts a missing file of the folder there; on a node without the driver's disk it copies the
+        file over. Files are asked for when they are first needed, each once per node.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None):
         self.folder = folder
+        self._fetch = fetch
+        self._need("index.json")
         try:
             index = json.loads((folder / "index.json").read_text())
         except (OSError, ValueError) as error:
@@ -201,5 +238,16 @@ class Federation:
 
     def _map(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._maps:
+            self._need(f"{name}.json")
+            self._need(f"{name}.arrow")
             self._maps[name] = ImageSet(self.folder / f"{name}.arrow").whole()
         return self._maps[name]
+
+    def _need(self, name: str) -> None:
+        """Make sure that a file is on this node; several processes of a node fetch it once."""
+        if self._fetch is None or (self.folder / name).is_file():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f".{name}.lock"):
+            if not (self.folder / name).is_file():
+                self._fetch(name)

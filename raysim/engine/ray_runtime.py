@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raysim.core.errors import RaysimError
 from raysim.engine.plan import ClientBlock
@@ -48,6 +50,36 @@ def available() -> tuple[float, float]:
         return sum(b.get("CPU", 0) for b in bundles), sum(b.get("GPU", 0) for b in bundles)
     total = ray.cluster_resources()
     return total.get("CPU", 0), total.get("GPU", 0)
+
+
+class _ShardHost:
+    """Hands out the files of a shard folder; lives on the driver's node."""
+
+    def __init__(self, folder: str):
+        self._folder = Path(folder)
+
+    def read(self, name: str) -> np.ndarray:
+        return np.fromfile(self._folder / name, dtype=np.uint8)
+
+
+def shard_fetcher(folder: str, name: str) -> tuple[Path, Callable[[str], None] | None]:
+    """(folder to map, fetch) for the process that calls this.
+
+    Where the driver's folder can be seen (one machine, a shared disk) it is used as it is. Elsewhere files come from
+    the host actor of that name through the object store, into this node's temporary folder.
+    """
+    if (Path(folder) / "index.json").is_file():
+        return Path(folder), None
+    local = Path(tempfile.gettempdir()) / f"raysim-shards-{os.getuid()}" / Path(folder).name
+
+    def fetch(file: str) -> None:
+        host = ray.get_actor(name)
+        temporary = local / f".{file}.{os.getpid()}.part"
+        content: Any = ray.get(host.read.remote(file))
+        content.tofile(temporary)
+        os.replace(temporary, local / file)
+
+    return local, fetch
 
 
 class _TrainerActor:
@@ -159,7 +191,12 @@ class _ServerActor:
 
 
 class RayServer:
-    """The server actor as the simulation sees it: the same calls as `Server`."""
+    """The server actor as the simulation sees it: the same calls as `Server`.
+
+    Args:
+      wait_s: seconds to wait for room for all trainers before giving up.
+      shards: (folder on this node, actor name) to serve shard files to nodes that cannot see the folder.
+    """
 
     def __init__(
         self,
@@ -171,8 +208,14 @@ class RayServer:
         gpus_per_trainer: float,
         keeps_memory: bool,
         wait_s: float = 30.0,
+        shards: tuple[str, str] | None = None,
     ):
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
+        self._host: Any = None
+        if shards is not None:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            host = ray.remote(_ShardHost).options(num_cpus=0, name=shards[1], scheduling_strategy=here)
+            self._host = host.remote(shards[0])
         self._group, place = _reserve([bundle] * num_trainers, wait_s)
         trainer = ray.remote(_TrainerActor).options(
             num_cpus=cpus_per_trainer,
@@ -218,7 +261,7 @@ class RayServer:
 
     def close(self) -> None:
         """End the actors; Ray itself stays as it was."""
-        for actor in [self._server, *self._trainers]:
+        for actor in [self._server, *self._trainers, *([self._host] if self._host is not None else [])]:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +17,15 @@ from hypothesis import strategies as st
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.federation import Federation, PartitionSpec, build_shards, make_manifest, shard_tasks
+from raysim.data.federation import (
+    Federation,
+    PartitionSpec,
+    build_shards,
+    make_manifest,
+    shard_tasks,
+    write_serially,
+    write_shard,
+)
 from raysim.data.partition import SCHEMES, split, stratified_order
 from raysim.data.sources import set_path
 
@@ -112,11 +125,12 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
 
     def fails(tasks):
-        raise OSError("no space")
+        write_shard(tasks[0])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(DataError, match=r"No space left.*Free some space"):
         build_shards(manifest, tmp_path / "shards", fails)
-    assert list((tmp_path / "shards").iterdir()) == []
+    assert [path.name for path in (tmp_path / "shards").iterdir() if path.suffix != ".lock"] == []
     folder = build_shards(manifest, tmp_path / "shards")
     assert build_shards(manifest, tmp_path / "shards", fails) == folder
     other = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid", seed=1))
@@ -124,3 +138,77 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     assert build_shards(other, tmp_path / "shards") != folder
     assert len(shard_tasks(manifest, folder)) == 3
     assert json.loads(manifest.to_json())["checksum"] == manifest.checksum
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "index"])
+def test_damaged_shards_are_built_again(tmp_path, damage):
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    path = folder / "clients-00000.arrow"
+    size = path.stat().st_size
+    if damage == "cut":
+        os.truncate(path, size - 1)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "garbage":
+        path.write_bytes(b"x" * size)
+    else:
+        (folder / "index.json").write_text("{")
+    assert build_shards(manifest, tmp_path / "shards") == folder
+    assert (Federation(folder).client(3)[0] == images[manifest.clients[3]]).all()
+
+
+def test_runs_that_start_together_build_once(tmp_path):
+    source, _ = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    builds = []
+
+    def slow(tasks):
+        builds.append(len(tasks))
+        time.sleep(0.2)
+        write_serially(tasks)
+
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(lambda _: build_shards(manifest, tmp_path / "shards", slow), range(4)))
+    assert len(set(folders)) == 1
+    assert builds == [3]
+
+
+def test_a_node_without_the_disk_fetches_each_file_once(tmp_path):
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=130, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    fetched = []
+
+    def fetch(name):
+        fetched.append(name)
+        shutil.copy(folder / name, tmp_path / "node" / name)
+
+    for _ in range(2):
+        federation = Federation(tmp_path / "node", fetch)
+        for client in (0, 129, 1):
+            assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
+    assert sorted(fetched) == sorted(
+        ["index.json", *(f"clients-0000{i}.{kind}" for i in (0, 2) for kind in ("json", "arrow"))]
+    )
+
+
+def test_shard_host_serves_files_through_ray(tmp_path, ray_cluster):
+    import ray
+
+    from raysim.engine.ray_runtime import _ShardHost, shard_fetcher
+
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    assert shard_fetcher(str(folder), "nobody") == (folder, None)
+    name = f"host-{folder.name}"
+    host = ray.remote(_ShardHost).options(num_cpus=0, name=name).remote(str(folder))
+    elsewhere, fetch = shard_fetcher(f"/not/here/{folder.name}", name)
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    try:
+        assert (Federation(elsewhere, fetch).client(3)[0] == images[manifest.clients[3]]).all()
+    finally:
+        shutil.rmtree(elsewhere, ignore_errors=True)
+        ray.kill(host)
