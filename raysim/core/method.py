@@ -195,9 +195,6 @@ class Method:
     is_phase: bool = False
 
 
-HOOKS = ("partition", "broadcast", "forward", "loss", "grads", "report", "weigh", "server_update")
-
-
 def partition_of(methods: Sequence[Method], parameters: Iterable[str], head: str) -> Partition:
     """The leaves that are trained and shared once every method's `partition` has had its say (intersection)."""
     names = frozenset(parameters)

@@ -1,0 +1,1 @@
+"""Launch files for clusters and the script that `ray submit` uploads. No logic here."""

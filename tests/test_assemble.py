@@ -1,0 +1,60 @@
+"""Resources, recipes and phases."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+
+import pytest
+
+from raysim.assemble import make_phases, make_server, make_trainer, resolve_resources
+from raysim.config import Config
+from raysim.core.errors import ConfigError
+from tests.helpers import plan_of, recipe_of
+
+
+def resources(**values):
+    return Config.model_validate({"resources": values})
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "gpus", "expected"),
+    [
+        ({}, 4, 0, (4, 1.0, 0.0)),
+        ({"cpus_per_trainer": 2}, 5, 0, (2, 2.0, 0.0)),
+        ({}, 16, 1, (4, 1.0, 0.25)),
+        ({}, 2, 1, (2, 1.0, 0.5)),
+        ({}, 64, 8, (32, 1.0, 0.25)),
+        ({"gpus_per_trainer": 0.5}, 16, 2, (4, 1.0, 0.5)),
+        ({"gpus_per_trainer": 0.25, "trainers": 2}, 4, 0, (2, 1.0, 0.0)),
+        ({"trainers": 3, "cpus_per_trainer": 0.5}, 2, 0, (3, 0.5, 0.0)),
+        ({"gpus_per_trainer": 0}, 4, 1, (4, 1.0, 0.0)),
+    ],
+)
+def test_auto_picks_what_fits(asked, cpus, gpus, expected):
+    assert resolve_resources(resources(**asked), cpus, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "gpus", "word"),
+    [({"trainers": 5}, 4, 0, "CPUs"), ({"trainers": 4, "gpus_per_trainer": 0.5}, 8, 1, "GPUs")],
+)
+def test_more_than_there_is_is_refused(asked, cpus, gpus, word):
+    with pytest.raises(ConfigError, match=word):
+        resolve_resources(resources(**asked), cpus, gpus)
+
+
+def test_what_crosses_to_actors_is_names_and_numbers(root):
+    plan = plan_of(root, ["fedvg"])
+    recipe = recipe_of(plan, root)
+    for make in (partial(make_trainer, recipe), partial(make_server, recipe)):
+        assert len(pickle.dumps(make)) < 4000
+
+
+def test_a_phase_method_runs_by_itself_after_the_last_round(root):
+    plan = plan_of(root, ["fedprox", "tests.toys:ccvr"])
+    main, last = make_phases(plan.config, plan.methods)
+    assert [m.name for m in main.methods] == ["fedprox"]
+    assert (main.rounds, main.cohort_size) == (3, 7)
+    assert (last.rounds, last.cohort_size, last.settings.steps) == (1, 12, 0)
+    assert plan.num_rounds == 4

@@ -1,0 +1,195 @@
+"""The local loop: batches, steps, optimisers, and the short way for plain SGD."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from raysim.core.layout import layout_of
+from raysim.core.method import Batch
+from raysim.core.seeding import torch_generator
+from raysim.training import local
+from raysim.training.evaluate import evaluate
+from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
+from raysim.training.model import BoundModel, cross_entropy
+
+
+def examples(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, 6, 6, 1), generator=generator, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(count)  # tells them apart
+    return Examples(images, torch.randint(3, (count,), generator=generator))
+
+
+def bound(norm=True):
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm2d(3)] if norm else []
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+    head = str(len(module) - 1)
+    return BoundModel(module, layout_of(module, head=head, channels_last=True), head=head)
+
+
+def test_last_short_batch_is_kept_and_one_example_is_skipped_under_batch_norm():
+    assert batch_bounds(9, 4, skip_single=False) == [(0, 4), (4, 8), (8, 9)]
+    assert batch_bounds(9, 4, skip_single=True) == [(0, 4), (4, 8)]
+    assert batch_bounds(10, 4, skip_single=True) == [(0, 4), (4, 8), (8, 10)]
+    assert batch_bounds(1, 4, skip_single=True) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "steps"),
+    [
+        ({"epochs": 2}, 9, 6),
+        ({"epochs": 0.5}, 16, 2),
+        ({"epochs": 0.01}, 16, 1),
+        ({"epochs": 1.25}, 16, 5),
+        ({"steps": 7}, 9, 7),
+        ({"steps": 0}, 9, 0),
+    ],
+)
+def test_number_of_steps_and_what_is_drawn(options, count, steps):
+    settings = LocalSettings(lr=0.1, batch_size=4, **options)
+    assert num_local_steps(count, settings, skip_single=False) == steps
+    batches = training_batches(
+        examples(count), InputTransform(), settings, num_steps=steps, generator=torch_generator(5), skip_single=False
+    )
+    drawn = [(batch.images[:, 0, 0, 0] * 255).round().int().tolist() for batch in batches]
+    assert len(drawn) == steps
+    per_epoch = math.ceil(count / 4)
+    for first in range(0, steps, per_epoch):
+        epoch = drawn[first : first + per_epoch]
+        seen = [i for batch in epoch for i in batch]
+        assert len(seen) == len(set(seen))
+        if len(epoch) == per_epoch:
+            assert sorted(seen) == list(range(count))
+
+
+def test_one_client_under_batch_norm_takes_no_step_on_one_example():
+    assert num_local_steps(1, LocalSettings(lr=0.1), skip_single=True) == 0
+    model = bound()
+    before = model.state.clone()
+    steps, loss = run(model, LocalSettings(lr=0.1), examples(1))
+    assert (steps, torch.equal(model.state, before)) == (0, True)
+    assert math.isnan(loss)
+
+
+def run(model, settings, data, gradient=None, seed=3):
+    return train_locally(
+        model,
+        cross_entropy,
+        gradient,
+        data,
+        InputTransform(channels_last=True),
+        settings,
+        lr=settings.lr,
+        generator=torch_generator(seed),
+    )
+
+
+def test_gathering_several_batches_at_once_changes_no_bit(monkeypatch):
+    digests = []
+    for entries in (1, 100, 10**6):
+        monkeypatch.setattr(local, "GATHER_ENTRIES", entries)
+        model = bound()
+        run(model, LocalSettings(lr=0.1, epochs=2, batch_size=5), examples(23))
+        digests.append(model.state.clone())
+    assert all(torch.equal(digests[0], other) for other in digests)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"weight_decay": 0.1},
+        {"momentum": 0.5, "weight_decay": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+    ],
+)
+@pytest.mark.parametrize("hooked", [False, True])
+def test_steps_equal_torchs_optimizer_bit_for_bit(options, hooked):
+    settings = LocalSettings(lr=0.05, epochs=2, batch_size=5, **options)
+    data = examples(23)
+    model = bound()
+    gradient = model.gradient_function(cross_entropy) if hooked else None
+    steps, loss = run(model, settings, data, gradient)
+
+    plain = bound().module
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.SGD
+    extra = {k: v for k, v in options.items() if k != "optimizer"}
+    optimizer = kind(plain.parameters(), lr=0.05, **extra)
+    losses = []
+    batches = training_batches(
+        data,
+        InputTransform(channels_last=True),
+        settings,
+        num_steps=steps,
+        generator=torch_generator(3),
+        skip_single=True,
+    )
+    for batch in batches:
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(plain(batch.images), batch.labels)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    for name, want in plain.state_dict().items():
+        assert torch.equal(model.module.state_dict()[name], want), name
+    assert loss == pytest.approx(sum(losses) / steps, rel=1e-6)
+    assert all(p.grad is not None and p.grad._base is not None for p in model.module.parameters())
+
+
+def test_learning_rate_decays_by_round():
+    assert LocalSettings(lr=0.5, lr_decay=0.9).lr_of(3) == pytest.approx(0.5 * 0.9**3)
+
+
+def test_gradient_at_another_point_leaves_the_model_alone():
+    model = bound()
+    data = examples(8)
+    batch = Batch(InputTransform()(data.images), data.labels)
+    before, other = model.state.clone(), torch.randn_like(model.params)
+    far = model.gradient(cross_entropy, other, batch)
+    assert torch.equal(model.state, before)
+    inner = model.gradient_function(cross_entropy)
+    assert torch.equal(inner(other, batch), far)
+    assert torch.equal(model.params, before[: model.params.numel()])
+    outputs = model.apply(other, batch.images)
+    assert outputs.logits.shape == (8, 3)
+    assert torch.equal(model.params, before[: model.params.numel()])
+
+
+def test_overrides_hold_inside_the_block_only():
+    model = bound(norm=False)
+    x = InputTransform()(examples(4).images)
+    want = model.forward(x).logits
+    with model.overridden({"0": lambda layer, x: type(layer).forward(layer, x) * 0}):
+        assert not torch.equal(model.forward(x).logits, want)
+    assert torch.equal(model.forward(x).logits, want)
+
+
+def test_passes_cover_everything_and_never_end_with_one_example():
+    data = examples(9)
+    sizes = [len(batch.labels) for batch in passes(data, InputTransform(), 4)]
+    assert sizes == [4, 5]
+    assert [len(batch.labels) for batch in passes(examples(1), InputTransform(), 4)] == [1]
+
+
+def test_slices_of_an_evaluation_add_up():
+    model, data = bound(), examples(50)
+    whole = evaluate(model, data, InputTransform(), num_classes=3)
+    parts = [
+        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), num_classes=3)
+        for a, b in ((0, 20), (20, 50))
+    ]
+    total = parts[0] + parts[1]
+    assert torch.equal(total.correct, whole.correct)
+    assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
+    model.module.eval()
+    with torch.no_grad():
+        predicted = model.module(InputTransform()(data.images)).argmax(1)
+    assert whole.accuracy == int((predicted == data.labels).sum()) / 50
