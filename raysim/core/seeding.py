@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # workers that only move data need no torch: 3 s and 250 MB each
+    import torch
 
 
 def derive_seed(run_seed: int, purpose: str, round_index: int = 0, client: int = 0) -> int:
@@ -20,6 +23,8 @@ def derive_seed(run_seed: int, purpose: str, round_index: int = 0, client: int =
 
 def torch_generator(seed: int) -> torch.Generator:
     """A CPU generator: draws stay on the CPU so that they are the same whatever the device."""
+    import torch
+
     return torch.Generator().manual_seed(seed)
 
 
