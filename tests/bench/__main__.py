@@ -160,7 +160,7 @@ def sharding(root: Path) -> None:
     size = path.stat().st_size / 1e6
     spec = PartitionSpec(scheme="dirichlet", alpha=0.3, num_clients=1000, test=1 / 6, validation=0)
     manifest = make_manifest(ImageSet(path), spec)
-    write_with_ray_data(shard_tasks(manifest, root / "warm")[:1])  # starts Ray Data's own actors
+    write_with_ray_data(shard_tasks(manifest, root / "warm")[:6])  # starts Ray Data's own actors and both workers
     peak = PeakMemory()
     began = time.perf_counter()
     build_shards(manifest, root / "many", write_with_ray_data)
