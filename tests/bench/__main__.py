@@ -181,7 +181,7 @@ def sharding(root: Path) -> None:
 
 
 class PeakMemory:
-    """Samples the private memory (USS) of this process and its Ray workers every 50 ms; MB above the start."""
+    """Samples the private memory of this process and its Ray workers every 50 ms; MB above the start."""
 
     def __init__(self) -> None:
         self._start = self._peak = private_memory()
@@ -200,13 +200,14 @@ class PeakMemory:
 
 
 def private_memory() -> float:
-    """MB that only this process or only one of its Ray workers uses; mapped files do not count."""
+    """MB that this process and its Ray workers hold themselves (RssAnon); pages of mapped files do not count."""
     total = 0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             if process.pid == os.getpid() or process.name().startswith("ray::"):
-                total += process.memory_full_info().uss
-    return total / 1e6
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                total += int(re.search(r"RssAnon:\s+(\d+) kB", status)[1])  # type: ignore[index]
+    return total / 1e3
 
 
 def start_up(root: Path) -> None:
