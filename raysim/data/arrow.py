@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from raysim.core.errors import DataError
 
-METADATA_KEY = b"raysim"
 SPLITS = ("train", "validation", "test")
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set
 

@@ -65,7 +65,9 @@ class Request:
     def root(self) -> Path:
         """The folder (or file) with the source files; DataError if none was given or it does not exist."""
         if self.files is None:
-            raise DataError(f"{self.name} needs its source files", "prepare", f"give --root; they are from {self.origin}")
+            raise DataError(
+                f"{self.name} needs its source files", "prepare", f"give --root; they are from {self.origin}"
+            )
         if self.options.download:
             self.files.mkdir(parents=True, exist_ok=True)
         if not self.files.exists():

@@ -33,9 +33,7 @@ def read_shapes(request: Request) -> Contents:
     return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains])
 
 
-def shape_batches(
-    count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None
-) -> Iterator[Batch]:
+def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[Batch]:
     """Examples 0 .. count-1; how many rows a batch has changes no pixel."""
     rows = rows or min(512, batch_rows((size, size, 3)))  # small enough for the processor's cache
     for start in range(0, count, rows):
@@ -58,7 +56,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
     images = np.empty((len(index), size, size, 3), np.uint8)
     for domain, style in enumerate(STYLES[:num_domains]):
         mine = np.flatnonzero(domains == domain)
-        # A wide edge of one pixel: partly covered pixels are blended, as in a photograph.
+        # The edge is one pixel wide: partly covered pixels are blended, as in a photograph.
         outline = np.abs(distance[mine]) - 0.12 if style == "outline" else distance[mine]
         cover = np.clip(0.5 - outline / pixel[mine], 0, 1)[..., None]
         front, back = _colours(style, draws[mine], size)
@@ -72,7 +70,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
 def uniform(seed: int, index: np.ndarray, slots: int) -> np.ndarray:
     """(n, slots) float32 in [0, 1): SplitMix64 of (seed, index, slot), so that no draw depends on another."""
     with np.errstate(over="ignore"):
-        key = _mix(_mix(np.uint64(seed % 2**64) + _GOLDEN) + index.astype(np.uint64) * _GOLDEN)
+        key = _mix(_mix(np.array([seed % 2**64], np.uint64) + _GOLDEN) + index.astype(np.uint64) * _GOLDEN)
         state = key[:, None] + np.arange(1, slots + 1, dtype=np.uint64) * _GOLDEN
         return (_mix(state) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
