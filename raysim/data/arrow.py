@@ -117,18 +117,21 @@ def _checked(batch: Batch, shape: tuple[int, ...], counts: tuple[int, int], wher
             raise DataError(
                 f"{column}s of shape {values.shape} for {len(images)} images", f"{where} {first}", "one an image"
             )
-        wrong = np.flatnonzero((values < 0) | (values >= limit))
-        if len(wrong):
-            mend = f"check the {column}s or the {'class' if column == 'label' else column} names"
-            raise DataError(
-                f"{column} {values[wrong[0]]} outside 0..{limit - 1}", f"{where} {first + int(wrong[0])}", mend
-            )
+        check_range(values, limit, where, first=first, column=column)
     return Batch(
         np.ascontiguousarray(images),
         np.ascontiguousarray(labels, np.int64),
         None if domains is None else np.ascontiguousarray(domains, np.int64),
         None if splits is None else np.ascontiguousarray(splits, np.int8),
     )
+
+
+def check_range(values: np.ndarray, limit: int, where: str, *, first: int = 0, column: str = "label") -> None:
+    """DataError at the first value outside 0..limit-1; its row is counted from `first` and appended to `where`."""
+    wrong = np.flatnonzero((values < 0) | (values >= limit))
+    if len(wrong):
+        mend = f"check the {column}s or the {'class' if column == 'label' else column} names"
+        raise DataError(f"{column} {values[wrong[0]]} outside 0..{limit - 1}", f"{where} {first + int(wrong[0])}", mend)
 
 
 def _update(digest: Any, batch: Batch) -> None:
@@ -189,7 +192,7 @@ class ImageSet:
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(
-                f"not a readable Arrow IPC file ({error})", str(path), "run `raysim prepare` again for this set"
+                f"not a readable Arrow IPC file ({error})", str(path), "run `raysim prepare --again` for this set"
             ) from error
         self._images = [_pixels(batch) for batch in batches]
         self._labels = [batch.column("label").to_numpy() for batch in batches]
@@ -200,7 +203,7 @@ class ImageSet:
             raise DataError(
                 f"{self._starts[-1]} examples where the description says {self.info.num_examples}",
                 str(path),
-                "run `raysim prepare` again",
+                "run `raysim prepare --again` for this set",
             )
 
     def __len__(self) -> int:
@@ -287,7 +290,7 @@ def _read_info(path: Path) -> SetInfo:
         raise DataError(
             f"its description {describe(path).name} is missing or damaged ({error})",
             str(path),
-            "run `raysim prepare` again for this set",
+            "run `raysim prepare --again` for this set",
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch, batch_rows, in_batches
+from raysim.data.arrow import Batch, batch_rows, check_range, in_batches
 from raysim.data.reading import PARTS, Contents, Request, damaged, need, split_codes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -38,7 +38,7 @@ def read_medmnist(request: Request) -> Contents:
     if "multi-label" in about["task"]:
         raise DataError(
             f"{flag} has {len(about['label'])} labels an image",
-            "prepare",
+            "",
             "a set has one label an image; make an .npz of the images and one of the labels, and use `npz`",
         )
     if request.options.download:
@@ -74,6 +74,8 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
             classes = tuple(str(name) for name in archive["classes"])
     every = np.concatenate(labels)
     classes = classes or tuple(str(i) for i in range(int(every.max(initial=-1)) + 1))
+    for prefix, mine in zip(prefixes, labels, strict=True):
+        check_range(mine, len(classes), f"{path}, {prefix}labels, row")
     codes = split_codes(parts) if parts else [None]
     batches = (
         batch
@@ -127,7 +129,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return np.lib.format.read_array_header_2_0(file)
 
 
-def read_cifar(kind: str, request: Request) -> Contents:
+def read_cifar(request: Request, *, kind: str) -> Contents:
     """CIFAR-10 or CIFAR-100 (fine labels) from the Python version: cifar-10-batches-py, cifar-100-python."""
     from torchvision import datasets
 
@@ -151,7 +153,7 @@ def read_cifar(kind: str, request: Request) -> Contents:
     return Contents(tuple(parts[0].classes), batches, files, count)
 
 
-def read_cifar10_1(version: str, request: Request) -> Contents:
+def read_cifar10_1(request: Request, *, version: str) -> Contents:
     """CIFAR-10.1, about 2,000 new test images in CIFAR-10's classes: cifar10.1_v4_data.npy, cifar10.1_v4_labels.npy."""
     names = [f"cifar10.1_{version}_{part}.npy" for part in ("data", "labels")]
     files = [need(request.root / name, request.origin) for name in names]
@@ -162,6 +164,7 @@ def read_cifar10_1(version: str, request: Request) -> Contents:
     images, labels = loaded[0], _single(loaded[1], files[1])
     if len(images) != len(labels):
         raise DataError(f"{len(images)} images and {len(labels)} labels", str(files[0]), "fetch both files again")
+    check_range(labels, 10, f"{files[1]}, row")
     return Contents(CIFAR10_CLASSES, _whole(images, labels, 2), files, len(labels))
 
 
@@ -182,6 +185,7 @@ def read_fashion_mnist(request: Request) -> Contents:
     for images, labels, path in ((arrays[0], arrays[1], files[0]), (arrays[2], arrays[3], files[2])):
         if images.ndim != 3 or labels.shape != (len(images),):
             raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
+        check_range(labels, 10, f"labels of {path}, row")
     batches = (
         batch
         for code, i in ((0, 0), (2, 2))
@@ -218,6 +222,7 @@ def read_stl10(request: Request) -> Contents:
     parts = []
     for code, images_name, labels_name in names:
         labels = np.fromfile(folder / labels_name, np.uint8).astype(np.int64) - 1  # stored from 1
+        check_range(labels, 10, f"{folder / labels_name}, row")
         with damaged(folder / images_name):
             # Stored as channel, column, row.
             stored = np.memmap(folder / images_name, np.uint8, "r").reshape(len(labels), 3, 96, 96)

@@ -65,10 +65,8 @@ class Request:
     def root(self) -> Path:
         """The folder (or file) with the source files; DataError if none was given or it does not exist."""
         if self.files is None:
-            raise DataError(
-                f"{self.name} needs its source files", "prepare", f"give --root; they are from {self.origin}"
-            )
-        if self.options.download:
+            raise DataError(f"{self.name} needs its source files", "", f"give --root; they are from {self.origin}")
+        if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
         if not self.files.exists():
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
@@ -122,7 +120,7 @@ def damaged(path: Path) -> Iterator[None]:
     """Faults of reading a source file become one DataError that names it."""
     try:
         yield
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"not readable ({type(error).__name__}: {error})", str(path), "fetch the file again") from error
 
 

@@ -62,7 +62,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
         front, back = _colours(style, draws[mine], size)
         canvas = back + cover * (front - back)
         noise = 0.25 if style == "noise" else 0.02
-        canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[mine], canvas[0].size).reshape(canvas.shape) - 0.5)
+        canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[mine], size * size * 3).reshape(canvas.shape) - 0.5)
         images[mine] = np.rint(255 * np.clip(canvas, 0, 1)).astype(np.uint8)
     return Batch(images, labels.astype(np.int64), domains.astype(np.int64))
 

@@ -84,10 +84,10 @@ SOURCES: dict[str, Source] = {
         read_shapes,
         options=("count", "size", "seed", "domains"),
     ),
-    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(read_cifar, "CIFAR10"), _CIFAR, ("download",)),
-    "cifar100": Source("CIFAR-100, 32 x 32 colour", partial(read_cifar, "CIFAR100"), _CIFAR, ("download",)),
-    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", partial(read_cifar10_1, "v4"), _CIFAR_NEW),
-    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", partial(read_cifar10_1, "v6"), _CIFAR_NEW),
+    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
+    "cifar100": Source("CIFAR-100, 32 x 32 colour", partial(read_cifar, kind="CIFAR100"), _CIFAR, ("download",)),
+    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", partial(read_cifar10_1, version="v4"), _CIFAR_NEW),
+    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", partial(read_cifar10_1, version="v6"), _CIFAR_NEW),
     "fashion_mnist": Source(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
         read_fashion_mnist,
@@ -108,13 +108,13 @@ SOURCES: dict[str, Source] = {
     ),
     "covid19": Source(
         "COVID-19 Radiography Database, 4 classes",
-        partial(read_folder, "COVID-19_Radiography_Dataset"),
+        partial(read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
         "Kaggle, tawsifurrahman/covid19-radiography-database",
         ("size",),
     ),
     "eurosat": Source(
         "EuroSAT, 64 x 64 colour, 10 classes",
-        partial(read_folder, "2750"),
+        partial(read_folder, inner=("2750", "EuroSAT_RGB")),
         "the EuroSAT project, https://github.com/phelber/EuroSAT",
         ("size",),
     ),
@@ -126,19 +126,19 @@ SOURCES: dict[str, Source] = {
     ),
     "imagenet_r": Source(
         "ImageNet-R, 200 classes",
-        partial(read_folder, "imagenet-r"),
+        partial(read_folder, inner=("imagenet-r",)),
         "the ImageNet-R project, https://github.com/hendrycks/imagenet-r",
         ("size",),
     ),
     "imagenet100": Source(
         "ImageNet-100, a choice of 100 ImageNet classes: train/CLASS and val/CLASS",
-        partial(read_folder, "imagenet100"),
+        partial(read_folder, inner=("imagenet100",)),
         "ImageNet, https://image-net.org (choose your 100 classes)",
         ("size",),
     ),
     "pacs": Source(
         "PACS, 227 x 227 colour, 7 classes in 4 domains",
-        partial(read_domains, "kfold"),
+        partial(read_domains, inner=("kfold",)),
         "the PACS project of D. Li, https://sketchx.eecs.qmul.ac.uk/downloads/",
         ("size",),
     ),
@@ -148,11 +148,15 @@ SOURCES: dict[str, Source] = {
         "Harvard Dataverse, https://doi.org/10.7910/DVN/DBW86T",
         ("size",),
     ),
-    "folder": Source("your tree CLASS/image or train/CLASS/image", partial(read_folder, ""), options=("size",)),
-    "domains": Source("your tree DOMAIN/CLASS/image", partial(read_domains, ""), options=("size",)),
+    "folder": Source("your tree CLASS/image or train/CLASS/image", read_folder, options=("size",)),
+    "domains": Source("your tree DOMAIN/CLASS/image", read_domains, options=("size",)),
     "npz": Source("your .npz with `images` and `labels`", read_npz),
-    "arrow": Source("your Arrow IPC files with `image` and `label`", partial(read_table, "arrow"), options=("size",)),
-    "parquet": Source("your Parquet files with `image` and `label`", partial(read_table, "parquet"), options=("size",)),
+    "arrow": Source(
+        "your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow"), options=("size",)
+    ),
+    "parquet": Source(
+        "your Parquet files with `image` and `label`", partial(read_table, kind="parquet"), options=("size",)
+    ),
     **{
         name + suffix: Source(
             f"MedMNIST, {what}, {size} x {size}", read_medmnist, "https://medmnist.com", ("download",)
@@ -194,11 +198,11 @@ def prepare(
         )
     source, save_as = SOURCES[name], save_as or name
     if Path(save_as).name != save_as:
-        raise DataError(f"a set cannot be called {save_as!r}", "prepare", "give a name without folders")
+        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"
-            raise DataError(f"{name} has no option --{field.name}", "prepare", f"its options: {has}")
+            raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     path = set_path(root, save_as)
     if path.is_file() and describe(path).is_file() and not again:
         kept = ImageSet(path)

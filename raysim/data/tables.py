@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch, batch_rows, describe
+from raysim.data.arrow import Batch, batch_rows, check_range, describe
 from raysim.data.reading import PARTS, Contents, Request, damaged, split_codes
 from raysim.data.trees import decode
 
 
-def read_table(kind: str, request: Request) -> Contents:
+def read_table(request: Request, *, kind: str) -> Contents:
     """Arrow IPC or Parquet files with columns `label` and `image`: pixels as a fixed-shape tensor, or encoded images
     (bytes, or the {bytes, path} of the Hugging Face hub). `domain` and `split` columns are kept.
 
@@ -41,7 +41,7 @@ def read_table(kind: str, request: Request) -> Contents:
     batches = (
         batch
         for i, (path, data) in enumerate(zip(files, opened, strict=True))
-        for batch in _table_batches(request, path, data, None if codes is None else int(codes[i]))
+        for batch in _table_batches(request, path, data, len(classes), None if codes is None else int(codes[i]))
     )
     return Contents(classes, batches, files, count, domains)
 
@@ -65,7 +65,7 @@ def _names(opened: Sequence[Any], files: Sequence[Path]) -> tuple[tuple[str, ...
         return tuple(names) if names else numbers("label"), numbers("domain")
 
 
-def _table_batches(request: Request, path: Path, data: Any, split: int | None) -> Iterator[Batch]:
+def _table_batches(request: Request, path: Path, data: Any, num_classes: int, split: int | None) -> Iterator[Batch]:
     import pyarrow as pa
 
     columns = [name for name in ("image", "label", "domain", "split") if name in data.schema.names]
@@ -87,5 +87,6 @@ def _table_batches(request: Request, path: Path, data: Any, split: int | None) -
                 shape = pixels.shape[1:]
             others = {name: record[name].to_numpy(zero_copy_only=False) for name in columns[1:]}
             splits = others.get("split", None if split is None else np.full(len(record), split, np.int8))
+            check_range(others["label"], num_classes, f"{path}, row", first=first)
             yield Batch(pixels, others["label"], others.get("domain"), splits)
             first += len(record)

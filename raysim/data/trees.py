@@ -31,11 +31,12 @@ class Images:
     splits: list[int] | None = None
 
 
-def read_folder(inner: str, request: Request) -> Contents:
+def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") -> Contents:
     """A tree class/.../image. With train, val or test on top (train/class/.../image), these are the official splits.
 
     Args:
-      inner: the published name of the folder that holds the classes, if --root may be the folder above it.
+      inner: published names of the folder that holds the classes, so that --root may be the folder above it.
+      leaf: the folder inside each class that has the images, where others have masks.
     """
     root = _inside(request.root, inner)
     parts = [part for part in PARTS if (root / part).is_dir()]
@@ -43,7 +44,7 @@ def read_folder(inner: str, request: Request) -> Contents:
     classes = sorted({name for folder in folders for name in _folders(folder)})
     images = Images([], [], None, [] if parts else None)
     for folder, code in zip(folders, split_codes(parts) if parts else [0], strict=True):
-        paths, labels = _class_images(folder, classes)
+        paths, labels = _class_images(folder, classes, leaf)
         images.paths.extend(paths)
         images.labels.extend(labels)
         if images.splits is not None:
@@ -53,19 +54,24 @@ def read_folder(inner: str, request: Request) -> Contents:
 
 def read_cub200(request: Request) -> Contents:
     """CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
-    root = _inside(request.root, "CUB_200_2011")
+    root = _inside(request.root, ["CUB_200_2011"])
     table = {}
     for name in ("images.txt", "train_test_split.txt"):
         with damaged(need(root / name, request.origin)):
             table[name] = dict(line.split() for line in (root / name).read_text().splitlines())
-    is_train = {path: table["train_test_split.txt"].get(number) == "1" for number, path in table["images.txt"].items()}
+    codes = {path: table["train_test_split.txt"].get(number) for number, path in table["images.txt"].items()}
     classes = _folders(root / "images")
     paths, labels = _class_images(root / "images", classes)
-    splits = [0 if is_train.get(path.relative_to(root / "images").as_posix()) else 2 for path in paths]
+    splits = []
+    for path in paths:
+        code = codes.get(path.relative_to(root / "images").as_posix())
+        if code not in ("0", "1"):
+            raise DataError("an image without an official split", str(path), "see images.txt and train_test_split.txt")
+        splits.append(0 if code == "1" else 2)
     return _contents(request, classes, Images(paths, labels, None, splits), [root / name for name in table])
 
 
-def read_domains(inner: str, request: Request) -> Contents:
+def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
     """A tree domain/class/.../image; the folders on top become the domains."""
     root = _inside(request.root, inner)
     names = _folders(root)
@@ -85,7 +91,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
 
     The labels of its test images were never published; they are not read.
     """
-    root = _inside(request.root, "tiny-imagenet-200")
+    root = _inside(request.root, ["tiny-imagenet-200"])
     tables = [root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt"]
     lines = []
     for path in tables:
@@ -93,7 +99,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
             lines.append(path.read_text().splitlines())
     ids = sorted(line.strip() for line in lines[0] if line.strip())
     words = dict(line.split("\t", 1) for line in lines[1] if "\t" in line)
-    paths, labels = _class_images(root / "train", ids)
+    paths, labels = _class_images(root / "train", ids, "images")
     splits = [0] * len(paths)
     for row, line in sorted(enumerate(lines[2], 1), key=lambda item: item[1]):
         name, _, wnid = line.partition("\t")
@@ -131,8 +137,8 @@ def read_ham10000(request: Request) -> Contents:
     return _contents(request, classes, images, [table], tuple(domains))
 
 
-def _inside(root: Path, inner: str) -> Path:
-    return root / inner if inner and (root / inner).is_dir() else root
+def _inside(root: Path, inner: Sequence[str]) -> Path:
+    return next((root / name for name in inner if (root / name).is_dir()), root)
 
 
 def _folders(root: Path) -> list[str]:
@@ -142,15 +148,15 @@ def _folders(root: Path) -> list[str]:
         return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
 
 
-def _class_images(root: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
-    """The images below root/CLASS, or below root/CLASS/images where there is such a folder beside others (masks)."""
+def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> tuple[list[Path], list[int]]:
+    """The images below root/CLASS/leaf."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     paths, labels = [], []
     for label, name in enumerate(classes):
         if not (root / name).is_dir():
             continue  # a domain or a split need not have every class
-        folder = root / name / "images" if (root / name / "images").is_dir() else root / name
+        folder = root / name / leaf
         found = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not found:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
