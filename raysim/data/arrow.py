@@ -273,7 +273,9 @@ def _optional(batches: list[pa.RecordBatch], column: str) -> list[np.ndarray] | 
 
 def _read_info(path: Path) -> SetInfo:
     if not path.is_file():
-        raise DataError("no such file", str(path), "run `raysim prepare` for this set, or correct data.root")
+        raise DataError(
+            f"no prepared set {path.stem!r}", str(path), f"run `raysim prepare {path.stem}`, or correct data.root"
+        )
     try:
         fields = json.loads(describe(path).read_text())
         return SetInfo(

@@ -47,7 +47,8 @@ def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
     if is_ours:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     try:
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         rows = [{"item": pickle.dumps(item)} for item in items]
         dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
         dataset.context.execution_options.preserve_order = True

@@ -594,8 +594,8 @@ def test_shapes_can_be_learned_from_pixels_and_styles_differ():
 
     train, test = (draw(np.arange(a, b), size=16, seed=0, num_domains=1) for a, b in ((0, 4000), (4000, 5000)))
     flat = [batch.images.mean(-1).reshape(len(batch.labels), -1) / 255 - 0.4 for batch in (train, test)]
-    model = MLPClassifier((128,), max_iter=100, early_stopping=True, random_state=0).fit(flat[0], train.labels)
-    assert model.score(flat[1], test.labels) > 0.5  # chance: 0.1
+    model = MLPClassifier((128,), tol=0.02, n_iter_no_change=3, random_state=0).fit(flat[0], train.labels)
+    assert model.score(flat[1], test.labels) > 0.6  # chance: 0.1
     every = draw(np.arange(600), size=16, seed=0, num_domains=6)
     spread = [every.images[every.domains == d].astype(float).std(axis=(1, 2)).mean() for d in range(6)]
     means = [every.images[every.domains == d].mean() for d in range(6)]
