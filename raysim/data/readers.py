@@ -39,7 +39,7 @@ def read_medmnist(request: Request) -> Contents:
         raise DataError(
             f"{flag} has {len(about['label'])} labels an image",
             "",
-            "a set has one label an image; make an .npz of the images and one of the labels, and use `npz`",
+            "a set has one label an image; choose one, and give it with the images as an .npz to `npz`",
         )
     if request.options.download:
         with _downloading(request):

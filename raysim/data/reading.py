@@ -20,6 +20,7 @@ from raysim.core.errors import DataError
 from raysim.data.arrow import Batch
 
 Work = Callable[[Any], np.ndarray]
+PARTS = ("train", "val", "valid", "validation", "test")  # what published splits are called
 ParallelMap = Callable[[Work, Sequence[Any]], Iterator[np.ndarray]]
 
 
@@ -134,6 +135,3 @@ def split_codes(parts: Sequence[str]) -> np.ndarray:
     if 2 not in found:
         found[found == 1] = 2
     return found
-
-
-PARTS = ("train", "val", "valid", "validation", "test")

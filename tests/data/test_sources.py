@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 from raysim.__main__ import app
 from raysim.core.errors import DataError
-from raysim.data import reading
+from raysim.data import reading, sources
 from raysim.data.arrow import Batch, ImageSet, describe, in_batches, write_set
 from raysim.data.reading import Options
 from raysim.data.shapes import SHAPES, STYLES, draw, shape_batches
@@ -602,7 +603,21 @@ def test_shapes_can_be_learned_from_pixels_and_styles_differ():
     assert len({(round(a), round(b)) for a, b in zip(spread, means, strict=True)}) == 6
 
 
-# --- the command
+# --- the registry and the command
+
+
+def test_the_example_of_adding_a_set_works(tmp_path, monkeypatch):
+    text = sources.__doc__.split("official test images:\n")[1].split("Then `raysim")[0]
+    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
+    exec(textwrap.dedent(text), vars(sources) | {"np": np, "need": reading.need, "in_batches": in_batches})
+    images, labels = pixels(1200, 4, 5), np.arange(1200) % 2
+    np.save(tmp_path / "scans.npy", images)
+    np.save(tmp_path / "grades.npy", labels)
+    source, _, _ = prepared("scans", tmp_path, tmp_path / "out")
+    same(source, images[..., None], labels, np.repeat([0, 2], [200, 1000]))
+    (tmp_path / "grades.npy").unlink()
+    with pytest.raises(DataError, match=r"missing file grades.npy in .*Knee Project"):
+        prepare("scans", tmp_path / "out", tmp_path, again=True)
 
 
 def test_command_lists_all_sets_and_prepares_quietly(tmp_path):
