@@ -68,23 +68,56 @@ def run(
 @app.command()
 def prepare(
     name: Annotated[str | None, typer.Argument(help="a data set; without it, the known ones are listed")] = None,
-    root: Annotated[Path | None, typer.Option(help="folder with the source files")] = None,
+    root: Annotated[Path | None, typer.Option(help="folder (or file) with the source files")] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
     again: Annotated[bool, typer.Option("--again", help="convert even if it is there")] = False,
+    save_as: Annotated[str | None, typer.Option("--as", help="name of the prepared set, if not NAME")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
+    size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
+    count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
+    seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
+    domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
+    use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
 ) -> None:
     """Convert a data set to Arrow."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from raysim.data.reading import Options, map_in_threads
     from raysim.data.sources import SOURCES, set_path
     from raysim.data.sources import prepare as convert
 
     if name is None:
+        width = max(map(len, SOURCES))
         for known, source in SOURCES.items():
-            out.print(f"{known:12} {source.description}")
+            out.print(f"{known:{width}}  {source.description}")
         return
-    info = convert(name, out_dir, root, again=again)
+    parallel_map = map_in_threads
+    if use_ray:
+        from raysim.data.pipeline import map_with_ray_data
+
+        parallel_map = map_with_ray_data
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
+        task = bar.add_task(f"preparing {name}", total=None)
+        info = convert(
+            name,
+            out_dir,
+            root,
+            again=again,
+            save_as=save_as,
+            options=Options(size, download, count, seed, domains),
+            parallel_map=parallel_map,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    in_domains = f", {len(info.domains)} domains" if info.domains else ""
     out.print(
-        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes, sha256 {info.checksum[:16]}"
+        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
+        f"sha256 {info.checksum[:16]}"
     )
-    out.print(f"file: {set_path(out_dir, name)}")
+    if info.source_checksum:
+        out.print(f"source files: sha256 {info.source_checksum[:16]}")
+    out.print(f"file: {set_path(out_dir, info.name)}")
 
 
 @app.command()

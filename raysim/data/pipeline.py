@@ -1,12 +1,18 @@
-"""The Ray Data pipeline that shards a partitioned set: the only place where ray.data is used."""
+"""The Ray Data pipelines that decode images and shard a partitioned set: the only place where ray.data is used."""
 
 from __future__ import annotations
 
+import logging
+import pickle
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from raysim.core.errors import DataError
 from raysim.data.federation import ShardTask, write_shard
+from raysim.data.reading import Work
 
 
 def write_with_ray_data(tasks: list[ShardTask]) -> None:
@@ -26,3 +32,37 @@ def _write(item: dict[str, Any]) -> dict[str, Any]:
     rows = np.frombuffer(item["rows"], dtype=np.int64)
     write_shard(ShardTask(item["set_path"], item["target"], rows))
     return {"target": item["target"], "examples": len(rows)}
+
+
+def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
+    """`reading.map_in_threads` on Ray Data: work(item) for each item, in order, on the running Ray or a local one.
+
+    A DataError of a worker arrives as it was raised, not wrapped in Ray's errors. The backlog is bounded by the object
+    store, so that sets larger than memory pass through.
+    """
+    import ray
+    import ray.data
+
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    try:
+        ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        rows = [{"item": pickle.dumps(item)} for item in items]
+        dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
+        dataset.context.execution_options.preserve_order = True
+        for row in dataset.map(partial(_attempt, work)).iter_rows():
+            if row["fault"]:
+                raise DataError(*row["fault"])
+            yield row["result"]
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _attempt(work: Work, row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": work(pickle.loads(row["item"])), "fault": []}
+    except DataError as error:
+        return {"result": np.zeros(0, np.uint8), "fault": [error.what, error.where, error.mend]}

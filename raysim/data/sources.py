@@ -1,38 +1,169 @@
-"""Where image sets come from: one reader per name. A reader returns class names and batches of pixels and labels."""
+"""The image sets that `raysim prepare` knows, and their preparation.
+
+To add a set, write one reader and one line of SOURCES. A reader takes a Request (the folder of source files and the
+user's options) and returns Contents: class names and batches in a fixed order. An example, for a set stored as
+scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
+
+    def read_scans(request: Request) -> Contents:
+        files = [need(request.root / name, request.origin) for name in ("scans.npy", "grades.npy")]
+        images, labels = (np.load(path, mmap_mode="r") for path in files)
+        splits = np.where(np.arange(len(labels)) < len(labels) - 1000, 0, 2).astype(np.int8)
+        batches = in_batches(images[..., None], labels, splits=splits)
+        return Contents(("mild", "severe"), batches, files, len(labels))
+
+    SOURCES["scans"] = Source("knee scans, 64 x 64 grey, 2 grades", read_scans, "the Knee Project, knees.example.org")
+
+Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, and `data: {name: scans}` trains on it.
+Image files are as easy: `read_folder` and its neighbours in trees.py only list paths and labels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, SetInfo, in_batches, write_set
+from raysim.data.arrow import Batch, ImageSet, SetInfo, describe, write_set
+from raysim.data.readers import (
+    read_cifar,
+    read_cifar10_1,
+    read_digits,
+    read_fashion_mnist,
+    read_medmnist,
+    read_npz,
+    read_stl10,
+)
+from raysim.data.reading import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
+from raysim.data.shapes import read_shapes
+from raysim.data.tables import read_table
+from raysim.data.trees import (
+    read_cub200,
+    read_domains,
+    read_folder,
+    read_ham10000,
+    read_tiny_imagenet,
+)
 
-Batches = Iterable[tuple[np.ndarray, np.ndarray]]
+DEFAULTS = Options()
+OnProgress = Callable[[int, int | None], None]  # examples written, examples in all if known
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of set: what it is, and read(files) -> (class names, batches)."""
+    """A kind of set: what it is, its reader, who publishes the files, and the options that the reader heeds."""
 
     description: str
-    read: Callable[[Path | None], tuple[tuple[str, ...], Batches]]
+    read: Callable[[Request], Contents]
+    origin: str = "you"
+    options: tuple[str, ...] = ()
 
 
-def read_digits(files: Path | None) -> tuple[tuple[str, ...], Batches]:
-    """scikit-learn's handwritten digits: 1,797 real 8 x 8 images in 17 grey levels, bundled with the library."""
-    from sklearn.datasets import load_digits
+_CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
+_CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
+_MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in medmnist.INFO
+    "pathmnist": "colon pathology, colour, 9 classes",
+    "chestmnist": "chest X-ray, 14 labels an image: refused, since a set has one label an image",
+    "dermamnist": "dermatoscope, colour, 7 classes",
+    "octmnist": "retinal OCT, grey, 4 classes",
+    "pneumoniamnist": "chest X-ray, grey, 2 classes",
+    "retinamnist": "fundus camera, colour, 5 grades",
+    "breastmnist": "breast ultrasound, grey, 2 classes",
+    "bloodmnist": "blood cell microscope, colour, 8 classes",
+    "tissuemnist": "kidney cortex microscope, grey, 8 classes",
+    "organamnist": "abdominal CT, axial, grey, 11 classes",
+    "organcmnist": "abdominal CT, coronal, grey, 11 classes",
+    "organsmnist": "abdominal CT, sagittal, grey, 11 classes",
+}
 
-    digits = load_digits()
-    pixels = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)[..., None]
-    return tuple(str(name) for name in digits.target_names), in_batches(pixels, digits.target.astype(np.int64))
-
-
-SOURCES = {
+SOURCES: dict[str, Source] = {
     "digits": Source("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", read_digits),
+    "shapes": Source(
+        "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
+        read_shapes,
+        options=("count", "size", "seed", "domains"),
+    ),
+    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
+    "cifar100": Source("CIFAR-100, 32 x 32 colour", partial(read_cifar, kind="CIFAR100"), _CIFAR, ("download",)),
+    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", partial(read_cifar10_1, version="v4"), _CIFAR_NEW),
+    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", partial(read_cifar10_1, version="v6"), _CIFAR_NEW),
+    "fashion_mnist": Source(
+        "Fashion-MNIST, 28 x 28 grey, 10 classes",
+        read_fashion_mnist,
+        "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
+        ("download",),
+    ),
+    "stl10": Source(
+        "STL-10, the labelled 96 x 96 colour images, 10 classes",
+        read_stl10,
+        "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/",
+        ("download",),
+    ),
+    "tiny_imagenet": Source(
+        "Tiny-ImageNet-200, 64 x 64 colour, 200 classes",
+        read_tiny_imagenet,
+        "Stanford CS231n, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        ("size",),
+    ),
+    "covid19": Source(
+        "COVID-19 Radiography Database, 4 classes",
+        partial(read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
+        "Kaggle, tawsifurrahman/covid19-radiography-database",
+        ("size",),
+    ),
+    "eurosat": Source(
+        "EuroSAT, 64 x 64 colour, 10 classes",
+        partial(read_folder, inner=("2750", "EuroSAT_RGB")),
+        "the EuroSAT project, https://github.com/phelber/EuroSAT",
+        ("size",),
+    ),
+    "cub200": Source(
+        "CUB-200-2011, 200 kinds of birds",
+        read_cub200,
+        "Caltech-UCSD Birds, https://www.vision.caltech.edu/datasets/cub_200_2011/",
+        ("size",),
+    ),
+    "imagenet_r": Source(
+        "ImageNet-R, 200 classes",
+        partial(read_folder, inner=("imagenet-r",)),
+        "the ImageNet-R project, https://github.com/hendrycks/imagenet-r",
+        ("size",),
+    ),
+    "imagenet100": Source(
+        "ImageNet-100, a choice of 100 ImageNet classes: train/CLASS and val/CLASS",
+        partial(read_folder, inner=("imagenet100",)),
+        "ImageNet, https://image-net.org (choose your 100 classes)",
+        ("size",),
+    ),
+    "pacs": Source(
+        "PACS, 227 x 227 colour, 7 classes in 4 domains",
+        partial(read_domains, inner=("kfold",)),
+        "the PACS project of D. Li, https://sketchx.eecs.qmul.ac.uk/downloads/",
+        ("size",),
+    ),
+    "ham10000": Source(
+        "HAM10000, dermatoscope images, 7 classes; domains from the column `dataset`",
+        read_ham10000,
+        "Harvard Dataverse, https://doi.org/10.7910/DVN/DBW86T",
+        ("size",),
+    ),
+    "folder": Source("your tree CLASS/image or train/CLASS/image", read_folder, options=("size",)),
+    "domains": Source("your tree DOMAIN/CLASS/image", read_domains, options=("size",)),
+    "npz": Source("your .npz with `images` and `labels`", read_npz),
+    "arrow": Source(
+        "your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow"), options=("size",)
+    ),
+    "parquet": Source(
+        "your Parquet files with `image` and `label`", partial(read_table, kind="parquet"), options=("size",)
+    ),
+    **{
+        name + suffix: Source(
+            f"MedMNIST, {what}, {size} x {size}", read_medmnist, "https://medmnist.com", ("download",)
+        )
+        for name, what in _MEDMNIST.items()
+        for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))
+    },
 }
 
 
@@ -41,12 +172,58 @@ def set_path(root: Path, name: str) -> Path:
     return root / name / f"{name}.arrow"
 
 
-def prepare(name: str, root: Path, files: Path | None = None, *, again: bool = False) -> SetInfo:
-    """Convert a named set to Arrow below `root`; a set that is there already is kept, unless `again`."""
+def prepare(
+    name: str,
+    root: Path,
+    files: Path | None = None,
+    *,
+    again: bool = False,
+    save_as: str | None = None,
+    options: Options = DEFAULTS,
+    parallel_map: ParallelMap = map_in_threads,
+    on_progress: OnProgress | None = None,
+) -> SetInfo:
+    """Convert a named set to Arrow below `root`; a whole set that is there already is verified and kept, unless `again`.
+
+    Args:
+      files: the folder (or file) with the source files.
+      save_as: the name of the prepared set, if not `name`.
+      parallel_map: decodes image files; `pipeline.map_with_ray_data` uses a whole cluster. The result is the same.
+    Raises:
+      DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
+    """
     if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}", "prepare", f"known: {', '.join(SOURCES)}")
-    path = set_path(root, name)
-    if path.is_file() and not again:
-        return ImageSet(path).info
-    classes, batches = SOURCES[name].read(files)
-    return write_set(path, name, classes, batches, source=SOURCES[name].description)
+        raise DataError(
+            f"unknown data set {name!r}", "prepare", "without a name, `raysim prepare` lists the known ones"
+        )
+    source, save_as = SOURCES[name], save_as or name
+    if Path(save_as).name != save_as:
+        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
+    for field in fields(options):
+        if getattr(options, field.name) != field.default and field.name not in source.options:
+            has = ", ".join(f"--{option}" for option in source.options) or "none"
+            raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
+    path = set_path(root, save_as)
+    if path.is_file() and describe(path).is_file() and not again:
+        kept = ImageSet(path)
+        kept.verify()
+        return kept.info
+    contents = source.read(Request(name, source.origin, files, options, parallel_map))
+    return write_set(
+        path,
+        save_as,
+        contents.classes,
+        _counted(contents, on_progress),
+        source=source.description,
+        domains=contents.domains,
+        source_checksum=files_checksum(contents.files),
+    )
+
+
+def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:
+    done = 0
+    for batch in contents.batches:
+        yield batch
+        done += len(batch.labels)
+        if on_progress is not None:
+            on_progress(done, contents.num_examples)

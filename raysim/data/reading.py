@@ -1,0 +1,137 @@
+"""What every reader is given and gives: a request, the contents, and the checks of source files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.core.errors import DataError
+from raysim.data.arrow import Batch
+
+Work = Callable[[Any], np.ndarray]
+PARTS = ("train", "val", "valid", "validation", "test")  # what published splits are called
+ParallelMap = Callable[[Work, Sequence[Any]], Iterator[np.ndarray]]
+
+
+def map_in_threads(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
+    """work(item) for each item, in order, on all cores (Pillow decodes outside the GIL); looks a few items ahead."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[np.ndarray]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may ask of a reader. size: pixels; None is the reader's own default."""
+
+    size: int | None = None
+    download: bool = False
+    count: int | None = None
+    seed: int | None = None
+    domains: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One preparation. origin: who publishes the files; parallel_map: how images are decoded."""
+
+    name: str
+    origin: str = ""
+    files: Path | None = None
+    options: Options = Options()
+    parallel_map: ParallelMap = map_in_threads
+
+    @property
+    def root(self) -> Path:
+        """The folder (or file) with the source files; DataError if none was given or it does not exist."""
+        if self.files is None:
+            raise DataError(f"{self.name} needs its source files", "", f"give --root; they are from {self.origin}")
+        if self.options.download and not self.files.exists():
+            self.files.mkdir(parents=True, exist_ok=True)
+        if not self.files.exists():
+            raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
+        return self.files
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a reader found: names, batches in a fixed order, and the files that it read.
+
+    num_examples: for the progress bar; None where it is not known before the end.
+    """
+
+    classes: tuple[str, ...]
+    batches: Iterable[Batch]
+    files: Sequence[Path] = ()
+    num_examples: int | None = None
+    domains: tuple[str, ...] = ()
+
+
+def need(path: Path, origin: str, md5: str | None = None) -> Path:
+    """The path of a source file that exists and has the published MD5; else DataError."""
+    expected = f" (MD5 {md5})" if md5 else ""
+    if not path.is_file():
+        raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
+    if md5:
+        found = _digest(path, "md5")
+        if found != md5:
+            raise DataError(f"MD5 {found} where {md5} is published", str(path), f"fetch it again from {origin}")
+    return path
+
+
+def files_checksum(files: Sequence[Path]) -> str:
+    """SHA-256 over the names and contents of files in their order; empty for no files."""
+    if not files:
+        return ""
+    whole, base = hashlib.sha256(), Path(os.path.commonpath([path.parent for path in files]))
+    with ThreadPoolExecutor() as pool:
+        for path, digest in zip(files, pool.map(_digest, files), strict=True):
+            whole.update(f"{digest}  {path.relative_to(base).as_posix()}\n".encode())
+    return whole.hexdigest()
+
+
+def _digest(path: Path, kind: str = "sha256") -> str:
+    with damaged(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Faults of reading a source file become one DataError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"not readable ({type(error).__name__}: {error})", str(path), "fetch the file again") from error
+
+
+def split_codes(parts: Sequence[str]) -> np.ndarray:
+    """(n,) int8 code of each part's name; a set without a labelled test part is tested on its validation part.
+
+    The labels of Tiny-ImageNet's and ImageNet's test images were never published: papers test on the validation images.
+    """
+    codes = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
+    found = np.array([codes[part] for part in parts], np.int8)
+    if 2 not in found:
+        found[found == 1] = 2
+    return found
