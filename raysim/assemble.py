@@ -35,7 +35,7 @@ from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, head_o
 from raysim.training.inputs import InputTransform
 from raysim.training.local import LocalSettings
 
-BUNDLED = ("digits",)
+BUNDLED = ("digits", "shapes")
 
 
 @dataclass(frozen=True)
