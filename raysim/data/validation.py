@@ -49,12 +49,9 @@ def arrange(
     """
     if not len(rows):
         return rows, labels
-    for chosen in (
-        lambda: subset(labels, spec.subset, rng),
-        lambda: imbalanced(labels, spec.imbalance, num_classes, rng),
-    ):
-        kept = chosen()
-        rows, labels = rows[kept], labels[kept]
+    kept = subset(labels, spec.subset, rng)
+    kept = kept[imbalanced(labels[kept], spec.imbalance, num_classes, rng)]
+    rows, labels = rows[kept], labels[kept]
     if not len(rows):
         raise DataError(
             f"no row is left (subset {spec.subset:g}, imbalance {spec.imbalance})",
