@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet
@@ -148,6 +146,9 @@ def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     """
     if images.shape[1:] == shape:
         return images
+    import torch  # here: workers that only move data need none of it
+    import torch.nn.functional as F
+
     height, width, channels = shape
     if images.shape[3] not in (1, channels):
         raise DataError(
