@@ -18,24 +18,30 @@ from typing import Any
 import torch
 
 from methods import METHODS
-from raysim.config import Config, parse_config, parse_options
+from raysim.config import Config, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.layout import Layout, layout_of
 from raysim.core.method import Method, partition_of
 from raysim.data.arrow import ImageSet, SetInfo
-from raysim.data.federation import Federation, Manifest, PartitionSpec, make_manifest
+from raysim.data.federation import Federation
+from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.partition import SCHEMES
 from raysim.data.sources import SOURCES, prepare, set_path
+from raysim.data.validation import ValidationSpec
 from raysim.engine.pool import Pool
 from raysim.engine.server import Facts, Server
 from raysim.engine.trainer import Phase, Trainer
 from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
-from raysim.training.inputs import InputTransform
+from raysim.training.augment import AUGMENTATIONS
+from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
 
 BUNDLED = ("digits", "shapes")
+
+#: Class mappings for external validation sets that come with the sources.
+MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,12 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
     faults += _check_resources(config)
     plan: Plan | None = None
     try:
-        images = _open_set(config)
+        images = _open_set(config, config.data.name)
+        faults += _check_inputs(config, images.info.shape)
         spec = model_spec(config, len(images.info.classes), images.info.shape)
         faults += _check_model(spec)
-        manifest = make_manifest(images, partition_spec(config))
+        external = config.data.validation_set.external.name
+        manifest = make_manifest(images, partition_spec(config), _open_set(config, external) if external else None)
         if not faults:
             layout = _layout(config, spec, methods)
             available = {"features", "linear-head", "client-memory"}
@@ -108,7 +116,7 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
             faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
-        faults.append(Fault("partition" if "dirichlet" in error.where or "iid" in error.where else "data", str(error)))
+        faults.append(Fault("partition" if error.where.startswith("partition ") else "data", str(error)))
     if faults or plan is None:
         raise ConfigError(faults, source)
     return plan
@@ -174,16 +182,60 @@ def find_method(name: str) -> Callable[..., Method]:
         raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
 
 
-def _open_set(config: Config) -> ImageSet:
+def _open_set(config: Config, name: str) -> ImageSet:
     root = Path(config.data.root)
-    path = set_path(root, config.data.name)
-    if not path.is_file() and config.data.name in BUNDLED:
-        prepare(config.data.name, root)
-    if not path.is_file() and config.data.name not in SOURCES:
-        raise DataError(
-            f"no prepared set {config.data.name!r}", str(path), nearest_name(config.data.name, list(SOURCES))
-        )
+    path = set_path(root, name)
+    if not path.is_file() and name in BUNDLED:
+        prepare(name, root)
+    if not path.is_file() and name not in SOURCES:
+        raise DataError(f"no prepared set {name!r}", str(path), nearest_name(name, list(SOURCES)))
     return ImageSet(path)
+
+
+def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
+    """(class of the set, class of the external set) pairs of a YAML file, or of a shipped one by its name.
+
+    Raises:
+      DataError: no such file, or not a mapping of a class to a list of classes.
+    """
+    shipped = {file.stem: file for file in sorted(MAPPINGS.glob("*.yaml"))}
+    path = shipped.get(name, Path(name))
+    if not path.is_file():
+        raise DataError(f"no such mapping {name!r}", "data.validation_set.external", nearest_name(name, list(shipped)))
+    classes = read_config(path)
+    if not all(isinstance(sources, list) for sources in classes.values()):
+        raise DataError("not a mapping of classes to lists", str(path), "write it as `dog: [wolf, fox]`")
+    return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
+
+
+def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
+    """Whether the input pipeline fits images of this shape."""
+    data = config.data
+    faults = []
+    for key, known in (("normalise", list(NORMALISATIONS)), ("augment", list(AUGMENTATIONS))):
+        if getattr(data, key) not in known:
+            faults.append(
+                Fault(f"data.{key}", f"unknown name {getattr(data, key)!r}. {nearest_name(getattr(data, key), known)}")
+            )
+    if data.channels is not None and shape[2] not in (1, data.channels):
+        faults.append(Fault("data.channels", f"images with {shape[2]} channels cannot get {data.channels}; drop it"))
+    channels = data.channels or shape[2]
+    statistics = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])[0]
+    if len(statistics) not in (0, 1, channels):
+        faults.append(
+            Fault(
+                "data.normalise",
+                f"{data.normalise!r} is for {len(statistics)} channels, the inputs have {channels}; set data.channels=3",
+            )
+        )
+    height, width = (data.resize, data.resize) if data.resize else shape[:2]
+    if data.crop is not None and data.crop > min(height, width):
+        faults.append(
+            Fault(
+                "data.crop", f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
+            )
+        )
+    return faults
 
 
 def _check_model(spec: ModelSpec) -> list[Fault]:
@@ -229,22 +281,57 @@ def _check_resources(config: Config) -> list[Fault]:
 
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration."""
-    part = config.partition
+    part, chosen = config.partition, config.data.validation_set
     assert part.scheme in SCHEMES
     return PartitionSpec(
         scheme=part.scheme,
+        form=part.form or "",
         alpha=part.alpha,
         num_clients=part.num_clients,
         min_samples=part.min_samples,
+        shards_per_client=part.shards_per_client,
+        domains_per_client=part.domains_per_client,
+        samples_per_client=part.samples_per_client,
         test=config.data.test,
         validation=config.data.validation,
+        split=config.data.split,
+        within_clients=config.data.split_within_clients,
+        validation_set=ValidationSpec(
+            subset=chosen.subset,
+            imbalance=chosen.imbalance,
+            label_noise=chosen.label_noise,
+            order=chosen.order,
+            mapping=read_mapping(chosen.external.mapping) if chosen.external.mapping else (),
+            unique=chosen.external.unique,
+        ),
         seed=config.seed if part.seed is None else part.seed,
     )
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
-    """The model's view of the configuration; keys of the model group that are not raysim's are its options."""
-    return ModelSpec(config.model.name, num_classes, shape, dict(config.model.model_extra or {}))
+    """The model's view of the configuration; keys of the model group that are not raysim's are its options.
+
+    Args:
+      shape: (height, width, channels) of the stored images; the model gets that of the inputs made of them.
+    """
+    height, width = input_transform(config).output_size(*shape[:2])
+    inputs = (height, width, config.data.channels or shape[2])
+    return ModelSpec(config.model.name, num_classes, inputs, dict(config.model.model_extra or {}))
+
+
+def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
+    """The input pipeline of the configuration; unknown names (checked elsewhere) count as none."""
+    data = config.data
+    mean, std = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
+    return InputTransform(
+        mean=mean,
+        std=std,
+        channels_last=channels_last,
+        resize=(data.resize, data.resize) if data.resize else None,
+        crop=(data.crop, data.crop) if data.crop else None,
+        channels=data.channels,
+        augmentation=AUGMENTATIONS.get(data.augment),
+    )
 
 
 def local_settings(config: Config) -> LocalSettings:
@@ -308,7 +395,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         head=head_of(spec),
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
-        transform=InputTransform(channels_last=channels_last),
+        transform=input_transform(config, channels_last=channels_last),
         num_classes=recipe.num_classes,
         seed=config.seed,
         device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",

@@ -21,19 +21,63 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True)
 
 
+class ExternalGroup(Group):
+    name: str | None = Field(None, description="another prepared set that the validation set is taken from")
+    mapping: str | None = Field(
+        None, description="YAML file with its classes for each class, or the name of one in configs/mappings"
+    )
+    unique: bool = Field(True, description="false: 50 images of each class twice, as in FedVG's code")
+
+
+class ValidationSetGroup(Group):
+    subset: float = Field(1.0, gt=0, le=1, description="fraction of the validation rows that is kept, stratified")
+    imbalance: float | None = Field(
+        None, gt=0, le=1, description="rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)"
+    )
+    label_noise: float = Field(0.0, ge=0, le=1, description="fraction of the validation rows with a wrong label")
+    order: Literal["stratified", "client"] = Field("stratified", description="order of the validation batches")
+    external: ExternalGroup = Field(default_factory=ExternalGroup)
+
+
 class DataGroup(Group):
     name: str = Field("digits", description="which prepared set")
     root: str = Field("data", description="folder with prepared sets")
-    test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing")
+    split: Literal["fraction", "official"] = Field(
+        "fraction", description="official: the set's own test rows, and validation rows if it has any"
+    )
+    split_within_clients: bool = Field(False, description="partition first, then hold out inside each client")
+    test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing; not with split official")
     validation: float = Field(0.10, ge=0, lt=1, description="fraction held by the server for validation")
+    validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
+    normalise: str = Field("none", description="channel statistics that inputs are normalised by, by name")
+    resize: int | None = Field(None, ge=1, description="height and width that images are resized to")
+    crop: int | None = Field(None, ge=1, description="height and width of the crop: central, or the augmentation's")
+    channels: Literal[3] | None = Field(None, description="3: grey images are repeated to three channels")
+    augment: str = Field("none", description="augmentation of training batches, by name")
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid"] = Field("dirichlet", description="how examples go to clients")
+    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one"] = Field(
+        "dirichlet", description="how examples go to clients"
+    )
+    form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = Field(
+        None, description="form of the scheme; by default dirichlet: class, quantity: dirichlet"
+    )
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more heterogeneous")
     num_clients: int = Field(20, ge=1, description="population")
-    min_samples: int = Field(1, ge=1, description="fewest training examples of a client")
+    min_samples: int = Field(
+        1, ge=1, description="fewest examples of a client: for training, or in all with data.split_within_clients"
+    )
+    shards_per_client: int = Field(2, ge=1, description="scheme shards: pieces of the sorted set for each client")
+    domains_per_client: int = Field(1, ge=1, description="scheme domain: domains for each client")
+    samples_per_client: int | None = Field(
+        None, ge=1, description="scheme nine_plus_one: examples of every client; as many as possible if not given"
+    )
     seed: int | None = Field(None, description="seed of the split and partition; the run's seed if not given")
+
+
+#: Forms of the schemes that have several.
+FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
 
 
 class ModelGroup(Group):
@@ -182,7 +226,41 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
         faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
     if config.local.steps is not None and "epochs" in config.local.model_fields_set:
         faults.append(Fault("local", "steps and epochs are both set; keep one"))
+    faults += _data_faults(config)
     return (None if faults else config), faults
+
+
+def _data_faults(config: Config) -> list[Fault]:
+    """What is wrong with the data and partition groups beyond single keys."""
+    data, part, chosen = config.data, config.partition, config.data.validation_set
+    forms = FORMS.get(part.scheme, ())
+    faults = []
+    if part.form is not None and part.form not in forms:
+        known = f"choose {' or '.join(forms)}" if forms else "drop it"
+        faults.append(Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {known}"))
+    if data.test + data.validation >= 1 and data.split == "fraction":
+        faults.append(
+            Fault(
+                "data", f"test {data.test:g} and validation {data.validation:g} leave nothing to train on; lower them"
+            )
+        )
+    if data.split_within_clients and data.split == "official":
+        faults.append(
+            Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it")
+        )
+    if (chosen.external.name is None) != (chosen.external.mapping is None):
+        faults.append(Fault("data.validation_set.external", "needs both name and mapping; set both or none"))
+    is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
+    if is_changed and not data.validation and chosen.external.name is None:
+        faults.append(Fault("data.validation_set", "there is no validation set; raise data.validation"))
+    if chosen.order == "client" and (not data.split_within_clients or chosen.external.name is not None):
+        faults.append(
+            Fault(
+                "data.validation_set.order",
+                "client needs validation rows that are the clients' own; set data.split_within_clients, or order stratified",
+            )
+        )
+    return faults
 
 
 def parse_options(

@@ -22,6 +22,7 @@ import yaml
 from raysim.assemble import Plan, Recipe, make_server, make_trainer, resolve_resources
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.data.describe import partition_table
 from raysim.data.federation import build_shards, write_serially
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.pool import SerialPool
@@ -90,6 +91,7 @@ def execute(
     (folder / "FAILED").unlink(missing_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     (folder / "partition.json").write_text(plan.manifest.to_json())
+    (folder / "partition.csv").write_text(partition_table(plan.manifest.class_counts))
     try:
         with _server(plan, folder) as server:
             return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)

@@ -1,115 +1,50 @@
-"""A partitioned set: the manifest (who has which rows) and the shards that trainers memory-map."""
+"""The shards of a partitioned set: one file for many clients, which trainers memory-map."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError
-from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet, write_set
-from raysim.data.partition import SCHEMES, split, stratified_order
+from raysim.data.manifest import Manifest
+from raysim.data.validation import fit_to
 
 #: Clients per shard file: a shard is written by one task and mapped whole.
 CLIENTS_PER_SHARD = 64
 
 
 @dataclass(frozen=True)
-class PartitionSpec:
-    """How a set becomes a federation; with the set's checksum it determines the manifest."""
-
-    scheme: str = "dirichlet"
-    alpha: float = 0.1
-    num_clients: int = 20
-    min_samples: int = 1
-    test: float = 0.25
-    validation: float = 0.10
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Rows of the set: per client, for the server's validation set (in class-stratified order) and for the test."""
-
-    set_path: str
-    set_checksum: str
-    spec: PartitionSpec
-    clients: tuple[np.ndarray, ...]
-    validation: np.ndarray
-    test: np.ndarray
-    class_counts: np.ndarray
-    """(num_clients, classes) int64."""
-
-    @cached_property
-    def checksum(self) -> str:
-        digest = hashlib.sha256(self.set_checksum.encode())
-        for part in (*self.clients, self.validation, self.test):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(part, np.int64).data)
-        return digest.hexdigest()
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """(num_clients,) int64 training examples."""
-        return self.class_counts.sum(axis=1)
-
-    def to_json(self) -> str:
-        """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
-        fields = {
-            "checksum": self.checksum,
-            "set_checksum": self.set_checksum,
-            "spec": vars(self.spec),
-            "sizes": self.sizes.tolist(),
-            "class_counts": self.class_counts.tolist(),
-            "clients": [rows.tolist() for rows in self.clients],
-            "validation": self.validation.tolist(),
-            "test": self.test.tolist(),
-        }
-        return json.dumps(fields) + "\n"
-
-
-def make_manifest(images: ImageSet, spec: PartitionSpec) -> Manifest:
-    """Split and partition a set: a pure function of its labels and the spec."""
-    rng = numpy_generator(derive_seed(spec.seed, "split"))
-    training, validation, test = split(len(images), test=spec.test, validation=spec.validation, rng=rng)
-    labels = images.labels
-    parts = SCHEMES[spec.scheme](
-        labels[training],
-        spec.num_clients,
-        rng=numpy_generator(derive_seed(spec.seed, "partition")),
-        alpha=spec.alpha,
-        min_samples=spec.min_samples,
-    )
-    clients = tuple(training[part] for part in parts)
-    num_classes = len(images.info.classes)
-    counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in clients]).astype(np.int64)
-    ordered = validation[stratified_order(labels[validation])]
-    return Manifest(str(images.path), images.info.checksum, spec, clients, ordered, test, counts)
-
-
-@dataclass(frozen=True)
 class ShardTask:
-    """One file to write: these rows of the set, in this order."""
+    """One file to write: these rows of the set, in this order.
+
+    Attributes:
+      labels: to be written instead of the set's own.
+      like: the set whose classes and image shape the file gets; None: those of the set the rows are from.
+    """
 
     set_path: str
     target: str
     rows: np.ndarray
+    labels: np.ndarray | None = None
+    like: str | None = None
 
 
 def write_shard(task: ShardTask) -> None:
     """Copy rows of a set into one Arrow file with a single record batch, so that it maps as one array."""
     source = ImageSet(Path(task.set_path))
+    info = source.info if task.like is None else ImageSet(Path(task.like)).info
+    images, labels = source.take(task.rows)
+    batch = (fit_to(images, info.shape), labels if task.labels is None else task.labels)
     target = Path(task.target)
-    write_set(target, target.stem, source.info.classes, [source.take(task.rows)], source=task.set_path)
+    write_set(target, target.stem, info.classes, [batch], source=task.set_path)
 
 
 def shard_tasks(manifest: Manifest, folder: Path) -> list[ShardTask]:
@@ -118,9 +53,12 @@ def shard_tasks(manifest: Manifest, folder: Path) -> list[ShardTask]:
     for number, start in enumerate(range(0, len(manifest.clients), CLIENTS_PER_SHARD)):
         rows = np.concatenate(manifest.clients[start : start + CLIENTS_PER_SHARD])
         tasks.append(ShardTask(manifest.set_path, str(folder / f"clients-{number:05d}.arrow"), rows))
-    for name, rows in (("validation", manifest.validation), ("test", manifest.test)):
-        if len(rows):
-            tasks.append(ShardTask(manifest.set_path, str(folder / f"{name}.arrow"), rows))
+    if len(manifest.validation):
+        path, target = manifest.external[0] if manifest.external else manifest.set_path, folder / "validation.arrow"
+        labels = manifest.validation_labels
+        tasks.append(ShardTask(path, str(target), manifest.validation, labels, like=manifest.set_path))
+    if len(manifest.test):
+        tasks.append(ShardTask(manifest.set_path, str(folder / "test.arrow"), manifest.test))
     return tasks
 
 

@@ -1,4 +1,8 @@
-"""From labels to clients: pure functions of (labels, number of clients, parameters, seed)."""
+"""From labels to clients: each scheme is a pure function of labels, number of clients, its options and a generator.
+
+Every scheme returns one sorted array of positions per client, gives each position to at most one client (exactly one,
+except `nine_plus_one`), and ends in bounded time: with a DataError that says what would work if it cannot be done.
+"""
 
 from __future__ import annotations
 
@@ -7,82 +11,227 @@ from collections.abc import Callable
 import numpy as np
 
 from raysim.core.errors import DataError
+from raysim.data.shares import check_enough, cut, cut_capped, fill, multinomial, redraw, whole
 
-MAX_DRAWS = 1000
 
-
-def iid(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
-) -> list[np.ndarray]:
-    """Equal shares of a random order. Returns one array of positions per client."""
-    if len(labels) < num_clients * min_samples:
-        raise _too_few(len(labels), num_clients, min_samples, "iid")
+def iid(labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, min_samples: int) -> list[np.ndarray]:
+    """Equal shares of a random order."""
+    check_enough(len(labels), num_clients, min_samples, "iid")
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
 
 
 def dirichlet(
     labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
 ) -> list[np.ndarray]:
-    """Each class is dealt to the clients with proportions ~ Dir(alpha); redrawn until every client has `min_samples`.
+    """Each class is cut into shares ~ Dir(alpha) over the clients; redrawn until every client has `min_samples`.
 
-    The form of FedVG (and of most papers since Hsu et al. 2019): per class over clients. At most 1,000 draws, then an
-    error that says what would work.
+    The form of FedVG and FLFA (and of most papers since Hsu et al. 2019, arXiv:1909.06335).
     """
-    if len(labels) < num_clients * min_samples:
-        raise _too_few(len(labels), num_clients, min_samples, f"dirichlet(alpha={alpha})")
-    classes, counts = np.unique(labels, return_counts=True)
-    smallest = 0
-    for _ in range(MAX_DRAWS):
-        shares = rng.dirichlet(np.full(num_clients, alpha), size=len(classes))
-        shares = np.nan_to_num(shares)  # tiny alphas can underflow to 0/0: then nobody gets the class, and we redraw
-        cuts = np.floor(np.cumsum(shares, axis=1) * counts[:, None] + 1e-9).astype(np.int64)
-        cuts[:, -1] = counts
-        sizes = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
-        smallest = max(smallest, int(sizes.min()))
-        if sizes.min() >= min_samples:
-            break
-    else:
+    counts = redraw(cut, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    return _deal(labels, counts, rng)
+
+
+def dirichlet_sample(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
+    """Each class has p ~ Dir(alpha) over the clients and every single example draws its client from p (LIVAR's form)."""
+    counts = redraw(multinomial, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    return _deal(labels, counts, rng)
+
+
+def dirichlet_capped(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
+    """`dirichlet`, but a client that has its equal share gets nothing of later classes (the older FLFA code's form)."""
+    counts = redraw(cut_capped, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    return _deal(labels, counts, rng)
+
+
+def dirichlet_balanced(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
+    """Clients of equal size (to one example), each with its own class mix ~ Dir(alpha), filled one after the other.
+
+    A class that runs out is replaced by the client's next most probable one, so the last clients follow their mix less.
+    """
+    check_enough(len(labels), num_clients, min_samples, "dirichlet, form balanced")
+    sizes = np.diff(len(labels) * np.arange(num_clients + 1) // num_clients)
+    classes, left = np.unique(labels, return_counts=True)
+    counts = np.zeros((len(classes), num_clients), np.int64)
+    for client, size in enumerate(sizes):
+        counts[:, client] = fill(left, int(size), alpha, rng)
+        left = left - counts[:, client]
+    return _deal(labels, counts, rng)
+
+
+def shards(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, shards_per_client: int, min_samples: int
+) -> list[np.ndarray]:
+    """Examples sorted by label, cut into equal shards, `shards_per_client` random ones for each client.
+
+    McMahan et al. 2017 (arXiv:1602.05629), section 3, with 2 shards a client: the "pathological" split.
+    """
+    num_shards = num_clients * shards_per_client
+    check_enough(len(labels), num_clients, max(min_samples, shards_per_client), "shards")
+    mixed = rng.permutation(len(labels))
+    pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], num_shards)
+    mine = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
+    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in mine], min_samples, "shards")
+
+
+def quantity(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
+    """Sizes ~ Dir(alpha) above the minimum, classes iid."""
+    return _by_sizes(rng.dirichlet(np.full(num_clients, alpha)), len(labels), min_samples, rng)
+
+
+def quantity_power(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+) -> list[np.ndarray]:
+    """Sizes above the minimum fall as rank^(-1/alpha) (alpha 1: Zipf), ranks dealt at random, classes iid."""
+    # In logarithms: a small alpha underflows otherwise.
+    logs = -np.log(np.arange(1, num_clients + 1)) / alpha
+    return _by_sizes(rng.permutation(np.exp(logs) / np.exp(logs).sum()), len(labels), min_samples, rng)
+
+
+def domain(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: np.random.Generator,
+    domains: np.ndarray | None,
+    domains_per_client: int,
+    min_samples: int,
+) -> list[np.ndarray]:
+    """Feature shift: client k holds `domains_per_client` domains in turn, each domain cut evenly among its clients.
+
+    With as many clients as domains and one each, client k is the k-th domain (UniVarFL on PACS and HAM10000).
+    """
+    names = np.unique(_known(domains, "domain"))
+    slots = np.arange(num_clients * domains_per_client) % len(names)
+    if domains_per_client > len(names):
         raise DataError(
-            f"no draw of {MAX_DRAWS} gave every client {min_samples} examples; the best left one with {smallest}",
-            f"dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients",
-            "raise partition.alpha, or lower partition.num_clients or partition.min_samples",
+            f"{domains_per_client} domains a client of a set that has {len(names)}",
+            "partition domain",
+            f"set partition.domains_per_client to {len(names)} or less",
+        )
+    if len(slots) < len(names):
+        raise DataError(
+            f"{num_clients} clients with {domains_per_client} each leave some of {len(names)} domains to nobody",
+            "partition domain",
+            f"raise partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client",
         )
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for row, cls in enumerate(classes):
+    for index, name in enumerate(names):
+        owners = np.flatnonzero(slots == index) // domains_per_client
+        pieces = np.array_split(rng.permutation(np.flatnonzero(domains == name)), len(owners))
+        for owner, piece in zip(owners, pieces, strict=True):
+            parts[owner].append(piece)
+    return _checked([np.sort(np.concatenate(part)) for part in parts], min_samples, "domain")
+
+
+def natural(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, domains: np.ndarray | None, min_samples: int
+) -> list[np.ndarray]:
+    """A column says who has what: client k holds the k-th value of the domain column (by rising value)."""
+    values = np.unique(_known(domains, "natural"))
+    if len(values) != num_clients:
+        raise DataError(
+            f"{num_clients} clients, but the column has {len(values)} values",
+            "partition natural",
+            f"set partition.num_clients to {len(values)}",
+        )
+    return _checked([np.flatnonzero(domains == value) for value in values], min_samples, "natural")
+
+
+def nine_plus_one(
+    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, samples_per_client: int | None
+) -> list[np.ndarray]:
+    """Clients of equal size M: client 1 with every class alike, the others (nine in the paper) skewed by Dir(alpha).
+
+    FedVG, figures 8 and A.7 (alpha 0.05). The paper says nothing of M: by default as large as the classes allow, a
+    multiple of their number. The balanced client is dealt first, since it cannot be made from what others leave over;
+    a skewed client draws p ~ Dir(alpha) and takes M examples by p from what is left, the next most probable class where
+    one is exhausted. What is left at the end is used by nobody.
+    """
+    classes, left = np.unique(labels, return_counts=True)
+    where = f"partition nine_plus_one of {len(labels)} examples over {num_clients} clients"
+    if num_clients < 2:
+        raise DataError(f"{num_clients} client", where, "set partition.num_clients to 2 or more; the paper has 10")
+    most = min(len(labels) // num_clients // len(classes), int(left.min())) * len(classes)
+    size = most if samples_per_client is None else samples_per_client
+    if not 0 < size <= most or size % len(classes):
+        raise DataError(
+            f"{size} examples a client cannot be had with all {len(classes)} classes alike in client 1",
+            where,
+            f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
+            if most
+            else "lower partition.num_clients",
+        )
+    counts = np.zeros((len(classes), num_clients), np.int64)
+    counts[:, 1] = size // len(classes)
+    left = left - counts[:, 1]
+    for client in (0, *range(2, num_clients)):
+        counts[:, client] = fill(left, size, alpha, rng)
+        left = left - counts[:, client]
+    return _deal(labels, counts, rng)
+
+
+#: scheme -> form -> function; the first form is the default.
+SCHEMES: dict[str, dict[str, Callable[..., list[np.ndarray]]]] = {
+    "iid": {"": iid},
+    "dirichlet": {
+        "class": dirichlet,
+        "sample": dirichlet_sample,
+        "balanced": dirichlet_balanced,
+        "capped": dirichlet_capped,
+    },
+    "shards": {"": shards},
+    "quantity": {"dirichlet": quantity, "power": quantity_power},
+    "domain": {"": domain},
+    "natural": {"": natural},
+    "nine_plus_one": {"": nine_plus_one},
+}
+
+
+# --- who gets which --------------------------------------------------------------------------------------------------
+
+
+def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Positions of random examples: counts[row, client] of the row-th class to each client."""
+    parts: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    for row, cls in enumerate(np.unique(labels)):
         positions = rng.permutation(np.flatnonzero(labels == cls))
-        for client, part in enumerate(np.split(positions, cuts[row, :-1])):
+        for client, part in enumerate(np.split(positions, np.cumsum(counts[row]))[:-1]):
             parts[client].append(part)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {"iid": iid, "dirichlet": dirichlet}
+def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: np.random.Generator) -> list[np.ndarray]:
+    num_clients = len(shares)
+    check_enough(num_examples, num_clients, min_samples, "quantity")
+    free = num_examples - num_clients * min_samples
+    sizes = min_samples + whole(np.nan_to_num(shares)[None], np.array([free]))[0]
+    return [np.sort(part) for part in np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1])]
 
 
-def split(
-    num_examples: int, *, test: float, validation: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(training, validation, test) rows, disjoint, from one random order; fractions of the whole set, rounded down."""
-    order = rng.permutation(num_examples)
-    num_test, num_validation = int(num_examples * test), int(num_examples * validation)
-    cuts = np.split(order, [num_test, num_test + num_validation])
-    return np.sort(cuts[2]), np.sort(cuts[1]), np.sort(cuts[0])
+def _known(domains: np.ndarray | None, scheme: str) -> np.ndarray:
+    if domains is None:
+        raise DataError(
+            "the set has no domain column",
+            f"partition {scheme}",
+            "choose a set with domains (folders domain/class), or another partition.scheme",
+        )
+    return domains
 
 
-def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """An order in which every stretch has nearly the class proportions of the whole.
-
-    FedVG's score in train mode depends on the composition of the batches (sheet 1.6, no. 2): this fixes it.
-    """
-    rank = np.empty(len(labels))
-    for cls in np.unique(labels):
-        mine = np.flatnonzero(labels == cls)
-        rank[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
-    return np.lexsort((labels, rank))
-
-
-def _too_few(num_examples: int, num_clients: int, min_samples: int, where: str) -> DataError:
-    return DataError(
-        f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each",
-        where,
-        "lower partition.num_clients or partition.min_samples",
-    )
+def _checked(parts: list[np.ndarray], min_samples: int, scheme: str) -> list[np.ndarray]:
+    sizes = np.array([len(part) for part in parts])
+    if sizes.min() < min_samples:
+        raise DataError(
+            f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}",
+            f"partition {scheme}",
+            f"lower partition.num_clients, or partition.min_samples to {max(1, sizes.min())}",
+        )
+    return parts

@@ -24,14 +24,15 @@ def write_with_ray_data(tasks: list[ShardTask]) -> None:
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    items = [{"set_path": t.set_path, "target": t.target, "rows": t.rows.tobytes()} for t in tasks]
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    items = [{"task": pickle.dumps(task)} for task in tasks]
     ray.data.from_items(items, override_num_blocks=len(items)).map(_write).materialize()
 
 
 def _write(item: dict[str, Any]) -> dict[str, Any]:
-    rows = np.frombuffer(item["rows"], dtype=np.int64)
-    write_shard(ShardTask(item["set_path"], item["target"], rows))
-    return {"target": item["target"], "examples": len(rows)}
+    task: ShardTask = pickle.loads(item["task"])
+    write_shard(task)
+    return {"target": task.target, "examples": len(task.rows)}
 
 
 def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:

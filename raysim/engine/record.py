@@ -152,20 +152,27 @@ class Recorder:
 
 
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
-    """A matplotlib figure: one dot per client and class, its area the number of examples (FedVG, figures A.2, A.3)."""
+    """A matplotlib figure: one dot per client and class, its area the number of examples (FedVG, figures A.2, A.3).
+
+    The largest dot fills its cell, and only as many names are written as fit, so that 100 clients or 200 classes read.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     clients, classes_ = np.nonzero(class_counts)
     counts = class_counts[clients, classes_]
-    figure = Figure(
-        figsize=(min(14.0, 3 + 0.22 * len(class_counts)), min(9.0, 1.6 + 0.28 * len(classes))), layout="constrained"
-    )
+    num_clients, num_classes = class_counts.shape
+    width = float(np.clip(0.22 * num_clients, 3, 18))
+    height = float(np.clip(0.24 * num_classes, 1.5, 16))
+    cell = 72 * min(0.24, width / num_clients, height / num_classes)  # points
+    figure = Figure(figsize=(width + 2, height + 1), layout="constrained")
     axes = figure.add_subplot()
-    axes.scatter(clients, classes_, s=160 * counts / counts.max(), color="tab:blue")
-    axes.set_yticks(range(len(classes)), list(classes), fontsize=8)
+    axes.scatter(clients, classes_, s=np.maximum(0.3, cell**2 * counts / counts.max()), color="tab:blue", linewidths=0)
+    step = max(1, int(np.ceil(0.14 * num_classes / height)))
+    axes.set_yticks(range(0, num_classes, step), list(classes)[::step], fontsize=8)
     axes.set(xlabel="client", ylabel="class", title=f"examples per client and class (largest: {counts.max()})")
-    axes.set_xlim(-1, len(class_counts))
+    axes.set_xlim(-1, num_clients)
+    axes.set_ylim(-1, num_classes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

@@ -6,9 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.method import Batch
+from raysim.training.augment import Augmentation, Draws, crop_and_flip, resized_crop
+
+#: name -> (mean, standard deviation) per channel of pixels in [0, 1]; one value serves all channels.
+NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "none": ((), ()),
+    "half": ((0.5,), (0.5,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "tiny-imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
 
 
 @dataclass(frozen=True)
@@ -24,24 +38,73 @@ class Examples:
 
 @dataclass(frozen=True)
 class InputTransform:
-    """Pixels to floats: divide by 255, then (x - mean) / std per channel if given.
+    """Pixels to floats: resize, crop, divide by 255, then (x - mean) / std per channel, each only if asked for.
 
     FedVG's papers scale to [0, 1] and do nothing else, which is the default. With `channels_last` the result keeps the
     stored order (height, width, channels) in memory, so no copy is needed for channels-last convolutions.
+
+    Attributes:
+      resize: (height, width), bilinear with antialiasing as Pillow does it, but without rounding to bytes; None: as stored.
+      crop: (height, width) after resizing: the centre, or what the augmentation draws; None: all.
+      channels: 3 repeats grey images; None: as stored.
+      augmentation: of training batches; None: training batches are made like all others.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     channels_last: bool = False
+    resize: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    channels: int | None = None
+    augmentation: Augmentation | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, height, width, channels) uint8 -> (B, channels, height, width) float32."""
+        """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
+        if self.resize is not None:
+            images = resized(images, self.resize)
+        if self.crop is not None:
+            top, left = (images.shape[1] - self.crop[0]) // 2, (images.shape[2] - self.crop[1]) // 2
+            images = images[:, top : top + self.crop[0], left : left + self.crop[1]]
+        return self._finish(images)
+
+    def augmented(self, images: Tensor, draws: Draws) -> Tensor:
+        """As `__call__`, with the augmentation that was drawn for each of the B images."""
+        assert self.augmentation is not None
+        target = self.output_size(images.shape[1], images.shape[2])
+        if draws.boxes is not None:
+            images = resized_crop(images, draws, target)
+        else:
+            if self.resize is not None:
+                images = resized(images, self.resize)
+            images = crop_and_flip(images, draws, target, padding=self.augmentation.padding)
+        return self._finish(images)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the inputs made of images of this size."""
+        return self.crop or self.resize or (height, width)
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
+        """The random numbers for `count` stored images of this size."""
+        assert self.augmentation is not None
+        target = self.output_size(height, width)
+        before = (height, width) if self.augmentation.scale or self.resize is None else self.resize
+        return self.augmentation.draw(count, before, target, generator)
+
+    def _finish(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout).div_(255.0)
+        if self.channels is not None and x.shape[1] < self.channels:
+            x = x.expand(-1, self.channels, -1, -1).contiguous(memory_format=layout)
         if self.mean:
             x.sub_(torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1))
             x.div_(torch.tensor(self.std, device=x.device).view(1, -1, 1, 1))
         return x
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, h, w, C) -> (B, *size, C) float32 in the same units."""
+    x = images.permute(0, 3, 1, 2).float()
+    return F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).permute(0, 2, 3, 1)
 
 
 def passes(examples: Examples, transform: InputTransform, batch_size: int) -> Iterator[Batch]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.method import Batch, GradFn, LossFn
+from raysim.core.seeding import derive_seed, torch_generator
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.model import BoundModel
 
@@ -74,20 +75,27 @@ def training_batches(
     """`num_steps` batches, each epoch in a fresh order; gathered and transformed on the examples' device.
 
     Several batches are gathered at once, as many as stay in a cache, and handed out as slices: for small images the
-    calls cost more than the copying.
+    calls cost more than the copying. An epoch's augmentation is drawn at once, so that it does not depend on that, and
+    from a stream of its own, so that batches hold the same examples with and without it.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
-    entries = max(1, examples.images[:1].numel()) * settings.batch_size
+    _, height, width, channels = examples.images.shape
+    rows, columns = transform.output_size(height, width)
+    entries = max(1, height * width, rows * columns) * channels * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
+    augments = transform.augmentation is not None
+    own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
     done = 0
     while done < num_steps:
         order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
+        draws = transform.draw(len(examples), height, width, own).to(order.device) if own else None
         due = bounds[: num_steps - done]
         for first in range(0, len(due), group):
             part = due[first : first + group]
             base = part[0][0]
             chosen = order[base : part[-1][1]]
-            images, labels = transform(examples.images[chosen]), examples.labels[chosen]
+            stored, labels = examples.images[chosen], examples.labels[chosen]
+            images = transform.augmented(stored, draws.part(base, part[-1][1])) if draws else transform(stored)
             for start, end in part:
                 yield Batch(images[start - base : end - base], labels[start - base : end - base])
         done += len(bounds)
@@ -153,7 +161,7 @@ def train_locally(
     Args:
       loss: with every method's `loss` applied.
       gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied; None if there is none.
-      generator: draws the batch order.
+      generator: draws the batch order, and seeds the augmentation's draws.
     Returns:
       (steps taken, mean loss over the steps; NaN without a step).
     """

@@ -21,7 +21,8 @@ import yaml
 
 from raysim.assemble import Recipe, check, make_server, make_trainer
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.federation import PartitionSpec, build_shards, make_manifest, shard_tasks
+from raysim.data.federation import build_shards, shard_tasks
+from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort

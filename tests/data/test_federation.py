@@ -12,67 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.federation import (
-    Federation,
-    PartitionSpec,
-    build_shards,
-    make_manifest,
-    shard_tasks,
-    write_serially,
-    write_shard,
-)
-from raysim.data.partition import SCHEMES, split, stratified_order
+from raysim.data.federation import Federation, build_shards, shard_tasks, write_serially, write_shard
+from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.sources import set_path
-
-
-@settings(deadline=None, max_examples=40)
-@given(data=st.data())
-def test_every_example_goes_to_exactly_one_client(data):
-    count = data.draw(st.integers(50, 400))
-    labels = np.array(data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)))
-    scheme = data.draw(st.sampled_from(sorted(SCHEMES)))
-    clients, least = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
-    alpha, seed = data.draw(st.sampled_from([0.3, 1.0, 100.0])), data.draw(st.integers(0, 99))
-    try:
-        parts = SCHEMES[scheme](labels, clients, rng=np.random.default_rng(seed), alpha=alpha, min_samples=least)
-    except DataError:
-        return
-    assert len(parts) == clients
-    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
-    assert min(len(part) for part in parts) >= least
-    again = SCHEMES[scheme](labels, clients, rng=np.random.default_rng(seed), alpha=alpha, min_samples=least)
-    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
-
-
-def test_alpha_decides_how_skewed_clients_are():
-    labels = np.arange(20_000) % 10
-    share = {}
-    for alpha in (100.0, 0.1):
-        parts = SCHEMES["dirichlet"](labels, 20, rng=np.random.default_rng(0), alpha=alpha, min_samples=1)
-        share[alpha] = np.mean([np.bincount(labels[part], minlength=10).max() / len(part) for part in parts])
-    assert share[100.0] < 0.15
-    assert share[0.1] > 0.4
-
-
-@settings(deadline=None, max_examples=40)
-@given(count=st.integers(4, 500), test=st.floats(0, 0.5), validation=st.floats(0, 0.4), seed=st.integers(0, 99))
-def test_splits_are_disjoint_and_complete(count, test, validation, seed):
-    parts = split(count, test=test, validation=validation, rng=np.random.default_rng(seed))
-    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
-    assert [len(part) for part in parts[1:]] == [int(count * validation), int(count * test)]
-
-
-def test_stratified_order_has_the_whole_sets_proportions_in_every_stretch():
-    labels = np.repeat([0, 1, 2], [300, 600, 100])
-    ordered = labels[stratified_order(labels)]
-    for start in range(0, 1000, 100):
-        counts = np.bincount(ordered[start : start + 100], minlength=3)
-        assert np.abs(counts - [30, 60, 10]).max() <= 2
 
 
 def test_digits_are_the_librarys_digits(root):

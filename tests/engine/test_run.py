@@ -56,6 +56,7 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert {
         "config.yaml",
         "env.json",
+        "partition.csv",
         "partition.json",
         "progress.csv",
         "clients.parquet",
@@ -81,6 +82,8 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert {"weights/client_by_block", "partition/classes"} <= set(board.Tags()["images"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["partition"]["num_clients"] == 12
     partition = json.loads((folder / "partition.json").read_text())
+    with open(folder / "partition.csv") as file:
+        assert [int(row["examples"]) for row in csv.DictReader(file)] == partition["sizes"]
     everything = [row for rows in partition["clients"] for row in rows] + partition["validation"] + partition["test"]
     assert sorted(everything) == list(range(1797))
 

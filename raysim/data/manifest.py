@@ -1,0 +1,151 @@
+"""The manifest of a partitioned set: who has which rows, from the set's columns, a spec and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from raysim.core.seeding import derive_seed, numpy_generator
+from raysim.data.arrow import ImageSet
+from raysim.data.partition import SCHEMES
+from raysim.data.splits import split, split_officially, split_within
+from raysim.data.validation import ValidationSpec, arrange, external_rows
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """How a set becomes a federation; with the set's checksum it determines the manifest.
+
+    Attributes:
+      form: of the scheme; empty: its first.
+      test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
+      split: "fraction", or "official" for the set's own split, which then says what the test rows are.
+      within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
+    """
+
+    scheme: str = "dirichlet"
+    form: str = ""
+    alpha: float = 0.1
+    num_clients: int = 20
+    min_samples: int = 1
+    shards_per_client: int = 2
+    domains_per_client: int = 1
+    samples_per_client: int | None = None
+    test: float = 0.25
+    validation: float = 0.10
+    split: str = "fraction"
+    within_clients: bool = False
+    validation_set: ValidationSpec = field(default_factory=ValidationSpec)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Rows of the set: per client, for the server's validation set (in its order) and for the test.
+
+    Attributes:
+      class_counts: (num_clients, classes) int64.
+      validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
+      external: (path, checksum) of the set that `validation` counts rows of; None: this set.
+    """
+
+    set_path: str
+    set_checksum: str
+    spec: PartitionSpec
+    clients: tuple[np.ndarray, ...]
+    validation: np.ndarray
+    test: np.ndarray
+    class_counts: np.ndarray
+    validation_labels: np.ndarray | None = None
+    external: tuple[str, str] | None = None
+
+    @cached_property
+    def checksum(self) -> str:
+        digest = hashlib.sha256(self.set_checksum.encode())
+        for part in (*self.clients, self.validation, self.test):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part, np.int64).data)
+        if self.validation_labels is not None:
+            digest.update(b"labels" + self.validation_labels.tobytes())
+        if self.external is not None:
+            digest.update(b"external" + self.external[1].encode())
+        return digest.hexdigest()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(num_clients,) int64 training examples."""
+        return self.class_counts.sum(axis=1)
+
+    def to_json(self) -> str:
+        """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
+        fields = {
+            "checksum": self.checksum,
+            "set_checksum": self.set_checksum,
+            "spec": asdict(self.spec),
+            "sizes": self.sizes.tolist(),
+            "class_counts": self.class_counts.tolist(),
+            "clients": [rows.tolist() for rows in self.clients],
+            "validation": self.validation.tolist(),
+            "test": self.test.tolist(),
+            "validation_labels": None if self.validation_labels is None else self.validation_labels.tolist(),
+            "external": self.external,
+        }
+        return json.dumps(fields) + "\n"
+
+
+def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None = None) -> Manifest:
+    """Split and partition a set: a pure function of its columns (labels, domains, splits) and the spec.
+
+    Args:
+      external: the set that the validation set comes from; the rows that `spec.validation` holds out then stay unused.
+    """
+    labels = images.labels
+    rng = numpy_generator(derive_seed(spec.seed, "split"))
+    if spec.within_clients:
+        parts = _partition(images, np.arange(len(images)), spec)
+        clients, validation, test = split_within(parts, test=spec.test, validation=spec.validation, rng=rng)
+    else:
+        if spec.split == "official":
+            splits = getattr(images, "splits", None)
+            training, validation, test = split_officially(splits, validation=spec.validation, rng=rng)
+        else:
+            training, validation, test = split(len(images), test=spec.test, validation=spec.validation, rng=rng)
+        clients = _partition(images, training, spec)
+    num_classes = len(images.info.classes)
+    counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in clients]).astype(np.int64)
+
+    rng = numpy_generator(derive_seed(spec.seed, "validation-set"))
+    targets, origin = labels[validation], None
+    if external is not None:
+        validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
+        origin = (str(external.path), external.info.checksum)
+    validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng)
+    is_own = external is None and (labels[validation] == targets).all()
+    return Manifest(
+        str(images.path),
+        images.info.checksum,
+        spec,
+        tuple(clients),
+        validation,
+        test,
+        counts,
+        None if is_own else targets,
+        origin,
+    )
+
+
+def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec) -> list[np.ndarray]:
+    """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
+    forms = SCHEMES[spec.scheme]
+    scheme = forms[spec.form or next(iter(forms))]
+    domains = getattr(images, "domains", None)
+    known = {**vars(spec), "domains": None if domains is None else domains[rows]}
+    known["rng"] = numpy_generator(derive_seed(spec.seed, "partition"))
+    wanted = list(inspect.signature(scheme).parameters)[2:]
+    parts = scheme(images.labels[rows], spec.num_clients, **{name: known[name] for name in wanted})
+    return [rows[part] for part in parts]

@@ -1,0 +1,164 @@
+"""The server's validation set: smaller, imbalanced, noisy, or from another set (FedVG, figures 6 and 7, appendix E)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from raysim.core.errors import DataError
+from raysim.data.arrow import ImageSet
+from raysim.data.splits import TRAIN, stratified_order
+
+#: Copies that FedVG's code adds for each mapped class before it adds all images of the class (tables A.5, A.6).
+DUPLICATES = 50
+
+
+@dataclass(frozen=True)
+class ValidationSpec:
+    """What is done to the validation rows, in this order: subset, imbalance, label noise.
+
+    Attributes:
+      subset: fraction that is kept, stratified.
+      imbalance: rho of `imbalanced`; None: as it is.
+      label_noise: fraction of the rows that get a wrong label.
+      order: "stratified", or "client" (client after client; only with a split inside the clients).
+      mapping: (class of the set, class of the external set) pairs; empty: no external set.
+      unique: False adds the duplicates of FedVG's code to an external set.
+    """
+
+    subset: float = 1.0
+    imbalance: float | None = None
+    label_noise: float = 0.0
+    order: str = "stratified"
+    mapping: tuple[tuple[str, str], ...] = ()
+    unique: bool = True
+
+
+def arrange(
+    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
+
+    Raises:
+      DataError: nothing is left of a set that had rows.
+    """
+    if not len(rows):
+        return rows, labels
+    kept = subset(labels, spec.subset, rng)
+    kept = kept[imbalanced(labels[kept], spec.imbalance, num_classes, rng)]
+    rows, labels = rows[kept], labels[kept]
+    if not len(rows):
+        raise DataError(
+            f"no row is left (subset {spec.subset:g}, imbalance {spec.imbalance})",
+            "data.validation_set",
+            "raise data.validation, data.validation_set.subset or data.validation_set.imbalance",
+        )
+    labels = noisy(labels, spec.label_noise, num_classes, rng)
+    if spec.order == "stratified":
+        order = stratified_order(labels)
+        rows, labels = rows[order], labels[order]
+    return rows, labels
+
+
+def subset(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Positions, rising: a fraction of the rows (rounded down, at least one) with nearly the same class proportions."""
+    if fraction == 1.0:
+        return np.arange(len(labels))
+    order = rng.permutation(len(labels))
+    order = order[stratified_order(labels[order])]
+    return np.sort(order[: max(1, int(len(labels) * fraction))])
+
+
+def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Positions, rising, of a class-imbalanced half of the rows; all of them without a rho.
+
+    FedVG, eqs. E.8 and E.9: class i gets floor(p_i * N / 2) of N rows, p_i = rho^i / sum_j rho^j, without replacement;
+    a class that has fewer gives all it has. Exact: in fractions, not floats.
+    """
+    if rho is None:
+        return np.arange(len(labels))
+    weights = [Fraction(repr(rho)) ** i for i in range(num_classes)]
+    half, total = Fraction(len(labels), 2), sum(weights)
+    chosen = []
+    for cls, weight in enumerate(weights):
+        mine = rng.permutation(np.flatnonzero(labels == cls))
+        chosen.append(mine[: int(weight / total * half)])
+    return np.sort(np.concatenate(chosen))
+
+
+def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels of which a fraction (rounded down) is replaced by another class, never the true one."""
+    count = int(len(labels) * fraction)
+    if not count:
+        return labels
+    if num_classes < 2:
+        raise DataError("label noise needs two classes", "data.validation_set.label_noise", "set it to 0")
+    chosen = rng.permutation(len(labels))[:count]
+    changed = labels.copy()
+    changed[chosen] = (labels[chosen] + rng.integers(1, num_classes, count)) % num_classes
+    return changed
+
+
+def external_rows(
+    external: ImageSet, classes: Sequence[str], spec: ValidationSpec, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows of another set, their labels in this set's classes): the training rows of every mapped class.
+
+    FedVG's code first takes 50 random rows of each mapped class of this set and then all of them, so 50 occur twice;
+    `spec.unique=False` does the same.
+    Raises:
+      DataError: the mapping names a class that a set does not have, or a class of the external set twice.
+    """
+    for index, (what, known) in enumerate(
+        ((f"the set's {len(classes)}", classes), ("the external", external.info.classes))
+    ):
+        missing = sorted({pair[index] for pair in spec.mapping} - set(known))
+        if missing:
+            raise DataError(
+                f"the mapping names {', '.join(map(repr, missing))}, not among {what} classes",
+                f"validation set {external.info.name}",
+                f"known: {', '.join(list(known)[:100])}",
+            )
+    sources = [source for _, source in spec.mapping]
+    if len(set(sources)) < len(sources):
+        raise DataError("a class is mapped twice", f"validation set {external.info.name}", "map each class once")
+    labels, splits = external.labels, getattr(external, "splits", None)
+    is_training = np.ones(len(labels), bool) if splits is None else splits == TRAIN
+    rows: list[np.ndarray] = []
+    for target in dict.fromkeys(target for target, _ in spec.mapping):
+        wanted = [external.info.classes.index(source) for to, source in spec.mapping if to == target]
+        mine = np.flatnonzero(np.isin(labels, wanted) & is_training)
+        twice = mine[:0] if spec.unique else rng.permutation(mine)[:DUPLICATES]
+        rows.append(np.concatenate([mine, twice]))
+    relabel = {external.info.classes.index(source): list(classes).index(target) for target, source in spec.mapping}
+    chosen = np.concatenate(rows)
+    return chosen, np.array([relabel[label] for label in labels[chosen].tolist()], np.int64)
+
+
+def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """(n, H, W, C) uint8 in another shape: bilinear with antialiasing, as Pillow resizes; grey repeats to colours.
+
+    Raises:
+      DataError: colour images for a grey set.
+    """
+    if images.shape[1:] == shape:
+        return images
+    import torch  # here: workers that only move data need none of it
+    import torch.nn.functional as F
+
+    height, width, channels = shape
+    if images.shape[3] not in (1, channels):
+        raise DataError(
+            f"images with {images.shape[3]} channels for a set with {channels}",
+            "data.validation_set.external",
+            "choose an external set with as many channels, or a grey one",
+        )
+    result = np.empty((len(images), *shape), np.uint8)
+    for start in range(0, len(images), 256):  # floats of a part at a time
+        part = torch.from_numpy(np.ascontiguousarray(images[start : start + 256])).permute(0, 3, 1, 2).float()
+        part = F.interpolate(part, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+        result[start : start + 256] = part.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+    return result

@@ -1,0 +1,137 @@
+"""Augmentation of training batches: every image has draws of its own, made on the CPU from the client's generator.
+
+Drawing is apart from applying, so that the result depends neither on the device nor on how batches are grouped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Attempts at a box that fits, before the largest central one is taken (as torchvision does).
+ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for n images.
+
+    Attributes:
+      is_flipped: (n,) bool, mirrored left to right after cropping.
+      offsets: (n, 2) int64 top and left of a crop in the padded image.
+      boxes: (n, 4) int64 top, left, height, width of a part to be resized; None: cropped by `offsets`.
+    """
+
+    is_flipped: Tensor
+    offsets: Tensor
+    boxes: Tensor | None = None
+
+    def part(self, start: int, end: int) -> Draws:
+        boxes = None if self.boxes is None else self.boxes[start:end]
+        return Draws(self.is_flipped[start:end], self.offsets[start:end], boxes)
+
+    def to(self, device: torch.device) -> Draws:
+        boxes = None if self.boxes is None else self.boxes.to(device)
+        return Draws(self.is_flipped.to(device), self.offsets.to(device), boxes)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is drawn for each image: a crop out of the zero-padded image, or a resized part of it, and a mirror image.
+
+    Attributes:
+      padding: black pixels on each side before a random crop of the input's size.
+      flip: mirrored with probability one half.
+      scale: range of the part's share of the area, instead of a crop (Szegedy et al. 2015, as torchvision draws it).
+      ratio: range of the part's width / height, log-uniform.
+    """
+
+    padding: int = 0
+    flip: bool = False
+    scale: tuple[float, float] | None = None
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def draw(self, count: int, size: tuple[int, int], target: tuple[int, int], generator: torch.Generator) -> Draws:
+        """Draws for `count` images of a (height, width) that become inputs of the size `target`."""
+        chance = torch.rand(count, generator=generator)
+        is_flipped = chance < 0.5 if self.flip else torch.zeros(count, dtype=torch.bool)
+        if self.scale is not None:
+            return Draws(is_flipped, torch.zeros(count, 2, dtype=torch.int64), self._boxes(count, size, generator))
+        room = [side + 2 * self.padding - wanted + 1 for side, wanted in zip(size, target, strict=True)]
+        return Draws(is_flipped, torch.stack([torch.randint(r, (count,), generator=generator) for r in room], dim=1))
+
+    def _boxes(self, count: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+        assert self.scale is not None
+        height, width = size
+        area, ratio, down, right = torch.rand(4, count, ATTEMPTS, generator=generator, dtype=torch.float64)
+        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * area)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = torch.exp(low + (high - low) * ratio)
+        wide, tall = torch.sqrt(area * ratio).round().long(), torch.sqrt(area / ratio).round().long()
+        top, left = (down * (height - tall + 1)).long(), (right * (width - wide + 1)).long()
+        boxes = torch.stack([top, left, tall, wide], dim=2)
+        fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+        first = fits.int().argmax(dim=1)
+        chosen = boxes[torch.arange(count), first]
+        return torch.where(fits.any(dim=1, keepdim=True), chosen, torch.tensor(self._central(height, width)))
+
+    def _central(self, height: int, width: int) -> list[int]:
+        """The largest central box whose ratio is allowed."""
+        tall = min(height, round(width / self.ratio[0]))
+        wide = min(width, round(height * self.ratio[1]))
+        return [(height - tall) // 2, (width - wide) // 2, tall, wide]
+
+
+#: Named recipes: the papers' settings. Sizes come from data.resize and data.crop, statistics from data.normalise.
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,  # FedVG; FLFA on MedMNIST
+    "flip": Augmentation(flip=True),
+    "cifar": Augmentation(padding=4, flip=True),  # the usual one for 32 x 32
+    "flfa": Augmentation(padding=4, flip=True),  # CIFAR and Fashion-MNIST, from the authors' older code
+    "univarfl-stl10": Augmentation(padding=4, flip=True),  # 96 x 96; with normalise half
+    "livar-vit": Augmentation(scale=(0.08, 1.0), flip=True),  # with resize 256, crop 224; normalise half
+    "livar-cub": Augmentation(flip=True),  # a random 224 crop after resize 256; normalise imagenet
+}
+
+
+def crop_and_flip(images: Tensor, draws: Draws, size: tuple[int, int], *, padding: int) -> Tensor:
+    """(B, H, W, C) -> (B, *size, C) of the same type: each image's own crop, mirrored where drawn; one gather."""
+    height, width = size
+    if padding:
+        images = F.pad(images, (0, 0, padding, padding, padding, padding))
+    across = torch.arange(width, device=images.device)
+    columns = torch.where(draws.is_flipped[:, None], width - 1 - across, across) + draws.offsets[:, 1:]
+    rows = torch.arange(height, device=images.device) + draws.offsets[:, :1]
+    return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def resized_crop(images: Tensor, draws: Draws, size: tuple[int, int]) -> Tensor:
+    """(B, H, W, C) -> (B, *size, C) float32: each image's own box, bilinear with antialiasing, mirrored where drawn.
+
+    Bilinear resampling is separable: one small matrix for the rows and one for the columns of each image.
+    """
+    assert draws.boxes is not None
+    count, height, width, channels = images.shape
+    top, left, tall, wide = draws.boxes.unbind(dim=1)
+    down = _resampling(top, tall, height, size[0])
+    across = _resampling(left, wide, width, size[1])
+    across = torch.where(draws.is_flipped[:, None, None], across.flip(1), across)
+    x = torch.bmm(down, images.float().reshape(count, height, width * channels))
+    x = x.reshape(count, size[0], width, channels).permute(0, 2, 1, 3).reshape(count, width, size[0] * channels)
+    return torch.bmm(across, x).reshape(count, size[1], size[0], channels).permute(0, 2, 1, 3)
+
+
+def _resampling(start: Tensor, length: Tensor, stored: int, wanted: int) -> Tensor:
+    """(B, wanted, stored) float32 weights of stored pixels: a triangle over the pixels of start..start+length."""
+    step = (length.double() / wanted)[:, None, None]
+    where = torch.arange(stored, device=start.device)
+    out = torch.arange(wanted, device=start.device)
+    centre = start[:, None, None] + (out[None, :, None] + 0.5) * step
+    weights = (1 - (where + 0.5 - centre).abs() / step.clamp(min=1)).clamp(min=0)
+    is_inside = (where >= start[:, None]) & (where < (start + length)[:, None])
+    weights = weights * is_inside[:, None, :]
+    return (weights / weights.sum(dim=2, keepdim=True)).float()

@@ -1,0 +1,226 @@
+"""Partition schemes: complete, disjoint, of the stated sizes and skew, and bounded in time."""
+
+from __future__ import annotations
+
+import time
+from inspect import signature
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2, chi2_contingency
+
+from raysim.config import FORMS, PartitionGroup
+from raysim.core.errors import DataError
+from raysim.data import partition
+from raysim.data.describe import label_entropy, partition_table
+from raysim.data.partition import SCHEMES
+from raysim.engine.record import class_picture
+
+ALL = [(scheme, form) for scheme, forms in SCHEMES.items() for form in forms]
+DIRICHLET = sorted(SCHEMES["dirichlet"])
+
+
+def divide(scheme, labels, clients, form=None, seed=0, **options):
+    """The parts of a scheme; options that it does not take are dropped."""
+    function = SCHEMES[scheme][next(iter(SCHEMES[scheme])) if form is None else form]
+    known = {
+        "alpha": 0.5,
+        "min_samples": 1,
+        "shards_per_client": 2,
+        "domains": None,
+        "domains_per_client": 1,
+        "samples_per_client": None,
+        **options,
+        "rng": np.random.default_rng(seed),
+    }
+    wanted = list(signature(function).parameters)[2:]
+    return function(labels, clients, **{name: known[name] for name in wanted})
+
+
+def class_counts(labels, parts, classes=10):
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), scheme=st.sampled_from(ALL))
+def test_every_example_goes_to_exactly_one_client(data, scheme):
+    count = data.draw(st.integers(50, 300))
+    labels = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, data.draw(st.integers(1, 6)), count)
+    options = {
+        "alpha": data.draw(st.sampled_from([0.01, 0.3, 100.0])),
+        "min_samples": data.draw(st.integers(1, 3)),
+        "domains": np.random.default_rng(1).integers(0, 4, count),
+        "domains_per_client": data.draw(st.integers(1, 4)),
+        "shards_per_client": data.draw(st.integers(1, 4)),
+        "seed": data.draw(st.integers(0, 99)),
+    }
+    clients = 4 if scheme[0] == "natural" else data.draw(st.integers(1, 8))
+    try:
+        parts = divide(scheme[0], labels, clients, scheme[1], **options)
+    except DataError:
+        event("refused")
+        return
+    event("done")
+    assert len(parts) == clients
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together)
+    if scheme[0] == "nine_plus_one":
+        assert len({len(part) for part in parts}) == 1
+    else:
+        assert len(together) == count
+        assert min(len(part) for part in parts) >= options["min_samples"]
+    assert all((np.diff(part) > 0).all() for part in parts)
+    again = divide(scheme[0], labels, clients, scheme[1], **options)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("form", DIRICHLET)
+def test_dirichlet_is_near_uniform_at_alpha_100_and_near_one_class_at_001(form):
+    labels = np.arange(20_000) % 10
+    even = class_counts(labels, divide("dirichlet", labels, 10, form, alpha=100.0))
+    # Cells are shares of Dir(100), with a relative variance of 1/100: chi-square is near N/100 plus sampling noise.
+    assert chi2_contingency(even)[0] < 2 * (len(labels) / 100 + chi2.ppf(0.999, 81))
+    # Cramer's V^2: 0 if classes and clients are independent, 1 if each class has its own clients or the reverse.
+    strengths = []
+    for seed in range(20):
+        counts = class_counts(labels, divide("dirichlet", labels, 10, form, seed, alpha=0.01, min_samples=0))
+        held = counts[counts.sum(axis=1) > 0]
+        strengths.append(chi2_contingency(held)[0] / len(labels) / (min(held.shape) - 1))
+    assert np.mean(strengths) > 0.5  # at alpha 1 it would be near 0.1
+
+
+def test_cut_and_multinomial_have_the_moments_of_the_dirichlet():
+    # A client's share of a class has mean 1/n and variance (1/n)(1 - 1/n)/(n alpha + 1).
+    totals, rng = np.full(4000, 10_000), np.random.default_rng(0)
+    for draw in (partition.cut, partition.multinomial):
+        shares = draw(totals, 5, 0.4, rng) / 10_000
+        assert np.abs(shares.mean(axis=0) - 0.2).max() < 0.02
+        assert np.abs(shares.var(axis=0) / (0.2 * 0.8 / 3.0) - 1).max() < 0.1
+
+
+def test_multinomial_differs_from_cut_by_sampling_noise_only():
+    # Every example draws its client: at alpha -> infinity counts vary as Binomial(n, 1/k), where `cut` is fixed.
+    totals, rng = np.full(3000, 400), np.random.default_rng(0)
+    assert partition.cut(totals, 4, 1e9, rng).std() < 1
+    assert abs(partition.multinomial(totals, 4, 1e9, rng).var() / (400 * 0.25 * 0.75) - 1) < 0.1
+
+
+@pytest.mark.parametrize("form", DIRICHLET)
+def test_1000_clients_at_alpha_001_meet_the_minimum_or_refuse_within_5_s(form):
+    labels = np.arange(50_000) % 10
+    began = time.perf_counter()
+    if form == "balanced":
+        assert {len(part) for part in divide("dirichlet", labels, 1000, form, alpha=0.01, min_samples=10)} == {50}
+    else:
+        with pytest.raises(DataError, match="no draw of 1000 gave every client 10 examples") as caught:
+            divide("dirichlet", labels, 1000, form, alpha=0.01, min_samples=10)
+        text = str(caught.value)
+        clients = int(text.split("lower partition.num_clients to ")[1].split(",")[0])
+        assert 1 <= clients < 1000
+        # The advice works.
+        assert min(map(len, divide("dirichlet", labels, clients, form, alpha=0.01, min_samples=10))) >= 10
+        if "partition.alpha to " in text.lower():
+            alpha = float(text.lower().split("partition.alpha to ")[1].split(",")[0])
+            assert min(map(len, divide("dirichlet", labels, 1000, form, alpha=alpha, min_samples=10))) >= 10
+    assert time.perf_counter() - began < 5
+
+
+def test_too_many_clients_is_answered_with_how_many_there_can_be():
+    for scheme in ("iid", "dirichlet", "shards", "quantity"):
+        with pytest.raises(DataError, match=r"partition\.num_clients to 25"):
+            divide(scheme, np.arange(100) % 3, 60, min_samples=4)
+        divide(scheme, np.arange(100) % 3, 25, alpha=1e6, min_samples=1)
+
+
+def test_balanced_clients_have_equal_sizes_and_capped_ones_no_more_than_a_class_above_their_share():
+    labels = np.repeat(np.arange(5), [10, 200, 300, 91, 402])
+    assert {len(part) for part in divide("dirichlet", labels, 9, "balanced", alpha=0.1)} == {111, 112}
+    counts = class_counts(labels, divide("dirichlet", labels, 9, "capped", alpha=0.3), 5)
+    sizes = np.cumsum(counts, axis=1)
+    was_full = sizes[:, :-1] >= len(labels) / 9
+    assert was_full.any()
+    assert (counts[:, 1:][was_full] == 0).all()
+
+
+def test_shards_give_a_client_few_classes():
+    labels = np.random.default_rng(0).permutation(np.arange(1000) % 10)
+    parts = divide("shards", labels, 50, shards_per_client=2)
+    assert {len(part) for part in parts} == {20}
+    present = (class_counts(labels, parts) > 0).sum(axis=1)
+    assert set(present) == {1, 2}
+
+
+def test_quantity_skews_sizes_and_not_classes():
+    labels = np.arange(100_000) % 10
+    for form, alpha in (("dirichlet", 0.3), ("power", 1.0)):
+        counts = class_counts(labels, divide("quantity", labels, 8, form, alpha=alpha, min_samples=500))
+        assert counts.sum(axis=1).min() >= 500
+        assert counts.sum(axis=1).max() > 4 * counts.sum(axis=1).min()
+        assert chi2_contingency(counts)[1] > 1e-4  # sizes are no evidence about classes
+    sizes = np.sort([len(p) for p in divide("quantity", labels, 8, "power", alpha=1.0, min_samples=1)])[::-1] - 1
+    expected = (1 / np.arange(1, 9)) / (1 / np.arange(1, 9)).sum() * (100_000 - 8)
+    assert np.abs(sizes - expected).max() <= 8
+
+
+def test_domain_and_natural_follow_the_column():
+    domains = np.random.default_rng(0).integers(0, 4, 400)
+    labels = np.zeros(400, np.int64)
+    for scheme in ("domain", "natural"):
+        for client, part in enumerate(divide(scheme, labels, 4, domains=domains)):
+            assert (part == np.flatnonzero(domains == client)).all()
+    parts = divide("domain", labels, 10, domains=domains, domains_per_client=2)
+    owners = [set(domains[part]) for part in parts]
+    assert all(len(owned) == 2 for owned in owners)
+    assert all(sum(d in owned for owned in owners) == 5 for d in range(4))
+    for bad, clients, words in (
+        ({"domains": None}, 4, "no domain column"),
+        ({"domains": domains}, 3, "partition.num_clients to 4"),
+        ({"domains": domains, "domains_per_client": 5}, 4, "partition.domains_per_client to 4"),
+    ):
+        with pytest.raises(DataError, match=words):
+            divide("domain", labels, clients, **bad)
+    with pytest.raises(DataError, match=r"partition\.num_clients to 4"):
+        divide("natural", labels, 5, domains=domains)
+
+
+def test_nine_plus_one_has_one_balanced_client_of_the_same_size():
+    labels = np.arange(39_000) % 10  # CIFAR-10's training share
+    counts = class_counts(labels, divide("nine_plus_one", labels, 10, alpha=0.05))
+    assert (counts.sum(axis=1) == 3900).all()
+    assert (counts[1] == 390).all()
+    others = np.delete(counts, 1, axis=0)
+    assert np.median(label_entropy(others)) < 1.5 < label_entropy(counts)[1] == pytest.approx(np.log2(10))
+    counts = class_counts(labels, divide("nine_plus_one", labels, 10, alpha=0.05, samples_per_client=500))
+    assert (counts.sum(axis=1) == 500).all()
+    for size in (3910, 501):
+        with pytest.raises(DataError, match=r"partition\.samples_per_client to 3900 or a smaller multiple of 10"):
+            divide("nine_plus_one", labels, 10, alpha=0.05, samples_per_client=size)
+
+
+def test_configuration_offers_every_scheme_and_form():
+    assert set(get_args(PartitionGroup.model_fields["scheme"].annotation)) == set(SCHEMES)
+    assert {scheme: tuple(forms) for scheme, forms in SCHEMES.items() if len(forms) > 1} == FORMS
+
+
+def test_partition_table_by_hand():
+    rows = partition_table(np.array([[4, 4, 0], [0, 3, 0], [1, 2, 1]])).splitlines()
+    assert rows[0] == "client,examples,classes,label_entropy_bits,largest_class,largest_share"
+    assert rows[1:] == ["0,8,2,1.0000,0,0.5000", "1,3,1,0.0000,1,1.0000", "2,4,3,1.5000,1,0.5000"]
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(100, 10), (20, 200), (3, 2), (400, 30)])
+def test_class_picture_has_dots_in_their_cells_and_names_that_do_not_touch(clients, classes):
+    counts = np.random.default_rng(0).integers(0, 50, (clients, classes))
+    figure = class_picture(counts, [f"class {i}" for i in range(classes)])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert all(a.y1 <= b.y0 + 1 for a, b in pairwise(boxes))
+    step = axes.transData.transform([(1, 1)]) - axes.transData.transform([(0, 0)])
+    diameter = np.sqrt(axes.collections[0].get_sizes().max()) * figure.dpi / 72
+    assert diameter <= 1.3 * np.abs(step).min() or diameter < 1
+    assert max(figure.get_size_inches()) <= 20

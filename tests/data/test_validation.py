@@ -1,0 +1,313 @@
+"""Splits and the server's validation set: disjoint, exact floors, noise that is noise, external sets as in FedVG."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from raysim.assemble import check, read_mapping
+from raysim.core.errors import ConfigError, DataError
+from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.federation import Federation, build_shards
+from raysim.data.manifest import PartitionSpec, make_manifest
+from raysim.data.sources import set_path
+from raysim.data.splits import split, split_officially, split_within, stratified_order
+from raysim.data.validation import ValidationSpec, arrange, external_rows, fit_to, imbalanced, noisy, subset
+from tests.helpers import plan_of, raw_config, run
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+
+
+def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3), **columns):
+    """`per_class` random images of each class, with columns that not every set has."""
+    labels = np.arange(per_class * len(classes), dtype=np.int64) % len(classes)
+    images = np.random.default_rng(1).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
+    path = set_path(folder, name)
+    write_set(path, name, classes, in_batches(images, labels))
+    return type("SetWithColumns", (ImageSet,), columns)(path)
+
+
+@settings(deadline=None, max_examples=40)
+@given(count=st.integers(4, 500), test=st.floats(0, 0.5), validation=st.floats(0, 0.4), seed=st.integers(0, 99))
+def test_splits_are_disjoint_and_complete(count, test, validation, seed):
+    parts = split(count, test=test, validation=validation, rng=np.random.default_rng(seed))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+    assert [len(part) for part in parts[1:]] == [int(count * validation), int(count * test)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_split_within_clients_holds_out_floors_of_each_client(sizes, seed):
+    mixed = np.random.default_rng(0).permutation(sum(sizes))
+    parts = np.split(mixed, np.cumsum(sizes)[:-1])
+    training, held, tests = split_within(parts, test=0.25, validation=0.1, rng=np.random.default_rng(seed))
+    assert sorted(np.concatenate([*training, held, tests])) == list(range(sum(sizes)))
+    owner = np.empty(sum(sizes), int)
+    for client, part in enumerate(parts):
+        owner[part] = client
+        assert set(training[client]) <= set(part)
+        assert len(training[client]) == sizes[client] - int(0.25 * sizes[client]) - int(0.1 * sizes[client])
+        assert np.count_nonzero(np.isin(held, part)) == int(0.1 * sizes[client])
+    assert (np.diff(owner[held]) >= 0).all()  # client after client
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    scheme=st.sampled_from(["iid", "dirichlet", "shards", "quantity", "nine_plus_one"]),
+    within=st.booleans(),
+    validation=st.sampled_from([0.0, 0.1, 0.3]),
+    chosen=st.builds(
+        ValidationSpec,
+        subset=st.sampled_from([1.0, 0.5]),
+        imbalance=st.sampled_from([None, 1.0, 0.8]),
+        label_noise=st.sampled_from([0.0, 0.4]),
+    ),
+)
+def test_no_row_is_in_two_splits(scheme, within, validation, chosen, tmp_path_factory):
+    images = small_set(tmp_path_factory.mktemp("set"), per_class=60)
+    spec = PartitionSpec(
+        scheme=scheme, alpha=1.0, num_clients=5, within_clients=within, validation=validation, validation_set=chosen
+    )
+    manifest = make_manifest(images, spec)
+    rows = np.concatenate([*manifest.clients, manifest.validation, manifest.test])
+    assert len(np.unique(rows)) == len(rows)
+    again = make_manifest(images, spec)
+    assert again.checksum == manifest.checksum
+    assert (manifest.class_counts.sum(axis=1) == [len(c) for c in manifest.clients]).all()
+
+
+def test_official_split_is_the_column():
+    rng, splits = np.random.default_rng(0), np.repeat([0, 1, 2], [60, 10, 30]).astype(np.int8)
+    training, held, test = split_officially(splits, validation=0.1, rng=rng)
+    assert (training.tolist(), held.tolist(), test.tolist()) == (
+        list(range(60)), list(range(60, 70)), list(range(70, 100)),
+    )  # fmt: skip
+    training, held, test = split_officially(splits, validation=0.0, rng=rng)
+    assert (len(training), len(held), len(test)) == (60, 0, 30)
+    splits[splits == 1] = 0
+    training, held, test = split_officially(splits, validation=0.1, rng=rng)
+    assert (len(training), len(held), len(test)) == (63, 7, 30)
+    assert sorted([*training, *held]) == list(range(70))
+    with pytest.raises(DataError, match=r"no official split in data\.split\. Set data\.split to fraction"):
+        split_officially(None, validation=0.1, rng=rng)
+    with pytest.raises(DataError, match="no training rows"):
+        split_officially(splits[70:], validation=0.1, rng=rng)
+
+
+def test_columns_of_the_set_reach_splits_and_partition(tmp_path):
+    count = 300
+    splits = np.random.default_rng(0).integers(0, 3, count).astype(np.int8)
+    images = small_set(tmp_path, per_class=30, splits=splits, domains=np.arange(count) % 4)
+    manifest = make_manifest(images, PartitionSpec(scheme="domain", num_clients=4, split="official"))
+    assert (manifest.test == np.flatnonzero(splits == 2)).all()
+    assert sorted(manifest.validation) == np.flatnonzero(splits == 1).tolist()
+    for client, rows in enumerate(manifest.clients):
+        assert (rows == np.flatnonzero((splits == 0) & (np.arange(count) % 4 == client))).all()
+
+
+def test_stratified_order_has_the_whole_sets_proportions_in_every_stretch():
+    labels = np.repeat([0, 1, 2], [300, 600, 100])
+    ordered = labels[stratified_order(labels)]
+    for start in range(0, 1000, 100):
+        counts = np.bincount(ordered[start : start + 100], minlength=3)
+        assert np.abs(counts - [30, 60, 10]).max() <= 2
+
+
+def test_imbalance_floors_by_hand():
+    labels = np.arange(600) % 3
+    rng = np.random.default_rng(0)
+    # N' = 300; rho 0.5: p = 4/7, 2/7, 1/7 -> 171.4, 85.7, 42.9
+    assert np.bincount(labels[imbalanced(labels, 0.5, 3, rng)]).tolist() == [171, 85, 42]
+    assert np.bincount(labels[imbalanced(labels, 1.0, 3, rng)]).tolist() == [100, 100, 100]
+    # rho 0.1: p = 100/111 -> 270, of which there are only 200
+    assert np.bincount(labels[imbalanced(labels, 0.1, 3, rng)]).tolist() == [200, 27, 2]
+    # An exact product that floats would miss: 0.3^i of 0.3^0 + 0.3^1 = 1.3, N' = 13 * k.
+    two = np.arange(52) % 2
+    assert np.bincount(two[imbalanced(two, 0.3, 2, rng)]).tolist() == [20, 6]
+    assert (imbalanced(labels, None, 3, rng) == np.arange(600)).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(count=st.integers(1, 400), fraction=st.floats(0, 1), classes=st.integers(2, 12), seed=st.integers(0, 99))
+def test_noisy_labels_are_exactly_so_many_and_never_the_true_one(count, fraction, classes, seed):
+    labels = np.random.default_rng(0).integers(0, classes, count)
+    changed = noisy(labels, fraction, classes, np.random.default_rng(seed))
+    assert np.count_nonzero(changed != labels) == int(count * fraction)
+    assert changed.min() >= 0
+    assert changed.max() < classes
+    assert (changed == noisy(labels, fraction, classes, np.random.default_rng(seed))).all()
+
+
+def test_noise_reaches_every_wrong_class_alike():
+    changed = noisy(np.full(9000, 2), 1.0, 4, np.random.default_rng(0))
+    assert np.abs(np.bincount(changed, minlength=4) - [3000, 3000, 0, 3000]).max() < 200
+
+
+def test_subset_keeps_the_proportions():
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [300, 600, 100]))
+    kept = subset(labels, 0.3, np.random.default_rng(1))
+    assert np.abs(np.bincount(labels[kept]) - [90, 180, 30]).max() <= 1
+    assert (np.diff(kept) > 0).all()
+    assert not (kept == subset(labels, 0.3, np.random.default_rng(2))).all()
+    with pytest.raises(DataError, match="no row is left"):
+        arrange(np.arange(2), np.array([1, 1]), 3, ValidationSpec(imbalance=0.1), np.random.default_rng(0))
+
+
+def test_client_order_keeps_the_clients_apart(tmp_path):
+    images = small_set(tmp_path)
+    manifests = {
+        order: make_manifest(
+            images, PartitionSpec(num_clients=5, within_clients=True, validation_set=ValidationSpec(order=order))
+        )
+        for order in ("client", "stratified")
+    }
+    assert sorted(manifests["client"].validation) == sorted(manifests["stratified"].validation)
+    assert manifests["client"].checksum != manifests["stratified"].checksum
+    ordered = images.labels[manifests["stratified"].validation]
+    assert (ordered == ordered[stratified_order(ordered)]).all()
+
+
+# FedVG, tables A.5 and A.6: images of each CIFAR-10 class, with the duplicates of the authors' code.
+TABLES = {
+    "stl10_to_cifar10": (STL10, {name: 550 for name in CIFAR10 if name != "frog"}, 4950, 4500),
+    "cifar100_to_cifar10": (
+        ("bus", "motorcycle", "leopard", "lion", "tiger", "wolf", "fox", "apple", "pickup_truck"),
+        {"automobile": 531 + 519, "cat": 520 + 514 + 516, "dog": 520 + 530},
+        3650,
+        3500,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_shipped_mappings_give_the_totals_of_tables_a5_and_a6(name, tmp_path):
+    classes, expected, total, unique = TABLES[name]
+    is_test = np.arange(600 * len(classes)) >= 500 * len(classes)  # 500 training images of a class, as in both sets
+    splits = np.where(is_test, 2, 0).astype(np.int8)
+    external = small_set(tmp_path, "external", classes, per_class=600, shape=(1, 1, 3), splits=splits)
+    mapping = read_mapping(name)
+    spec = ValidationSpec(mapping=mapping, unique=False)
+    rows, labels = external_rows(external, CIFAR10, spec, np.random.default_rng(0))
+    assert Counter(CIFAR10[label] for label in labels) == expected
+    assert len(rows) == total
+    assert len(np.unique(rows)) == unique
+    assert not is_test[rows].any()
+    pairs = {(CIFAR10[label], classes[source]) for label, source in zip(labels, external.labels[rows], strict=True)}
+    assert pairs == set(mapping)
+    rows, labels = external_rows(external, CIFAR10, ValidationSpec(mapping=mapping), np.random.default_rng(0))
+    assert len(rows) == len(np.unique(rows)) == unique
+
+
+def test_external_validation_set_is_relabelled_resized_and_written(tmp_path):
+    images = small_set(tmp_path, per_class=20)
+    external = small_set(tmp_path, "other", STL10, per_class=6, shape=(9, 9, 3))
+    spec = PartitionSpec(
+        num_clients=3,
+        alpha=10.0,
+        validation_set=ValidationSpec(mapping=read_mapping("stl10_to_cifar10"), label_noise=0.5),
+    )
+    manifest = make_manifest(images, spec, external)
+    federation = Federation(build_shards(manifest, tmp_path / "shards"))
+    pixels, labels = federation.held_out("validation")
+    stored, sources = external.take(manifest.validation)
+    assert (pixels == fit_to(stored, (4, 4, 3))).all()
+    assert (labels == manifest.validation_labels).all()
+    names = {"car": "automobile"}
+    is_true = [names.get(STL10[s], STL10[s]) == CIFAR10[label] for s, label in zip(sources, labels, strict=True)]
+    assert sum(is_true) == len(labels) - int(0.5 * len(labels)) == 27
+    assert (federation.held_out("test")[0] == images.take(manifest.test)[0]).all()
+    written = json.loads(manifest.to_json())
+    assert written["external"][0].endswith("other.arrow")
+    assert written["validation_labels"] == labels.tolist()
+    plain = make_manifest(images, PartitionSpec(num_clients=3, alpha=10.0))
+    assert plain.checksum != manifest.checksum
+    assert all((a == b).all() for a, b in zip(plain.clients, manifest.clients, strict=True))
+
+
+def test_ray_data_writes_an_external_validation_set_as_well(tmp_path, ray_cluster):
+    from raysim.data.pipeline import write_with_ray_data
+
+    images, external = small_set(tmp_path, per_class=20), small_set(tmp_path, "other", STL10, 6, (9, 9, 3))
+    spec = PartitionSpec(num_clients=3, alpha=10.0, validation_set=ValidationSpec(mapping=(("cat", "monkey"),)))
+    manifest = make_manifest(images, spec, external)
+    folders = build_shards(manifest, tmp_path / "one"), build_shards(manifest, tmp_path / "two", write_with_ray_data)
+    assert (folders[0] / "validation.arrow").read_bytes() == (folders[1] / "validation.arrow").read_bytes()
+
+
+def test_fit_to_is_pillows_bilinear_and_repeats_grey():
+    image = np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8)
+    pillow = np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(fit_to(image[None], (32, 32, 3))[0].astype(int) - pillow).max() <= 1
+    grey = fit_to(image[None, :, :, :1], (32, 32, 3))[0]
+    assert (grey == grey[..., :1]).all()
+    assert (fit_to(image[None, :, :, :1], (96, 96, 3))[0, ..., 2] == image[..., 0]).all()
+    with pytest.raises(DataError, match="3 channels for a set with 1"):
+        fit_to(image[None], (32, 32, 1))
+
+
+def test_bad_mappings_are_explained(tmp_path):
+    external = small_set(tmp_path, "other", STL10, per_class=2)
+    rng = np.random.default_rng(0)
+    for mapping, words in (
+        ((("cat", "kitten"),), "'kitten', not among the external classes"),
+        ((("cats", "cat"),), "'cats', not among the set's 10 classes"),
+        ((("cat", "cat"), ("dog", "cat")), "mapped twice"),
+    ):
+        with pytest.raises(DataError, match=words):
+            external_rows(external, CIFAR10, ValidationSpec(mapping=mapping), rng)
+    with pytest.raises(DataError, match="Did you mean 'stl10_to_cifar10'"):
+        read_mapping("stl_to_cifar10")
+    (tmp_path / "bad.yaml").write_text("cat: tiger\n")
+    with pytest.raises(DataError, match="dog: "):
+        read_mapping(str(tmp_path / "bad.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        ("partition.form", {"partition": {"scheme": "iid", "form": "class"}}),
+        ("partition.form", {"partition": {"scheme": "quantity", "form": "class"}}),
+        ("data", {"data": {"test": 0.6, "validation": 0.5}}),
+        ("data.split_within_clients", {"data": {"split": "official", "split_within_clients": True}}),
+        ("data.validation_set.external", {"data": {"validation_set": {"external": {"name": "stl10"}}}}),
+        ("data.validation_set", {"data": {"validation": 0, "validation_set": {"subset": 0.5}}}),
+        ("data.validation_set.order", {"data": {"validation_set": {"order": "client"}}}),
+        ("data.validation_set.label_noise", {"data": {"validation_set": {"label_noise": 2}}}),
+        ("data.validation_set.external.nam", {"data": {"validation_set": {"external": {"nam": "x"}}}}),
+        ("data", {"data": {"split": "official"}}),
+        ("partition", {"partition": {"scheme": "domain"}}),
+    ],
+)
+def test_faults_of_the_data_groups(key, groups, root):
+    with pytest.raises(ConfigError) as caught:
+        check(
+            raw_config(root, **{k: {**v, "root": str(root)} if k == "data" else v for k, v in groups.items()}), "a test"
+        )
+    assert caught.value.faults[0].key == key
+
+
+def test_fedvg_sees_the_validation_set_that_was_asked_for(root, tmp_path):
+    names = [str(i) for i in range(10)]
+    small_set(root, "digits-like", names, per_class=8, shape=(16, 16, 1))
+    (tmp_path / "map.yaml").write_text("".join(f"'{i}': ['{i}']\n" for i in range(9)))
+    plain = run(plan_of(root, ["fedvg"]), root)
+    results = [plain.state]
+    for chosen in (
+        {"subset": 0.5},
+        {"imbalance": 0.7},
+        {"label_noise": 0.5},
+        {"external": {"name": "digits-like", "mapping": str(tmp_path / "map.yaml")}},
+    ):
+        plan = plan_of(root, ["fedvg"], data={"root": str(root), "validation_set": chosen})
+        results.append(run(plan, root).state)
+    for i, a in enumerate(results):
+        assert torch.isfinite(a).all()
+        assert all(not torch.equal(a, b) for b in results[:i])

@@ -1,0 +1,247 @@
+"""The input pipeline: each augmentation equals a loop over images, draws are the client's own, evaluation has none."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.stats import ks_2samp
+from torchvision.transforms import RandomResizedCrop
+
+from raysim.assemble import check, input_transform, make_trainer, model_spec
+from raysim.config import Config
+from raysim.core.errors import ConfigError
+from raysim.core.seeding import torch_generator
+from raysim.training import local
+from raysim.training.augment import AUGMENTATIONS, Augmentation, Draws, crop_and_flip, resized_crop
+from raysim.training.inputs import NORMALISATIONS, Examples, InputTransform, passes, resized
+from raysim.training.local import LocalSettings, training_batches
+from tests.helpers import plan_of, raw_config, recipe_of, run
+
+
+def pixels(count=6, height=9, width=8, channels=3, seed=0):
+    generator = torch_generator(seed)
+    return torch.randint(0, 256, (count, height, width, channels), dtype=torch.uint8, generator=generator)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    padding=st.integers(0, 4),
+    target=st.sampled_from([(9, 8), (5, 7), (1, 1)]),
+    flip=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_crop_and_flip_equals_a_loop(padding, target, flip, seed):
+    images = pixels(seed=seed)
+    draws = Augmentation(padding=padding, flip=flip).draw(len(images), (9, 8), target, torch_generator(seed))
+    result = crop_and_flip(images, draws, target, padding=padding)
+    for i, image in enumerate(images.numpy()):
+        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+        top, left = draws.offsets[i].tolist()
+        expected = padded[top : top + target[0], left : left + target[1]]
+        expected = expected[:, ::-1] if draws.is_flipped[i] else expected
+        assert expected.shape == (*target, 3)
+        assert (result[i].numpy() == expected).all()
+    assert flip or not draws.is_flipped.any()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.tuples(st.integers(2, 20), st.integers(2, 20)),
+    target=st.sampled_from([(4, 4), (7, 5), (24, 24)]),
+    seed=st.integers(0, 99),
+)
+def test_resized_crop_equals_a_loop(size, target, seed):
+    images = pixels(5, *size, seed=seed)
+    draws = Augmentation(flip=True, scale=(0.08, 1.0)).draw(len(images), size, target, torch_generator(seed))
+    result = resized_crop(images, draws, target)
+    for i, image in enumerate(images):
+        top, left, tall, wide = draws.boxes[i].tolist()
+        assert 0 <= top <= top + tall <= size[0]
+        assert 0 <= left <= left + wide <= size[1]
+        part = image[top : top + tall, left : left + wide].permute(2, 0, 1)[None].float()
+        expected = F.interpolate(part, size=target, mode="bilinear", antialias=True, align_corners=False)[0]
+        expected = expected.flip(2) if draws.is_flipped[i] else expected
+        torch.testing.assert_close(result[i], expected.permute(1, 2, 0), rtol=1e-4, atol=1e-2)
+
+
+def test_resized_crop_is_pillows_resize_of_the_box():
+    image = pixels(1, 40, 50)
+    draws = Draws(torch.tensor([False]), torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[3, 7, 30, 21]]))
+    box = Image.fromarray(image[0].numpy()).crop((7, 3, 28, 33))
+    expected = np.asarray(box.resize((16, 16), Image.Resampling.BILINEAR)).astype(float)
+    assert np.abs(resized_crop(image, draws, (16, 16))[0].numpy() - expected).max() <= 1.01
+
+
+def test_boxes_have_the_stated_areas_and_ratios():
+    draws = Augmentation(scale=(0.08, 1.0)).draw(20_000, (224, 224), (224, 224), torch_generator(0))
+    _, _, tall, wide = draws.boxes.double().unbind(1)
+    share = tall * wide / 224**2
+    assert 0.075 < share.min() < 0.1
+    assert share.max() > 0.95
+    torch.manual_seed(0)
+    theirs = [RandomResizedCrop.get_params(torch.empty(1, 224, 224), [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(5000)]
+    theirs = torch.tensor(theirs, dtype=torch.float64)
+    for mine, other in ((share, theirs[:, 2] * theirs[:, 3] / 224**2), (draws.boxes[:, 1].double(), theirs[:, 1])):
+        assert ks_2samp(mine.numpy(), other.numpy()).pvalue > 1e-3
+    assert 0.73 < (wide / tall).min() < (wide / tall).max() < 1.37
+    assert abs(torch.log(wide / tall).mean()) < 0.01
+    # Where no box fits, the largest central one with an allowed ratio.
+    draws = Augmentation(scale=(1.0, 1.0)).draw(50, (10, 100), (8, 8), torch_generator(0))
+    assert draws.boxes.unique(dim=0).tolist() == [[0, 43, 10, 13]]
+
+
+def test_draws_are_uniform_and_independent():
+    draws = Augmentation(padding=4, flip=True).draw(40_000, (32, 32), (32, 32), torch_generator(0))
+    for column in draws.offsets.T:
+        counts = torch.bincount(column, minlength=9)
+        assert len(counts) == 9
+        assert (counts - 40_000 / 9).abs().max() < 300
+    assert abs(draws.is_flipped.double().mean() - 0.5) < 0.01
+    table = torch.stack([draws.offsets[:, 0], draws.offsets[:, 1], draws.is_flipped]).double()
+    assert (torch.corrcoef(table) - torch.eye(3)).abs().max() < 0.02
+
+
+def batches_of(transform, *, count=50, batch=8, steps=15, seed=5):
+    examples = Examples(pixels(count, seed=1), torch.arange(count))
+    chosen = LocalSettings(lr=0.1, batch_size=batch)
+    return list(
+        training_batches(
+            examples, transform, chosen, num_steps=steps, generator=torch_generator(seed), skip_single=False
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        InputTransform(augmentation=AUGMENTATIONS["cifar"]),
+        InputTransform(augmentation=AUGMENTATIONS["livar-vit"], crop=(6, 6)),
+        InputTransform(augmentation=AUGMENTATIONS["livar-cub"], resize=(12, 12), crop=(6, 6), mean=(0.5,), std=(0.5,)),
+    ],
+)
+def test_augmented_batches_do_not_depend_on_grouping_and_are_the_same_again(transform, monkeypatch):
+    results = []
+    for entries in (1, 2000, 2**30):
+        monkeypatch.setattr(local, "GATHER_ENTRIES", entries)
+        results.append(batches_of(transform))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert (a.labels == b.labels).all()
+            torch.testing.assert_close(a.images, b.images, rtol=0, atol=1e-6)
+    again = batches_of(transform)
+    assert all(torch.equal(a.images, b.images) for a, b in zip(results[2], again, strict=True))
+    assert not torch.equal(batches_of(transform, seed=6)[0].images, again[0].images)
+
+
+def test_augmentation_leaves_the_batch_order_alone_and_acts_on_each_image():
+    plain = batches_of(InputTransform())
+    moved = batches_of(InputTransform(augmentation=AUGMENTATIONS["flip"]))
+    outcomes = set()
+    for a, b in zip(plain, moved, strict=True):
+        assert torch.equal(a.labels, b.labels)
+        for x, y in zip(a.images, b.images, strict=True):
+            is_same, is_flipped = torch.equal(x, y), torch.equal(x.flip(2), y)
+            assert is_same or is_flipped
+            outcomes.add(is_same)
+    assert outcomes == {True, False}
+    first_epoch = torch.cat([batch.images for batch in moved[:7]])[torch.cat([b.labels for b in moved[:7]]).argsort()]
+    second_epoch = torch.cat([batch.images for batch in moved[7:14]])[
+        torch.cat([b.labels for b in moved[7:14]]).argsort()
+    ]
+    assert not torch.equal(first_epoch, second_epoch)
+
+
+def test_evaluation_never_augments():
+    images = pixels(7)
+    examples = Examples(images, torch.arange(7))
+    augmenting = InputTransform(augmentation=AUGMENTATIONS["cifar"])
+    (batch,) = passes(examples, augmenting, 10)
+    assert torch.equal(batch.images, InputTransform()(images))
+    assert torch.equal(batch.images, images.permute(0, 3, 1, 2).float() / 255)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_resize_crop_normalise_and_grey_to_colours(channels_last):
+    images = pixels(3, 10, 10, 1)
+    mean, std = NORMALISATIONS["imagenet"]
+    transform = InputTransform(mean, std, channels_last, resize=(8, 8), crop=(6, 6), channels=3)
+    x = F.interpolate(images.permute(0, 3, 1, 2).float() / 255, size=(8, 8), mode="bilinear", antialias=True)
+    x = (x[:, :, 1:7, 1:7].expand(-1, 3, -1, -1) - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    before = images.clone()
+    result = transform(images)
+    torch.testing.assert_close(result, x, rtol=1e-5, atol=1e-5)
+    assert torch.equal(images, before)
+    assert result.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert transform.output_size(10, 10) == (6, 6)
+
+
+def test_resize_is_pillows_bilinear():
+    images = pixels(1, 64, 64)
+    expected = np.asarray(Image.fromarray(images[0].numpy()).resize((24, 24), Image.Resampling.BILINEAR)).astype(float)
+    assert np.abs(resized(images, (24, 24))[0].numpy() - expected).max() <= 1.01
+
+
+def test_recipes_are_the_papers_settings():
+    for name in ("cifar", "flfa", "univarfl-stl10"):
+        assert AUGMENTATIONS[name] == Augmentation(padding=4, flip=True)
+    assert AUGMENTATIONS["livar-vit"] == Augmentation(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=True)
+    assert AUGMENTATIONS["none"] is None
+    transform = input_transform(Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-vit"}}))
+    draws = transform.draw(4, 300, 280, torch_generator(0))
+    assert (
+        transform.augmented(pixels(4, 300, 280), draws).shape
+        == transform(pixels(4, 300, 280)).shape
+        == (4, 3, 224, 224)
+    )
+    cub = input_transform(Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-cub"}}))
+    draws = cub.draw(200, 300, 280, torch_generator(0))
+    assert draws.offsets.min() == 0
+    assert draws.offsets.max() == 32
+
+
+def test_model_input_follows_the_pipeline(root):
+    config = Config.model_validate({"data": {"resize": 12, "channels": 3}, "model": {"name": "mlp"}})
+    assert model_spec(config, 10, (8, 8, 1)).input_shape == (12, 12, 3)
+    plan = plan_of(
+        root, data={"root": str(root), "resize": 12, "channels": 3, "normalise": "cifar10", "augment": "cifar"}
+    )
+    trainer = make_trainer(recipe_of(plan, root))
+    assert trainer.model.module.conv1.in_channels == 3
+    assert trainer.transform.augmentation == AUGMENTATIONS["cifar"]
+    results = [run(plan, root).params_sha256() for _ in range(2)]
+    assert results[0] == results[1]
+
+
+def test_each_input_setting_changes_the_run(root):
+    digests = []
+    for data in ({}, {"augment": "flip"}, {"augment": "cifar"}, {"normalise": "half"}, {"resize": 10}, {"crop": 6}):
+        server = run(plan_of(root, data={"root": str(root), **data}), root)
+        assert math.isfinite(float(server.state.abs().sum()))
+        digests.append(server.params_sha256())
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "data"),
+    [
+        ("data.augment", "Did you mean 'cifar'", {"augment": "cifra"}),
+        ("data.normalise", "Did you mean 'imagenet'", {"normalise": "imagnet"}),
+        ("data.normalise", "set data.channels=3", {"normalise": "imagenet"}),
+        ("data.crop", "larger than the 8 x 8 images", {"crop": 9}),
+        ("data.channels", "3", {"channels": 2}),
+        ("data.resize", "must be >= 1", {"resize": 0}),
+    ],
+)
+def test_faults_of_the_inputs(key, words, data, root):
+    with pytest.raises(ConfigError) as caught:
+        check(raw_config(root, data={"root": str(root), **data}), "a test")
+    (fault,) = caught.value.faults
+    assert fault.key == key
+    assert words in fault.message
