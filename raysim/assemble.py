@@ -28,6 +28,7 @@ from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.partition import SCHEMES
+from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
 from raysim.engine.pool import Pool
@@ -182,7 +183,16 @@ def find_method(name: str) -> Callable[..., Method]:
         raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
 
 
+def data_cache(config: Config) -> Path:
+    """Where shards, and copies of remote sets, are kept: beside the prepared sets if these are local."""
+    if is_remote(config.data.root):
+        return Path(config.storage).absolute() / "cache"
+    return Path(config.data.root).absolute()
+
+
 def _open_set(config: Config, name: str) -> ImageSet:
+    if is_remote(config.data.root):
+        return ImageSet(set_path(fetch_set(config.data.root, name, data_cache(config)), name))
     root = Path(config.data.root)
     path = set_path(root, name)
     if not path.is_file() and name in BUNDLED:

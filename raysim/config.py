@@ -41,7 +41,7 @@ class ValidationSetGroup(Group):
 
 class DataGroup(Group):
     name: str = Field("digits", description="which prepared set")
-    root: str = Field("data", description="folder with prepared sets")
+    root: str = Field("data", description="folder with prepared sets, or a URI such as s3://bucket/data")
     split: Literal["fraction", "official"] = Field(
         "fraction", description="official: the set's own test rows, and validation rows if it has any"
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from raysim.assemble import Plan, Recipe, make_server, make_trainer, resolve_resources
+from raysim.assemble import Plan, Recipe, data_cache, make_server, make_trainer, resolve_resources
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
@@ -154,7 +154,7 @@ def _rounds(
 def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
     """A server with its trainers, serial or on Ray, and the shards they map."""
     config = plan.config
-    cache = Path(config.data.root).absolute() / "shards"
+    cache = data_cache(config) / "shards"
 
     def recipe(shards: Path, num_threads: int, wants_gpu: bool) -> Recipe:
         raw = config.model_dump(mode="json")

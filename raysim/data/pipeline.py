@@ -18,15 +18,23 @@ from raysim.data.reading import Work
 def write_with_ray_data(tasks: list[ShardTask]) -> None:
     """Write all shards in parallel on the running Ray: each task maps the set's Arrow file and gathers its own rows.
 
-    Memory is bounded by one shard a worker, whatever the size of the set, and no pixel passes the object store.
+    Memory is bounded by one shard a worker, whatever the size of the set, and no pixel passes the object store. With
+    several nodes the tasks stay on this one, whose disk holds the set and gets the shards; trainers fetch from there.
     """
+    import ray
     import ray.data
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     items = [{"task": pickle.dumps(task)} for task in tasks]
-    ray.data.from_items(items, override_num_blocks=len(items)).map(_write).materialize()
+    place: dict[str, Any] = {}
+    if sum(node["Alive"] for node in ray.nodes()) > 1:
+        here = ray.get_runtime_context().get_node_id()
+        # No CPUs asked: a head without any can drive a cluster.
+        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False), "num_cpus": 0}
+    ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **place).materialize()
 
 
 def _write(item: dict[str, Any]) -> dict[str, Any]:

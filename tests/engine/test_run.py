@@ -20,6 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from raysim.assemble import check, make_server, make_trainer
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
+from raysim.data.reading import Options
+from raysim.data.sources import prepare
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
 from raysim.engine.ray_runtime import RayServer
@@ -201,6 +203,22 @@ def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
             wait_s=2,
         )
     assert time.monotonic() - began < 30
+
+
+def test_three_hundred_clients_on_shapes(tmp_path):
+    prepare("shapes", tmp_path, options=Options(count=6000, size=16, domains=2))
+    plan = plan_of(
+        tmp_path,
+        ["fedprox"],
+        name="many",
+        storage=str(tmp_path),
+        data={"name": "shapes"},
+        partition={"num_clients": 300, "alpha": 1.0, "min_samples": 1},
+        cohort={"size": 30},
+    )
+    summary = quietly(plan)
+    assert summary["num_clients"] == 300
+    assert len(pq.read_table(tmp_path / "many" / "clients.parquet")) == 3 * 30
 
 
 def write_config(path, root, tmp_path, backend, **groups):

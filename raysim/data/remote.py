@@ -1,0 +1,55 @@
+"""Prepared sets that lie elsewhere: any file system that pyarrow knows by a URI (s3://, gs://, hdfs://, file://)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+from filelock import FileLock
+from pyarrow import fs
+
+from raysim.core.errors import DataError
+
+
+def is_remote(root: str) -> bool:
+    """Whether a data root is a URI rather than a folder."""
+    return "://" in root
+
+
+def fetch_set(root: str, name: str, cache: Path) -> Path:
+    """A local data root that holds the set `name` of the data root at a URI.
+
+    Both files of the set are copied once, and again when the remote length changed; runs that start together copy once.
+    Trainers map files, which a remote object cannot be.
+
+    Args:
+      cache: folder for the copies.
+    Raises:
+      DataError: the URI is not understood, or the set is not there.
+    """
+    try:
+        system, base = fs.FileSystem.from_uri(root)
+        local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
+        (local / name).mkdir(parents=True, exist_ok=True)
+        with FileLock(local / f".{name}.lock"):
+            for suffix in (".arrow", ".json"):  # the description last: it makes the set complete
+                _copy(system, f"{base}/{name}/{name}{suffix}", local / name / f"{name}{suffix}")
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"cannot read set {name!r} ({error})",
+            root,
+            f"correct data.root, or put the folder that `raysim prepare {name}` writes there",
+        ) from error
+    return local
+
+
+def _copy(system: fs.FileSystem, source: str, target: Path) -> None:
+    size = system.get_file_info(source).size
+    if size is None:
+        raise FileNotFoundError(f"no file {source}")
+    if target.is_file() and target.stat().st_size == size:
+        return
+    temporary = target.with_name(f".{target.name}.part")
+    fs.copy_files(source, str(temporary), source_filesystem=system, destination_filesystem=fs.LocalFileSystem())
+    temporary.replace(target)
