@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Client, Method, Server
-from raysim.core.weights import Weights, normalised
+from raysim.core.weights import RightMap, Weights, normalised
 
 Norm = Literal["l1", "l2", "spectral", "update"]
 
@@ -69,7 +69,8 @@ def fedvg(
             module_power=None if layers == "tensor" else (1 if norm == "l1" else 2),
         )
         if mix == "average":
-            return {name: (weight + scores[name]) / 2 for name, weight in weights.items() if isinstance(weight, Tensor)}
+            usable = server.is_active & ~server.report["norms"].isinf().any(dim=1)
+            return {name: (_among(weights[name], usable) + scores[name]) / 2 for name in weights}
         return {name: scores[name] for name in weights}
 
     needs = frozenset() if norm == "update" else frozenset({"validation-set"})
@@ -161,6 +162,12 @@ def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
     if torch.isinf(smallest):
         return torch.zeros_like(sizes)
     return normalised(smallest / denominators)  # scaled so that no inverse overflows
+
+
+def _among(weight: Tensor | RightMap, usable: Tensor) -> Tensor:
+    """(K,): the given weights over usable clients alone."""
+    assert isinstance(weight, Tensor)  # `check` refuses another method that decides weights
+    return normalised(torch.where(usable, weight, torch.zeros_like(weight)))
 
 
 def _groups(leaves: tuple[Leaf, ...], key: Callable[[Leaf], str]) -> dict[str, list[int]]:

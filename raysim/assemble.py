@@ -109,7 +109,11 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
         external = config.data.validation_set.external.name
         manifest = make_manifest(images, partition_spec(config), _open_set(config, external) if external else None)
         if not faults:
-            layout = _layout(config, spec, methods)
+            try:
+                layout = _layout(config, spec, methods)
+            except (ValueError, RuntimeError, TypeError, KeyError, ZeroDivisionError) as error:
+                text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
+                raise ConfigError([Fault("model", text)], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
             available |= {"plain-sgd"} if local_settings(config).is_plain_sgd else set()
@@ -153,14 +157,19 @@ def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
         except LookupError as error:
             faults.append(Fault(key, str(error)))
             continue
-        parsed, bad = parse_options(make, options or {}, f"{key}.{name}")
-        faults += bad
-        if bad:
-            continue
         try:
-            methods.append(make(**parsed))
-        except ValueError as error:
+            parsed, bad = parse_options(make, options or {}, f"{key}.{name}")
+            faults += bad
+            method = None if bad else make(**parsed)
+        except Exception as error:  # a method of the user's own may raise anything
             faults.append(Fault(f"{key}.{name}", str(error)))
+            continue
+        if isinstance(method, Method):
+            methods.append(method)
+        elif not bad:
+            faults.append(
+                Fault(f"{key}.{name}", f"returned {type(method).__name__}; a method's function returns a Method")
+            )
     return methods, faults
 
 
@@ -179,7 +188,7 @@ def find_method(name: str) -> Callable[..., Method]:
         )
     try:
         return getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the module's own code raises
         raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
 
 
@@ -196,7 +205,10 @@ def _open_set(config: Config, name: str) -> ImageSet:
     root = Path(config.data.root)
     path = set_path(root, name)
     if not path.is_file() and name in BUNDLED:
-        prepare(name, root)
+        try:
+            prepare(name, root)
+        except OSError as error:
+            raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
     if not path.is_file() and name not in SOURCES:
         raise DataError(f"no prepared set {name!r}", str(path), nearest_name(name, list(SOURCES)))
     return ImageSet(path)
@@ -213,7 +225,7 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     if not path.is_file():
         raise DataError(f"no such mapping {name!r}", "data.validation_set.external", nearest_name(name, list(shipped)))
     classes = read_config(path)
-    if not all(isinstance(sources, list) for sources in classes.values()):
+    if not classes or not all(isinstance(sources, list) and sources for sources in classes.values()):
         raise DataError("not a mapping of classes to lists", str(path), "write it as `dog: [wolf, fox]`")
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
 
@@ -416,7 +428,6 @@ def make_trainer(recipe: Recipe) -> Trainer:
 
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
-    torch.set_num_threads(1)
     config, spec, methods, layout = _parts(recipe)
     module = build_model(spec, seed=config.seed)
     values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -448,15 +459,19 @@ def resolve_resources(config: Config, cpus: float, gpus: float) -> tuple[int, fl
     most = max(1, int(cpus / per_cpu + 1e-9))
     if wanted.trainers != "auto":
         trainers = wanted.trainers
-    elif gpus and asked_gpu == "auto":
-        trainers = min(most, int(4 * gpus))
     elif gpus and asked_gpu:
-        trainers = min(most, max(1, int(gpus / float(asked_gpu) + 1e-9)))
+        share = 0.25 if asked_gpu == "auto" else float(asked_gpu)
+        # A fraction must fit on one GPU: 0.4 goes twice on each, whatever is left over.
+        fitting = int(gpus / share + 1e-9) if share >= 1 or gpus < 1 else int(gpus) * int(1 / share + 1e-9)
+        trainers = max(1, min(most, fitting))
     else:
         trainers = most
     per_gpu = 0.0
-    if gpus:
-        per_gpu = min(1.0, int(1e4 * gpus / trainers) / 1e4) if asked_gpu == "auto" else float(asked_gpu)
+    if gpus and asked_gpu == "auto":
+        each = -(-trainers // int(gpus)) if gpus >= 1 else trainers / gpus
+        per_gpu = 1.0 if trainers <= gpus else int(1e4 / each) / 1e4
+    elif gpus:
+        per_gpu = float(asked_gpu)
     faults = []
     if trainers * per_cpu > cpus + 1e-9:
         faults.append(

@@ -226,6 +226,8 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
         faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
     if config.local.steps is not None and "epochs" in config.local.model_fields_set:
         faults.append(Fault("local", "steps and epochs are both set; keep one"))
+    if config.name is not None and any(part in (".", "..") for part in config.name.split("/")):
+        faults.append(Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"))
     faults += _data_faults(config)
     return (None if faults else config), faults
 

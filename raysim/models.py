@@ -33,6 +33,8 @@ class Cnn(nn.Module):
         self, shape: tuple[int, int, int], classes: int, *, width: int = 32, hidden: int = 512, norm: str = "none"
     ):
         super().__init__()
+        if width < 1 or hidden < 1:
+            raise ValueError(f"width and hidden must be >= 1, got {width} and {hidden}")
         height, breadth, channels = shape
         self.conv1 = nn.Conv2d(channels, width, 5, padding=2)
         self.norm1 = nn.BatchNorm2d(width) if norm == "batch" else nn.Identity()
@@ -52,6 +54,8 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int, *, hidden: int = 64):
         super().__init__()
+        if hidden < 1:
+            raise ValueError(f"hidden must be >= 1, got {hidden}")
         self.fc1 = nn.Linear(shape[0] * shape[1] * shape[2], hidden)
         self.fc2 = nn.Linear(hidden, classes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -18,61 +20,88 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from raysim.assemble import Plan, Recipe, data_cache, make_server, make_trainer, resolve_resources
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
 from raysim.data.federation import build_shards, write_serially
-from raysim.engine.checkpoint import Checkpoint, CheckpointStore
+from raysim.engine.checkpoint import Checkpoint, CheckpointStore, write_file
 from raysim.engine.pool import SerialPool
 from raysim.engine.record import Recorder
 from raysim.engine.server import RoundRecord
 from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "evaluation")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources")
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
 
-def open_run(config: Config) -> tuple[Path, Checkpoint | None, CheckpointStore]:
-    """The run directory, and the checkpoint to go on from if there is an unfinished run of that name.
+def run_folder(config: Config) -> Path:
+    """The run directory, made if it is not there; a fresh one for a run without a name."""
+    storage = Path(config.storage).absolute()
+    try:
+        if config.name is not None:
+            (storage / config.name).mkdir(parents=True, exist_ok=True)
+            return storage / config.name
+        storage.mkdir(parents=True, exist_ok=True)
+        name = time.strftime("run-%Y%m%d-%H%M%S")
+        for attempt in itertools.count():
+            folder = storage / (name if attempt == 0 else f"{name}-{attempt}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        fault = Fault("storage", f"cannot make a run directory ({error}); choose a folder that can be written")
+        raise ConfigError([fault], "the configuration") from error
+    raise AssertionError("unreachable")
+
+
+def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointStore]:
+    """The checkpoint to go on from if the folder holds an unfinished run; else its configuration is written there.
 
     Raises:
-      RunExists: a finished run, or an unfinished one with resume=never. ConfigError: an unfinished run with another
-      configuration.
+      RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: an
+      unfinished run with another configuration or other data.
     """
-    name = config.name or time.strftime("run-%Y%m%d-%H%M%S")
-    folder = Path(config.storage).absolute() / name
-    if config.name is None:
-        while folder.exists():
-            folder = folder.with_name(folder.name + "x")
+    config, name = plan.config, folder.name
     store = CheckpointStore(folder / "checkpoints", config.checkpoint.keep_last)
     if (folder / "COMPLETED").exists():
         raise RunExists(f"run {name!r} is finished", str(folder), "choose another name, or delete that folder")
-    saved = folder / "config.yaml"
-    if not saved.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder, None, store
+    now = config.model_dump(mode="json")
+    if not (folder / "config.yaml").exists():
+        write_file(folder / "partition.json", plan.manifest.to_json().encode())
+        write_file(folder / "partition.csv", partition_table(plan.manifest.class_counts).encode())
+        write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
+        return None, store
     if config.resume == "never":
         raise RunExists(
             f"run {name!r} exists, unfinished, and resume is never",
             str(folder),
             "set resume=auto, choose another name, or delete that folder",
         )
-    before, now = yaml.safe_load(saved.read_text()), config.model_dump(mode="json")
+    try:
+        before = dict(yaml.safe_load((folder / "config.yaml").read_text()))
+        partition = json.loads((folder / "partition.json").read_text())["checksum"]
+    except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
+        raise RunExists(
+            f"run {name!r} cannot be resumed: its config.yaml or partition.json is damaged ({error})",
+            str(folder),
+            "choose another name, or delete that folder",
+        ) from error
+    remedy = "set it back, or choose another name"
     faults = [
-        Fault(
-            key,
-            f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; set it back, or choose another name",
-        )
+        Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; {remedy}")
         for key in now
         if key not in FREE_KEYS and before.get(key) != now[key]
     ]
+    if not faults and partition != plan.manifest.checksum:
+        faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
-    return folder, store.latest(), store
+    return store.latest(), store
 
 
 def execute(
@@ -86,20 +115,27 @@ def execute(
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
       Interrupted: a signal ended the run after a checkpoint.
     """
-    config = plan.config
-    folder, checkpoint, store = open_run(config)
-    (folder / "FAILED").unlink(missing_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    (folder / "partition.json").write_text(plan.manifest.to_json())
-    (folder / "partition.csv").write_text(partition_table(plan.manifest.class_counts))
+    folder = run_folder(plan.config)
+    lock = FileLock(folder / ".lock", blocking=False)
     try:
-        with _server(plan, folder) as server:
-            return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
-    except Interrupted:
-        raise
-    except BaseException as error:
-        (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
-        raise
+        lock.acquire()
+    except Timeout as error:
+        raise RunExists(
+            f"run {folder.name!r} is running", str(folder), "wait for it, or choose another name"
+        ) from error
+    try:
+        checkpoint, store = open_run(plan, folder)
+        (folder / "FAILED").unlink(missing_ok=True)
+        try:
+            with _server(plan, folder) as server:
+                return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
+        except Interrupted:
+            raise
+        except BaseException as error:
+            (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
+            raise
+    finally:
+        lock.release()
 
 
 def _rounds(

@@ -29,6 +29,10 @@ def resources(**values):
         ({"gpus_per_trainer": 0.25, "trainers": 2}, 4, 0, (2, 1.0, 0.0)),
         ({"trainers": 3, "cpus_per_trainer": 0.5}, 2, 0, (3, 0.5, 0.0)),
         ({"gpus_per_trainer": 0}, 4, 1, (4, 1.0, 0.0)),
+        ({"trainers": 3}, 8, 2, (3, 1.0, 0.5)),
+        ({"gpus_per_trainer": 0.4}, 8, 2, (4, 1.0, 0.4)),
+        ({}, 8, 0.2, (1, 1.0, 0.2)),
+        ({"gpus_per_trainer": 2}, 8, 4, (2, 1.0, 2.0)),
     ],
 )
 def test_auto_picks_what_fits(asked, cpus, gpus, expected):

@@ -85,6 +85,18 @@ def test_single_faults(root, tmp_path):
     )
 
 
+def test_what_only_building_shows_is_a_fault_too(root, tmp_path):
+    for width in (0, -3):
+        assert "width and hidden must be >= 1" in faults_of(raw_config(root, model={"width": width}))["model"]
+    for name in ("json:dumps", "tests.toys:no_method", "tests.no_module:x"):
+        assert any(key.startswith("methods[0]") for key in faults_of(raw_config(root, [name])))
+    assert "cannot write there" in faults_of(raw_config(root, data={"root": "/proc/nothing"}))["data"]
+    assert "inside storage" in faults_of(raw_config(root, name="../x"))["name"]
+    (tmp_path / "map.yaml").write_text("dog: []")
+    external = {"external": {"name": "digits", "mapping": str(tmp_path / "map.yaml")}}
+    assert "not a mapping" in str(faults_of(raw_config(root, data={"root": str(root), "validation_set": external})))
+
+
 def test_dirichlet_that_leaves_a_client_empty_is_refused_in_bounded_time(root):
     message = faults_of(
         raw_config(root, partition={"alpha": 1e-3, "num_clients": 500, "min_samples": 1}, cohort={"size": 5})

@@ -277,3 +277,50 @@ def kills_worker(*, marker: str, round_index: int):
         return {}
 
     return Method("kills_worker", report=report)
+
+
+def stumbles(*, client: int, round_index: int):
+    """One client once has non-finite memory and a non-finite update."""
+
+    def grads(inner, view):
+        count = view.memory.get("count", torch.zeros(1))
+        is_bad = view.id == client and view.round_index == round_index
+        view.memory["count"] = count + (float("nan") if is_bad else 1)
+
+        def gradient(params, batch):
+            grad = inner(params, batch)
+            return grad.fill_(float("nan")) if is_bad else grad
+
+        return gradient
+
+    return Method("stumbles", grads=grads, needs=frozenset({"client-memory"}))
+
+
+def asks_twice():
+    """Asks for another gradient while it holds the first; the result must be the first."""
+
+    def grads(inner, client):
+        def gradient(params, batch):
+            grad = inner(params, batch)
+            client.model.gradient(lambda out, b: out.logits.sum(), client.start, batch)
+            client.validation_gradient("eval")
+            return grad
+
+        return gradient
+
+    return Method("asks_twice", grads=grads, needs=frozenset({"validation-set"}))
+
+
+def writes_to_start():
+    """Breaks the contract: `start` is shared by all clients of a trainer."""
+
+    def grads(inner, client):
+        client.start.zero_()
+        return inner
+
+    return Method("writes_to_start", grads=grads)
+
+
+def no_method():
+    """Not a method at all."""
+    return 3

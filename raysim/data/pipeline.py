@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from collections.abc import Iterator, Sequence
@@ -34,13 +35,19 @@ def write_with_ray_data(tasks: list[ShardTask]) -> None:
         here = ray.get_runtime_context().get_node_id()
         # No CPUs asked: a head without any can drive a cluster.
         place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False), "num_cpus": 0}
-    ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **place).materialize()
+    written = ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **place)
+    for row in written.take_all():
+        if row["fault"]:
+            raise DataError(*json.loads(row["fault"]))
 
 
 def _write(item: dict[str, Any]) -> dict[str, Any]:
     task: ShardTask = pickle.loads(item["task"])
-    write_shard(task)
-    return {"target": task.target, "examples": len(task.rows)}
+    try:
+        write_shard(task)
+    except DataError as error:
+        return {"target": task.target, "fault": json.dumps([error.what, error.where, error.mend])}
+    return {"target": task.target, "fault": ""}
 
 
 def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:

@@ -10,6 +10,7 @@ from filelock import FileLock
 from pyarrow import fs
 
 from raysim.core.errors import DataError
+from raysim.data.arrow import describe
 
 
 def is_remote(root: str) -> bool:
@@ -20,7 +21,8 @@ def is_remote(root: str) -> bool:
 def fetch_set(root: str, name: str, cache: Path) -> Path:
     """A local data root that holds the set `name` of the data root at a URI.
 
-    Both files of the set are copied once, and again when the remote length changed; runs that start together copy once.
+    Both files of the set are copied once, and again when its description (with the checksum) changed; runs that start
+    together copy once.
     Trainers map files, which a remote object cannot be.
 
     Args:
@@ -33,8 +35,14 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
         local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
         (local / name).mkdir(parents=True, exist_ok=True)
         with FileLock(local / f".{name}.lock"):
-            for suffix in (".arrow", ".json"):  # the description last: it makes the set complete
-                _copy(system, f"{base}/{name}/{name}{suffix}", local / name / f"{name}{suffix}")
+            source, target = f"{base}/{name}/{name}", local / name / f"{name}.arrow"
+            with system.open_input_stream(f"{source}.json") as file:
+                description = file.read()
+            known = describe(target)
+            if not (target.is_file() and known.is_file() and known.read_bytes() == description):
+                known.unlink(missing_ok=True)
+                _copy(system, f"{source}.arrow", target)
+                known.write_bytes(description)  # last: it makes the set complete
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"cannot read set {name!r} ({error})",
@@ -45,11 +53,6 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
 
 
 def _copy(system: fs.FileSystem, source: str, target: Path) -> None:
-    size = system.get_file_info(source).size
-    if size is None:
-        raise FileNotFoundError(f"no file {source}")
-    if target.is_file() and target.stat().st_size == size:
-        return
     temporary = target.with_name(f".{target.name}.part")
     fs.copy_files(source, str(temporary), source_filesystem=system, destination_filesystem=fs.LocalFileSystem())
     temporary.replace(target)

@@ -49,7 +49,7 @@ class CheckpointStore:
         building = self.folder / f".{target.name}.{os.getpid()}.part"
         shutil.rmtree(building, ignore_errors=True)
         _write_tree(building / "server", snapshot)
-        _write_file(
+        write_file(
             building / "checkpoint.json", json.dumps({"next_round": next_round, "memories": self._memories}).encode()
         )
         shutil.rmtree(target, ignore_errors=True)
@@ -100,8 +100,8 @@ def _write_tree(path: Path, tree: Any) -> None:
     """A tree of arrays and JSON values as PATH.safetensors and PATH.json; the JSON, written last, makes it complete."""
     arrays: dict[str, np.ndarray] = {}
     skeleton = _strip(tree, "", arrays)
-    _write_file(path.with_suffix(".safetensors"), save(arrays))
-    _write_file(path.with_suffix(".json"), json.dumps(skeleton).encode())
+    write_file(path.with_suffix(".safetensors"), save(arrays))
+    write_file(path.with_suffix(".json"), json.dumps(skeleton).encode())
 
 
 def _read_tree(path: Path) -> Any:
@@ -140,7 +140,7 @@ def _fill(skeleton: Any, arrays: dict[str, np.ndarray]) -> Any:
     return skeleton
 
 
-def _write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Whole or not at all: temporary name, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")

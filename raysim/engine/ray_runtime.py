@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+import torch
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -184,6 +185,7 @@ class _ServerActor:
     """The server in its own process; its pool talks to the trainers directly."""
 
     def __init__(self, make_server: Callable[[Pool], Server], trainers: Sequence[Any], keeps_memory: bool):
+        torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         self._server = make_server(RayPool(trainers, keeps_memory))
 
     def call(self, name: str, *values: Any) -> Any:
@@ -211,12 +213,12 @@ class RayServer:
         shards: tuple[str, str] | None = None,
     ):
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
+        self._group, place = _reserve([bundle] * num_trainers, wait_s)
         self._host: Any = None
         if shards is not None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             host = ray.remote(_ShardHost).options(num_cpus=0, name=shards[1], scheduling_strategy=here)
             self._host = host.remote(shards[0])
-        self._group, place = _reserve([bundle] * num_trainers, wait_s)
         trainer = ray.remote(_TrainerActor).options(
             num_cpus=cpus_per_trainer,
             num_gpus=gpus_per_trainer,
@@ -302,4 +304,10 @@ def _plain_errors() -> Iterator[None]:
             f"a worker process died and could not be replaced ({error})",
             "the Ray cluster",
             "look at the worker's log; run the same command again to resume from the last checkpoint",
+        ) from error
+    except RayError as error:
+        raise RaysimError(
+            f"Ray failed ({type(error).__name__}: {error})",
+            "the Ray cluster",
+            "run the same command again to resume from the last checkpoint",
         ) from error

@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,8 +142,8 @@ class Server:
         results = list(self.pool.train(message, queues, self._memories))
         trained = time.perf_counter()
         cohort = Cohort(results)
-        self._commit_memories(results)
         self._drop_nonfinite(cohort, round_index)
+        self._commit_memories(cohort)
         weights = self._aggregate(cohort, phase, round_index, start)
         aggregated = time.perf_counter()
         metrics = self._metrics(cohort, message) | self._evaluation(round_index)
@@ -182,13 +182,16 @@ class Server:
         }
         return packed, params
 
-    def _commit_memories(self, results: Sequence[TaskResult]) -> None:
-        for result in results:
+    def _commit_memories(self, cohort: Cohort) -> None:
+        """Keep what clients want to remember; a dropped client keeps what it had before."""
+        kept = set(cohort.clients[cohort.is_kept].tolist())
+        for result in cohort.results:
             if not result.memories:
                 continue
             for client, memory in zip(result.report["client"].tolist(), result.memories, strict=True):
-                self._memories[client] = memory
-                self._changed.add(client)
+                if client in kept and memory is not None:
+                    self._memories[client] = memory
+                    self._changed.add(client)
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = np.zeros(len(cohort.clients), bool)
@@ -224,7 +227,8 @@ class Server:
         buffers = self.state[self.layout.num_params :] + total[self.layout.num_params :].float()
         self.state = torch.cat([params, buffers])
         counters = cohort.report["counters"]
-        self.counters = {name: int(values.max()) for name, values in counters.items()}
+        if cohort.is_kept.any():
+            self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
         return weights
 
     def _view(self, cohort: Cohort, round_index: int, start: Tensor) -> core.Server:
@@ -262,7 +266,7 @@ class Server:
 
         report = cohort.report["methods"].get(name, {})
         kept = {key: cohort.kept(values) for key, values in report.items()}
-        return core.Server(**{**vars(view), "report": kept, "weights": weights, "total": total})
+        return replace(view, report=kept, weights=weights, total=total)
 
     def _total(self, cohort: Cohort, name: str, weights: Weights) -> Tensor:
         """Exact weighted sum of a vector over the cohort: [num_state] for the update, else [num_params], float64."""
@@ -288,8 +292,8 @@ class Server:
             for name in report["peaks"]
         )
         down = count * (self.layout.shared_bytes + num_bytes(message["fields"]))
-        steps = report["num_steps"]
-        losses = report["train_loss"]
+        steps = report["num_steps"][cohort.is_kept]
+        losses = report["train_loss"][cohort.is_kept]
         return {
             "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
             "comm/up_mb": up / 1e6,

@@ -132,15 +132,18 @@ class Trainer:
         self, client: int, packed: Any, vectors: dict[str, np.ndarray], row: int, count: int
     ) -> tuple[dict[str, Any], Any]:
         began = time.perf_counter()
-        message, start = self._round["message"], self._round["state"]
+        message, sent = self._round["message"], self._round["state"]
         round_index, phase = message["round"], self.phases[message["phase"]]
         lr = phase.settings.lr_of(round_index)
         model = self.model
         examples = self._examples(*self.federation.client(client))
         memory: dict[str, dict[str, Any]] = _to(unpack(packed), self.device) if packed is not None else {}
-        model.load(start, message["counters"])
+        model.load(sent, message["counters"])
         self._load_personal(memory)
-        views = {m.name: self._view(m, client, round_index, examples, memory, lr) for m in phase.methods}
+        # With personal leaves a client starts from its own; else what was sent serves every client, read-only.
+        start = model.state.clone() if self._personal else sent
+        version = start._version
+        views = {m.name: self._view(m, client, round_index, examples, memory, start, lr) for m in phase.methods}
 
         ops: dict[str, LayerOp] = {}
         loss = cross_entropy
@@ -177,12 +180,23 @@ class Trainer:
             views[method.name].num_steps = num_steps
             if method.report is not None:
                 report["methods"][method.name] = self._report(method, views[method.name], vectors, report, row, count)
+        if start._version != version:
+            raise MethodError(
+                "a hook wrote to client.start", "its hooks", "work on a copy: other clients start from it too"
+            )
         kept = self._memory(phase.methods, views)
         report["seconds"] = time.perf_counter() - began
         return report, kept
 
     def _view(
-        self, method: Method, client: int, round_index: int, examples: Examples, memory: dict[str, Any], lr: float
+        self,
+        method: Method,
+        client: int,
+        round_index: int,
+        examples: Examples,
+        memory: dict[str, Any],
+        start: Tensor,
+        lr: float,
     ) -> Client:
         """The client as one method's hooks see it."""
 
@@ -199,7 +213,7 @@ class Trainer:
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
             lr=lr,
             layout=self.layout,
-            start=self._round["state"][: self.layout.num_params],
+            start=start[: self.layout.num_params],
             params=self.model.params,
             model=self.model,
             message=self._round["fields"].get(method.name, {}),
@@ -226,7 +240,7 @@ class Trainer:
                     )
                 target = vectors.setdefault(key, np.empty((count, self.layout.num_params), np.float32))
                 target[row] = value.value.detach().cpu().numpy()
-                report["peaks"][key] = self.layout.norms(value.value, math.inf).numpy()
+                report["peaks"][key] = self.layout.norms(torch.from_numpy(target[row]), math.inf).numpy()
             else:
                 small[name] = np.asarray(pack(value))
         return small

@@ -116,7 +116,7 @@ class BoundModel:
 
     def gradient(self, loss: LossFn, point: Tensor, batch: Batch) -> Tensor:
         """[num_params]: gradient of one batch's loss at a point; parameters, buffers and gradients stay as they are."""
-        with self.at(point):
+        with self.at(point), self._gradient_kept():
             return self.gradient_function(loss)(self.params, batch).clone()
 
     def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
@@ -125,7 +125,8 @@ class BoundModel:
         FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
         buffers, counters, mode and the random streams of training.
         """
-        with self.at(self.state, train=train), torch.random.fork_rng(devices=self._cuda_devices()):
+        fork = torch.random.fork_rng(devices=self._cuda_devices())
+        with self.at(self.state, train=train), self._gradient_kept(), fork:
             seed_global_stream(seed, self.device)  # dropout
             self.grad.zero_()
             for batch in batches:
@@ -155,6 +156,16 @@ class BoundModel:
             for name, buffer in self.counters.items():
                 buffer.copy_(counters[name])
             self.module.train(mode)
+
+    @contextmanager
+    def _gradient_kept(self) -> Iterator[None]:
+        """A `grads` hook may ask for another gradient while it holds `self.grad`."""
+        grad, loss = self.grad.clone(), self.loss
+        try:
+            yield
+        finally:
+            self.grad.copy_(grad)
+            self.loss = loss
 
     @contextmanager
     def overridden(self, ops: Mapping[str, LayerOp]) -> Iterator[None]:

@@ -24,6 +24,8 @@ def test_set_at_a_uri_is_copied_once_and_again_when_it_changed(tmp_path):
     stamp = set_path(local, "mine").stat().st_mtime_ns
     assert fetch_set(uri, "mine", here) == local
     assert set_path(local, "mine").stat().st_mtime_ns == stamp
+    write_set(set_path(there, "mine"), "mine", "ab", in_batches(images[::-1], np.arange(150) % 2))  # of equal length
+    assert (ImageSet(set_path(fetch_set(uri, "mine", here), "mine")).whole()[0] == images[::-1]).all()
     write_set(set_path(there, "mine"), "mine", "ab", in_batches(images[:50], np.arange(50) % 2))
     assert len(ImageSet(set_path(fetch_set(uri, "mine", here), "mine"))) == 50
 

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
+from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim.assemble import check, make_server, make_trainer
@@ -150,6 +153,37 @@ def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
         assert (clients[clients.client == 5].weight == 0).all()
         rest = clients[clients.client != 5]
         assert np.allclose(rest.groupby("round").weight.sum(), 1)
+
+
+def test_dropped_client_keeps_the_memory_it_had(root):
+    plan = plan_of(
+        root, [{"tests.toys:stumbles": {"client": 5, "round_index": 1}}], on_nonfinite="skip", cohort={"size": 12}
+    )
+    server = run(plan, root, rounds=0)
+    dropped = [server.run_round(index).metrics["clients/dropped"] for index in range(3)]
+    assert dropped == [0, 1, 0]
+    assert server.client_memory(5)["stumbles"]["count"].tolist() == [2]
+    assert server.client_memory(6)["stumbles"]["count"].tolist() == [3]
+
+
+def test_a_second_gradient_does_not_disturb_the_first(root):
+    expected = run(plan_of(root), root)
+    server = run(plan_of(root, ["tests.toys:asks_twice"]), root)
+    assert server.params_sha256() == expected.params_sha256()
+
+
+def test_writing_to_the_shared_start_is_an_error(root, tmp_path):
+    with pytest.raises(ClientError, match=r"wrote to client\.start"):
+        quietly(a_plan(root, tmp_path, ["tests.toys:writes_to_start"]))
+
+
+def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        quietly(a_plan(root, tmp_path, resources={"backend": "serial", "cpus_per_trainer": 2}))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- kills and resume -------------------------------------------------------------------------------------------------
@@ -301,6 +335,22 @@ def test_resume_refuses_another_configuration(root, tmp_path):
     assert {fault.key for fault in caught.value.faults} == {"methods", "local"}
     with pytest.raises(RunExists, match="et resume=auto"):
         quietly(a_plan(root, tmp_path, resume="never"))
+
+
+def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(root, tmp_path):
+    raises = [{"tests.toys:raises": {"client": 4, "round_index": 1}}]
+    plan = a_plan(root, tmp_path, raises, cohort={"size": 12}, checkpoint={"every_s": 0})
+    with pytest.raises(ClientError):
+        quietly(plan)
+    folder = tmp_path / "a"
+    with FileLock(folder / ".lock"), pytest.raises(RunExists, match="is running"):
+        quietly(plan)
+    manifest = replace(plan.manifest, clients=plan.manifest.clients[::-1])
+    with pytest.raises(ConfigError, match="the set changed"):
+        quietly(replace(plan, manifest=manifest))
+    (folder / "config.yaml").write_text("")
+    with pytest.raises(RunExists, match="damaged"):
+        quietly(plan)
 
 
 def test_checkpoint_is_whole_or_not_at_all(tmp_path):
