@@ -324,3 +324,8 @@ def writes_to_start():
 def no_method():
     """Not a method at all."""
     return 3
+
+
+def stands_still():
+    """Every gradient is zero: nobody moves."""
+    return Method("stands_still", grads=lambda inner, client: lambda params, batch: inner(params, batch).zero_())

@@ -373,7 +373,7 @@ def _stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
                     f"report {key!r}",
                     "report the same names for every client; use NaN where one has no value",
                 )
-            stacked[key] = _stack(column) if value else {}  # type: ignore[arg-type]
+            stacked[key] = _stack([item for item in column if isinstance(item, dict)]) if value else {}
         else:
             try:
                 stacked[key] = np.stack([np.asarray(item) for item in column])

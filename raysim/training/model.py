@@ -55,7 +55,7 @@ class BoundModel:
         for leaf in self.layout.buffers:
             owner = self.module.get_submodule(leaf.layer)
             name = leaf.name.rpartition(".")[2]
-            values[leaf.name].copy_(owner._buffers[name])  # type: ignore[arg-type]
+            values[leaf.name].copy_(owner._buffers[name])  # type: ignore[arg-type]  # a persistent buffer is never None
             owner._buffers[name] = values[leaf.name]
 
     def _keep_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -207,7 +207,7 @@ def private_memory() -> float:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             if process.pid == os.getpid() or process.name().startswith("ray::"):
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                total += int(re.search(r"RssAnon:\s+(\d+) kB", status)[1])  # type: ignore[index]
+                total += sum(int(amount) for amount in re.findall(r"RssAnon:\s+(\d+) kB", status))
     return total / 1e3
 
 

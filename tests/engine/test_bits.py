@@ -37,7 +37,7 @@ def test_any_number_of_trainers_gives_the_same_bits(name, norm, root, ray_pools)
     expected = run(plan, root)
     digests = [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)]
     assert digests == [expected.params_sha256()] * 3
-    assert any(value.abs().sum() > 0 for value in expected.state.split(1000))
+    assert expected.params_sha256() != run(plan, root, rounds=0).params_sha256()  # something was learned at all
 
 
 def test_different_methods_give_different_results(root):
