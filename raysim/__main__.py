@@ -49,7 +49,7 @@ def run(
     from raysim.assemble import check
     from raysim.run import execute
 
-    began = time.monotonic()
+    began = _command_began()
     progress = Progress(began)
     summary = execute(check(raw, config), on_start=progress.start, on_round=progress.round)
     table = Table(title=f"{progress.folder.name if progress.folder else ''}: {_names(summary['methods'])}")
@@ -211,6 +211,13 @@ class Progress:
         elif is_last or number % max(1, self._total // 100) == 0:
             out.print(line)
             out.file.flush()
+
+
+def _command_began() -> float:
+    """When this process started, on the clock of time.monotonic: the user waits for Python and PyTorch as well."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
 def _clock(seconds: float) -> str:
