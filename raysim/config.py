@@ -97,11 +97,15 @@ class LocalGroup(Group):
     weight_decay: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round")
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    max_grad_norm: float | None = Field(None, gt=0, description="gradients are scaled down to this L2 norm")
 
 
 class CohortGroup(Group):
     size: int | None = Field(None, ge=1, description="clients per round")
     fraction: float | None = Field(None, gt=0, le=1, description="clients per round as a fraction of the population")
+    dropout: float = Field(0.0, ge=0, lt=1, description="chance that a chosen client never reports")
+    stragglers: float = Field(0.0, ge=0, le=1, description="chance that a client does only a share of its local work")
+    straggler_work: float = Field(0.2, gt=0, le=1, description="least share of the work that a straggler does")
 
 
 class EvaluationGroup(Group):

@@ -215,7 +215,9 @@ def test_average_is_the_mean_of_both_weights(root):
 @pytest.mark.parametrize(("norms", "expected"), [([1.0, math.inf, 1.0], [0.5, 0.0, 0.5]), ([math.inf] * 3, [0.0] * 3)])
 def test_diverged_client_gets_nothing_when_weights_are_averaged_either(norms, expected):
     table = torch.tensor(norms, dtype=torch.float64)[:, None].expand(3, len(LAYOUT.params))
-    server = SimpleNamespace(layout=LAYOUT, report={"norms": table}, is_active=torch.ones(3, dtype=torch.bool))
+    server = SimpleNamespace(
+        layout=LAYOUT, report={"norms": table}, is_active=torch.ones(3, dtype=torch.bool), log=lambda *_: None
+    )
     given = dict.fromkeys((leaf.name for leaf in LAYOUT.leaves), torch.full((3,), 1 / 3, dtype=torch.float64))
     for name, weights in fedvg(mix="average").weigh(given, server).items():
         assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float64)), name
