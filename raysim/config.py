@@ -129,6 +129,15 @@ class ResourcesGroup(Group):
     )
 
 
+class TuneGroup(Group):
+    param_space: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py"
+    )
+    num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
+    metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
+    mode: Literal["max", "min"] = "max"
+
+
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
@@ -149,6 +158,8 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+    tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
+    scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
 
     @property
     def cohort_size(self) -> int:
