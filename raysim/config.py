@@ -133,6 +133,9 @@ class TuneGroup(Group):
     param_space: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py"
     )
+    settings: dict[str, dict[str, dict[str, Any]]] = Field(
+        default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
+    )
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
     metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
     mode: Literal["max", "min"] = "max"
@@ -181,25 +184,46 @@ _Loader.add_implicit_resolver(
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, default.
+    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, base, default.
+
+    A file may name another as its `base` (relative to itself): its own groups are merged into that file's key by key.
 
     Raises:
-      ConfigError: unreadable file, no mapping, or a malformed override.
+      ConfigError: unreadable file, no mapping, bases in a circle, or a malformed override.
     """
-    raw: Any = {}
     source = str(path) if path else "the command line"
-    if path is not None:
-        try:
-            raw = yaml.load(path.read_text(), Loader=_Loader) or {}
-        except OSError as error:
-            raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
-        except yaml.YAMLError as error:
-            raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
-    if not isinstance(raw, dict):
-        raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
+    raw = _read_file(path, ()) if path else {}
     for override in overrides:
         _override(raw, override, source)
     return raw
+
+
+def _read_file(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    source = str(path)
+    if path.resolve() in above:
+        raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
+    try:
+        raw = yaml.load(path.read_text(), Loader=_Loader) or {}
+    except OSError as error:
+        raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
+    if not isinstance(raw, dict):
+        raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
+    return _merged(_read_file(path.parent / base, (*above, path.resolve())), raw)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else value
+    return result
 
 
 def _override(raw: dict[str, Any], override: str, source: str) -> None:

@@ -10,6 +10,9 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
           grid_search:
             FedAvg: {methods: []}
             FedVG: {methods: [fedvg]}
+        case: {grid_search: [small, large]}           # labels, too, where tune.settings.case says what they stand for
+      settings:
+        case: {small: {model.name: mlp}, large: {model: {name: cnn, width: 64}}}
     scale: {rounds: 2, data.name: digits}             # laid over every trial (or run) with --scaled
 
 A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
@@ -79,7 +82,7 @@ def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_
     space, result = axes(raw, source), dict(raw)
     labels: dict[str, Any] = {}
     for axis, value in values.items():
-        named = _named(space[axis])
+        named = _named(raw, axis, space[axis])
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
@@ -132,6 +135,13 @@ def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
             )
         elif next(iter(domain)) in LISTED and not options(domain):
             faults.append(Fault(f"tune.param_space.{axis}", "has nothing to choose from; list at least one value"))
+        elif next(iter(domain)) in LISTED and (named := _named(raw, str(axis), domain)) is not None:
+            unknown = [str(label) for label in options(domain) if label not in named]
+            if unknown:
+                text = (
+                    f"tune.settings.{axis} does not say what {', '.join(unknown)} stands for; known: {', '.join(named)}"
+                )
+                faults.append(Fault(f"tune.param_space.{axis}", text))
     if faults:
         raise ConfigError(faults, source)
     return {str(axis): dict(domain) for axis, domain in space.items()}
@@ -149,10 +159,11 @@ def trial_name(values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
 
 
-def _named(domain: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """label -> settings where the choices are named."""
+def _named(raw: Mapping[str, Any], axis: str, domain: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """label -> settings where the choices are named, in the axis itself or in `tune.settings`."""
     (values,) = domain.values()
-    return values if isinstance(values, Mapping) else None
+    known = (raw["tune"].get("settings") or {}).get(axis)
+    return values if isinstance(values, Mapping) else known
 
 
 def _short(axis: str, names: Iterable[str]) -> str:

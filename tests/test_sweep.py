@@ -65,6 +65,18 @@ def test_axes_with_the_same_last_part_keep_their_full_names():
     assert only.raw["labels"] == {"local.lr": 1, "server.lr": 2}
 
 
+def test_settings_may_stand_apart_from_the_choice():
+    settings = {"case": {"a": {"rounds": 1}, "b": {"rounds": 2}, "c": {}}}
+    raw = {"tune": {"settings": settings, "param_space": {"case": {"grid_search": ["a", "b"]}}}}
+    assert [t.raw for t in grid(raw, "a test")] == [
+        {"rounds": 1, "labels": {"case": "a"}},
+        {"rounds": 2, "labels": {"case": "b"}},
+    ]
+    raw["tune"]["param_space"]["case"]["grid_search"].append("d")
+    with pytest.raises(ConfigError, match="does not say what d stands for"):
+        grid(raw, "a test")
+
+
 def test_drawn_values_become_settings():
     raw = {"tune": {"param_space": {"local.lr": {"loguniform": [1e-3, 1e-1]}}}}
     assert trial(raw, {"local.lr": 0.02}, "a test").raw == {"local": {"lr": 0.02}, "labels": {"lr": 0.02}}
