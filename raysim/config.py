@@ -215,14 +215,10 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         return raw
     if not isinstance(base, str):
         raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
-    return _merged(_read_file(path.parent / base, (*above, path.resolve())), raw)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if both else value
+    result = _read_file(path.parent / base, (*above, path.resolve()))
+    for group, value in raw.items():
+        both = isinstance(value, dict) and isinstance(result.get(group), dict)
+        result[group] = {**result[group], **value} if both else value
     return result
 
 

@@ -237,5 +237,5 @@ def test_bases_in_a_circle_and_missing_bases_are_faults(tmp_path):
     with pytest.raises(ConfigError, match="leads back"):
         read_config(tmp_path / "a.yaml")
     (tmp_path / "b.yaml").write_text("base: nowhere.yaml\n")
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match="nowhere"):
         read_config(tmp_path / "a.yaml")
