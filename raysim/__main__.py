@@ -15,7 +15,10 @@ from rich.table import Table
 from raysim.core.errors import ConfigError, DataError, MethodError, RaysimError, RunExists
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from raysim.engine.server import RoundRecord
+    from raysim.trials import Outcome, Sweep, SweepTrial
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 out = Console(highlight=False, soft_wrap=True)
@@ -71,6 +74,58 @@ def run(
     out.print(table)
     out.print(f"run directory: {progress.folder}")
     out.print(f"TensorBoard:   tensorboard --logdir {progress.folder}")
+
+
+@app.command()
+def tune(
+    config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+    ] = None,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+) -> None:
+    """Run a sweep on Ray Tune; the same command again runs what is not finished."""
+    from raysim.trials import plan_sweep, ranked, read_sweep, write_results
+    from raysim.tuning import draws, run_sweep
+
+    sweep = plan_sweep(read_sweep(Path(config), overrides or []), config, draws, is_scaled=is_scaled)
+    outcomes = run_sweep(sweep, _say)
+    write_results(sweep, outcomes)
+    out.print(_best(sweep, ranked(sweep, outcomes), outcomes))
+    for status in ("failed", "unfinished"):
+        names = [name for name, found in outcomes.items() if found.status == status]
+        for name in names[:10]:
+            err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
+        if len(names) > 10:
+            err.print(f"{status}: {len(names) - 10} more, see results.csv")
+    out.print(f"sweep directory: {sweep.folder}  (results.csv, best.yaml for `raysim run`)", markup=False)
+    out.print(f"TensorBoard:     tensorboard --logdir {sweep.folder}", markup=False)
+    if not all(found.is_finished for found in outcomes.values()):
+        err.print("the same command runs what is not finished")
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    out.print(line, markup=False)
+    out.file.flush()
+
+
+def _best(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
+    """The ten best trials by the sweep's metric."""
+    metric = sweep.base.tune.metric
+    done = sum(found.is_finished for found in outcomes.values())
+    table = Table(title=f"{sweep.folder.name}: best of {done} finished trials, of {len(outcomes)}")
+    every = [trial.config.labels for trial in sweep.trials]
+    names = [name for name in every[0] if len({repr(labels.get(name)) for labels in every}) > 1] or list(every[0])
+    for column in (*names, metric, "best round", "seconds", ""):
+        table.add_column(column, justify="left" if column in names else "right")
+    for trial in trials[:10]:
+        found = outcomes[trial.name]
+        numbers = [f"{found.score:.4f}", str(found.best_round), f"{found.seconds:.1f}"]
+        status = "" if found.status == "completed" else found.status
+        table.add_row(*(str(trial.config.labels.get(name, "")) for name in names), *numbers, status)
+    return table
 
 
 @app.command()

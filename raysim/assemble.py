@@ -85,9 +85,11 @@ class Plan:
 # --- checking ---------------------------------------------------------------------------------------------------------
 
 
-def check(raw: Mapping[str, Any], source: str) -> Plan:
+def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Plan:
     """Check a raw configuration completely, without starting Ray or writing a run.
 
+    Args:
+      has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
     Raises:
       ConfigError: with every fault found.
     """
@@ -99,7 +101,7 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
         config, _ = parse_config(_without(raw, faults))
     if config is None:
         raise ConfigError(faults, source)
-    faults += _check_resources(config)
+    faults += [] if has_room else _check_resources(config)
     plan: Plan | None = None
     try:
         images = _open_set(config, config.data.name)

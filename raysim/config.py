@@ -139,6 +139,14 @@ class TuneGroup(Group):
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
     metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
     mode: Literal["max", "min"] = "max"
+    max_concurrent: int | None = Field(None, ge=1, description="trials at a time; as many as there is room for if null")
+    scheduler: Literal["asha", "median", "pbt"] | None = Field(None, description="what stops or changes trials early")
+    grace_rounds: int = Field(1, ge=1, description="rounds that every trial gets before asha or median may stop it")
+    reduction_factor: float = Field(4.0, gt=1, description="asha: one trial in so many goes on at each rung")
+    perturbation_interval: int = Field(5, ge=1, description="pbt: rounds between perturbations")
+    mutations: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="pbt: key -> domain that its values are drawn from and kept inside"
+    )
 
 
 class Config(Group):
@@ -161,6 +169,9 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+    labels: dict[str, str | int | float] = Field(
+        default_factory=dict, description="what tells this run from others in a report; sweeps write it"
+    )
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
     scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
 

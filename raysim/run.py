@@ -11,7 +11,7 @@ import subprocess
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,10 +31,10 @@ from raysim.engine.checkpoint import Checkpoint, CheckpointStore, write_file
 from raysim.engine.pool import SerialPool
 from raysim.engine.record import Recorder
 from raysim.engine.server import RoundRecord
-from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
+from raysim.engine.simulation import AnyServer, Interrupted, Stopped, restore, simulate
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "tune", "scale")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "tune", "scale")
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
@@ -59,9 +59,11 @@ def run_folder(config: Config) -> Path:
     raise AssertionError("unreachable")
 
 
-def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointStore]:
+def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Checkpoint | None, CheckpointStore]:
     """The checkpoint to go on from if the folder holds an unfinished run; else its configuration is written there.
 
+    Args:
+      mutable: keys (`group.key`) that may differ from what the unfinished run began with; the new values are written.
     Raises:
       RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: an
       unfinished run with another configuration or other data.
@@ -92,6 +94,9 @@ def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointSto
             "choose another name, or delete that folder",
         ) from error
     remedy = "set it back, or choose another name"
+    for key in mutable:
+        group, _, name = key.partition(".")
+        before = {**before, group: {**before.get(group, {}), name: now[group][name]}}
     faults = [
         Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; {remedy}")
         for key in now
@@ -101,35 +106,50 @@ def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointSto
         faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
+    if mutable:
+        write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
     return store.latest(), store
 
 
 def execute(
-    plan: Plan, *, on_start: Callable[[Path, int, int], None], on_round: Callable[[RoundRecord], None]
+    plan: Plan,
+    *,
+    on_start: Callable[[Path, int, int], None],
+    on_round: Callable[[RoundRecord], None],
+    prepare: Callable[[Path], None] | None = None,
+    mutable: Sequence[str] = (),
+    wait_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run a plan to its end and return the summary.
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
+      on_round: on_round(record) after each round; Stopped, raised there, ends the run unfinished but not failed.
+      prepare: prepare(run directory), once the directory is this run's alone and before it is opened.
+      mutable: as for open_run.
+      wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
       Interrupted: a signal ended the run after a checkpoint.
     """
     folder = run_folder(plan.config)
-    lock = FileLock(folder / ".lock", blocking=False)
+    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire()
+        lock.acquire(timeout=wait_s)
     except Timeout as error:
         raise RunExists(
             f"run {folder.name!r} is running", str(folder), "wait for it, or choose another name"
         ) from error
     try:
-        checkpoint, store = open_run(plan, folder)
-        (folder / "FAILED").unlink(missing_ok=True)
+        if prepare is not None:
+            prepare(folder)
+        checkpoint, store = open_run(plan, folder, mutable)
+        for mark in ("FAILED", "STOPPED"):
+            (folder / mark).unlink(missing_ok=True)
         try:
             with _server(plan, folder) as server:
                 return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
-        except Interrupted:
+        except (Interrupted, Stopped):
             raise
         except BaseException as error:
             (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
@@ -204,13 +224,14 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 
-    from raysim.engine.ray_runtime import RayServer, available, ray_session
+    from raysim.engine.ray_runtime import RayServer, available, is_in_group, ray_session
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
 
         trainers, cpus, gpus = resolve_resources(config, *available())
-        shards = build_shards(plan.manifest, cache, write_with_ray_data)
+        # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
+        shards = build_shards(plan.manifest, cache, write_serially if is_in_group() else write_with_ray_data)
         host = f"raysim-shards-{uuid.uuid4().hex[:12]}"
         ingredients = replace(recipe(shards, threads_of(cpus), gpus > 0), shard_host=host)
         _write_environment(

@@ -45,12 +45,13 @@ class Trial:
 
 
 def assign(raw: dict[str, Any], key: str, value: Any) -> None:
-    """raw[a][b] = value for the key "a.b"; groups on the way are made.
+    """raw[a][b] = value for the key "a.b"; groups on the way are made. An axis of a sweep keeps the dots of its name.
 
     Raises:
       KeyError: something on the way is a value, not a group; holds its path.
     """
-    *parents, last = key.split(".")
+    space, is_axis, axis = key.partition("tune.param_space.")
+    *parents, last = ["tune", "param_space", axis] if is_axis and not space else key.split(".")
     group = raw
     for depth, parent in enumerate(parents):
         group = group.setdefault(parent, {})
@@ -88,10 +89,11 @@ def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_
             settings = {}
         result = _laid_over(result, settings, f"tune.param_space.{axis}", source)
         if not any(str(key).partition(".")[0] == "labels" for key in settings):
-            labels[_short(axis, space)] = value
+            is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+            labels[_short(axis, space)] = value if is_plain else str(value)
     if is_scaled:
         result = scaled(result, source)
-    for group in ("tune", "scale"):
+    for group in ("tune", "scale", "report"):  # the sweep's own
         result.pop(group, None)
     result["labels"] = {**labels, **(result.get("labels") or {})}
     return Trial(trial_name(values, space), dict(values), result)

@@ -29,8 +29,8 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/sweep.py": {"ray", "torch", "pydantic"},
     "raysim/engine": {"pydantic", "yaml"},
 }
-RAY_FILES = {"raysim/engine/ray_runtime.py", "raysim/data/pipeline.py"}
-ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py"}
+RAY_FILES = {"raysim/engine/ray_runtime.py", "raysim/data/pipeline.py", "raysim/tuning.py"}
+ROOTS = {f"raysim/{name}.py" for name in ("assemble", "run", "trials", "tuning", "__main__", "doctor")}
 
 
 def imports(path: Path) -> set[str]:

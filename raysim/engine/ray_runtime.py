@@ -53,6 +53,11 @@ def available() -> tuple[float, float]:
     return total.get("CPU", 0), total.get("GPU", 0)
 
 
+def is_in_group() -> bool:
+    """Whether this process lives in a placement group: it is then a trial of a sweep, and the group is all it has."""
+    return ray.util.get_current_placement_group() is not None
+
+
 class _ShardHost:
     """Hands out the files of a shard folder; lives on the driver's node."""
 
@@ -278,8 +283,9 @@ def _reserve(bundles: list[dict[str, float]], wait_s: float) -> tuple[PlacementG
     Raises:
       RaysimError: the resources are not free within `wait_s` seconds.
     """
-    if ray.util.get_current_placement_group() is not None:
-        return None, "DEFAULT"
+    current = ray.util.get_current_placement_group()
+    if current is not None:  # to be named: "DEFAULT" would put them outside
+        return None, PlacementGroupSchedulingStrategy(current)
     group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(wait_s):
         remove_placement_group(group)

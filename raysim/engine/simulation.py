@@ -34,6 +34,10 @@ class Interrupted(Exception):
         self.signal_number, self.next_round = signal_number, next_round
 
 
+class Stopped(Exception):
+    """Raised by whoever watches the rounds: the run is to end here, unfinished, and that is no failure."""
+
+
 def restore(server: AnyServer, checkpoint: Checkpoint, store: CheckpointStore) -> None:
     """Bring a fresh server to where a checkpoint left it."""
     server.restore(checkpoint.snapshot)
@@ -54,7 +58,8 @@ def simulate(
     """Run the rounds first_round .. num_rounds - 1.
 
     A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
-    last round, and when SIGTERM or SIGINT asks the run to stop (which it does after the round at hand).
+    last round, and when SIGTERM or SIGINT asks the run to stop (which it does after the round at hand). `on_round` is
+    called when the round is recorded and its checkpoint, if any, written; what it raises ends the run.
 
     Raises:
       Interrupted: a signal came.
@@ -64,13 +69,13 @@ def simulate(
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
             recorder.write(record)
-            on_round(record)
             is_last = round_index == num_rounds - 1
             if is_last or received or time.monotonic() - saved_at >= checkpoint_every_s:
                 recorder.flush()
                 memories = ((client, server.client_memory(client)) for client in server.changed_clients())
                 store.save(round_index + 1, server.snapshot(), memories)
                 saved_at = time.monotonic()
+            on_round(record)
             if received and not is_last:
                 raise Interrupted(received[0], round_index + 1)
 

@@ -1,0 +1,437 @@
+"""What a sweep consists of: its trials, checked before anything starts, and what became of each of them.
+
+A trial is a run like any other: `<storage>/<sweep>/<trial>` is exactly the run directory of `raysim run`. So the state of
+a sweep is the state of its run directories, and starting it again runs what is not finished, whatever stopped it before.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from raysim import sweep
+from raysim.assemble import MAPPINGS, check
+from raysim.config import Config, TuneGroup, nearest, parse_config, read_config
+from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.seeding import derive_seed, numpy_generator
+from raysim.data.remote import is_remote
+from raysim.engine.checkpoint import write_file
+from raysim.run import FREE_KEYS
+
+#: Draws one value of a domain: (generator) -> value.
+Draw = Callable[[np.random.Generator], Any]
+
+#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv.
+SUMMARY_METRICS = ("accuracy", "best_accuracy", "mean_last_10pct_accuracy")
+
+#: Longer trial names are cut: file systems allow 255 bytes.
+LONGEST_NAME = 160
+
+#: What pbt may change during a run: it moves no structure and no client's data.
+MUTABLE = tuple(f"local.{name}" for name in ("lr", "momentum", "weight_decay", "lr_decay", "epochs", "batch_size"))
+
+SPACE = "tune.param_space."
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """One run of a sweep.
+
+    Attributes:
+      values: axis -> what was chosen or drawn.
+      raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    raw: Mapping[str, Any]
+    config: Config
+    num_rounds: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep. folder: `<storage>/<name>`; base: the keys that are the sweep's own, its `tune` group above all."""
+
+    folder: Path
+    base: Config
+    trials: tuple[SweepTrial, ...]
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial: its score by the sweep's metric, the best round by it, seconds, and a message."""
+
+    status: Literal["completed", "stopped", "failed", "unfinished"]
+    score: float | None = None
+    best_round: int | None = None
+    seconds: float | None = None
+    message: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in ("completed", "stopped")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The raw configuration of a sweep; in overrides `a.b=1,2` is a grid and `a.b=[1,2]` one list.
+
+    An override of an axis of the file replaces what it ranges over: by values, or by some of its labels.
+
+    Raises:
+      ConfigError: as read_config; or an unknown label.
+    """
+    plain: list[str] = []
+    axes: list[tuple[str, str, list[str]]] = []
+    raw = read_config(path)
+    known = _space(raw)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        parts = _split(text)
+        is_axis = equals and (key in known or len(parts) > 1 or key.startswith(SPACE))
+        if is_axis:
+            axes.append((key, text, parts))
+        else:
+            plain.append(override)
+    raw = read_config(path, plain)
+    for key, text, parts in axes:
+        if key.startswith(SPACE):
+            sweep.assign(raw, key, _value(key, text))
+        else:
+            sweep.assign(raw, SPACE + key, {"grid_search": _options(raw, key, parts)})
+    return raw
+
+
+def _space(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    group = raw.get("tune")
+    space = group.get("param_space") if isinstance(group, Mapping) else None
+    return space if isinstance(space, Mapping) else {}
+
+
+def _split(text: str) -> list[str]:
+    """The text cut at commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _value(key: str, text: str) -> Any:
+    return read_config(None, [f"{key.rpartition('.')[2]}={text}"])[key.rpartition(".")[2]]
+
+
+def _options(raw: Mapping[str, Any], key: str, parts: Sequence[str]) -> Any:
+    """Values of an axis given on the command line, or the settings behind labels of an axis of the file."""
+    domain = _space(raw).get(key)
+    values = next(iter(domain.values()), None) if isinstance(domain, Mapping) else None
+    named = values if isinstance(values, Mapping) else (raw.get("tune", {}).get("settings") or {}).get(key)
+    if not isinstance(named, Mapping):
+        return [_value(key, part) for part in parts]
+    labels = {str(label): label for label in named}
+    unknown = [part for part in parts if part not in labels]
+    if unknown:
+        faults = [Fault(key, f"has no label {part!r}. {nearest(part, list(labels))}") for part in unknown]
+        raise ConfigError(faults, "the command line")
+    chosen = [labels[part] for part in parts]
+    return {label: named[label] for label in chosen}
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def plan_sweep(
+    raw: Mapping[str, Any], source: str, draws: Callable[[str, Any], Draw], *, is_scaled: bool = False
+) -> Sweep:
+    """All trials of a sweep with everything checked: nothing has been started or written.
+
+    The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
+    makes a restart simple.
+
+    Args:
+      source: the file; a sweep without a name has that file's.
+      draws: draws(Tune's name of a domain, its arguments) -> a function that draws; raises ValueError.
+    Raises:
+      ConfigError: every fault of the sweep and of all its trials.
+    """
+    whole = _with_mutated_axes(sweep.scaled(raw, source) if is_scaled else raw)
+    base = _base(whole, source)
+    name, storage = base.name or Path(source).stem, Path(base.storage).absolute()
+    singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
+    faults: dict[Fault, list[str]] = {}
+    trials = []
+    for single in singles:
+        ready = {**_with_whole_paths(single.raw), "storage": str(storage), "name": f"{name}/{single.name}"}
+        try:
+            plan = check({**ready, "resume": "auto"}, source)
+        except ConfigError as error:
+            for fault in error.faults:
+                faults.setdefault(fault, []).append(single.name)
+            continue
+        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds))
+    if faults:
+        raise ConfigError([_in_trials(fault, names, len(singles)) for fault, names in faults.items()], source)
+    if wrong := _tune_faults(base.tune, trials):
+        raise ConfigError(wrong, source)
+    return Sweep(storage / name, base, tuple(trials), whole)
+
+
+def _with_mutated_axes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sweep with an axis for what is mutated but not in its parameter space: it starts from a drawn value."""
+    group = raw.get("tune")
+    mutations = group.get("mutations") if isinstance(group, Mapping) else None
+    if not isinstance(group, Mapping) or not isinstance(mutations, Mapping):
+        return dict(raw)
+    return {**raw, "tune": {**group, "param_space": {**mutations, **_space(raw)}}}
+
+
+def _base(raw: Mapping[str, Any], source: str) -> Config:
+    """What the sweep itself is configured by; the other groups count trial by trial."""
+    own = {key: raw[key] for key in ("name", "storage", "seed", "resume", "tune") if key in raw}
+    base, faults = parse_config(own)
+    if base is None:
+        raise ConfigError(faults, source)
+    if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
+        raise ConfigError([Fault("name", f"is missing, and {Path(source).stem!r} cannot be one; set it")], source)
+    return base
+
+
+def _expand(
+    raw: Mapping[str, Any], base: Config, source: str, draws: Callable[[str, Any], Draw], *, is_scaled: bool
+) -> list[sweep.Trial]:
+    """The trials: the grid, once for each sample; every drawn axis has a generator of its own.
+
+    So more samples, more values on a grid's axis or another drawn axis leave the draws of the other axes as they were.
+    """
+    axes = sweep.axes(raw, source)
+    drawn, faults = {}, []
+    for axis, domain in axes.items():
+        ((name, arguments),) = domain.items()
+        if name != "grid_search":
+            try:
+                draw = draws(name, sweep.options(domain) if name == "choice" else arguments)
+            except (ValueError, TypeError) as error:
+                faults.append(Fault(f"{SPACE}{axis}", str(error)))
+                continue
+            drawn[axis] = (draw, numpy_generator(derive_seed(base.seed, f"tune.{axis}")))
+    if not drawn and base.tune.num_samples > 1:
+        faults.append(Fault("tune.num_samples", "repeats identical trials; make seed an axis, or leave it at 1"))
+    if faults:
+        raise ConfigError(faults, source)
+    grids = [sweep.options(domain) if axis not in drawn else [None] for axis, domain in axes.items()]
+    seen: dict[str, int] = {}
+    trials = []
+    for _ in range(base.tune.num_samples):
+        for combination in itertools.product(*grids):
+            values = dict(zip(axes, combination, strict=True))
+            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items()}
+            made = sweep.trial(raw, values, source, is_scaled=is_scaled)
+            name = _short_name(sweep.trial_name({a: _brief(v) if a in drawn else v for a, v in values.items()}, axes))
+            seen[name] = seen.get(name, 0) + 1
+            trials.append(replace(made, name=name if seen[name] == 1 else f"{name}_{seen[name]}"))
+    return trials
+
+
+def _brief(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _short_name(name: str) -> str:
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
+
+
+def _with_whole_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with relative paths made whole: workers stand in other folders."""
+    result = copy.deepcopy(dict(raw))
+    data = result.setdefault("data", {})
+    if not isinstance(data, dict):
+        return result
+    root = data.get("root", "data")
+    if isinstance(root, str) and not is_remote(root):
+        data["root"] = str(Path(root).absolute())
+    chosen = data.get("validation_set")
+    external = chosen.get("external") if isinstance(chosen, dict) else None
+    if isinstance(external, dict) and isinstance(external.get("mapping"), str):
+        path = Path(external["mapping"])
+        if path.is_file() and not (MAPPINGS / f"{path.name}.yaml").is_file():
+            external["mapping"] = str(path.absolute())
+    return result
+
+
+def _in_trials(fault: Fault, names: Sequence[str], count: int) -> Fault:
+    """The fault with the trials that have it, unless all do."""
+    if len(names) == count:
+        return fault
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Fault(fault.key, f"{fault.message} (trial {names[0]}{more})")
+
+
+def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
+    """What is wrong with the scheduler's settings for these trials."""
+    faults = []
+    shortest = min(trial.num_rounds for trial in trials)
+    if settings.scheduler is not None and settings.grace_rounds > shortest:
+        text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
+        faults.append(Fault("tune.grace_rounds", text))
+    if settings.scheduler != "pbt":
+        if settings.mutations:
+            faults.append(Fault("tune.mutations", "are for the scheduler pbt; set tune.scheduler, or drop them"))
+        return faults
+    if not settings.mutations:
+        faults.append(Fault("tune.mutations", "is missing; pbt needs what it may change, such as local.lr"))
+    for key in settings.mutations:
+        if key not in MUTABLE:
+            faults.append(Fault(f"tune.mutations.{key}", f"cannot change during a run. {nearest(key, MUTABLE)}"))
+    for trial in trials:
+        every = trial.config.evaluation.every
+        if not every or settings.perturbation_interval % every:
+            text = f"{settings.perturbation_interval} must be a multiple of evaluation.every ({every})"
+            return [*faults, Fault("tune.perturbation_interval", text)]
+    return faults
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def start_sweep(sweep_: Sweep) -> dict[str, Outcome]:
+    """Trial -> what became of it before; writes `sweep.yaml`, from which the sweep can be started again.
+
+    Raises:
+      RunExists: something else has that name, or resume is never and there are trials. ConfigError: a finished trial of
+      that name had another configuration.
+    """
+    folder = sweep_.folder
+    if (folder / "config.yaml").exists():
+        raise RunExists(f"{folder.name!r} is a run, not a sweep", str(folder), "choose another name")
+    before = {trial.name: outcome(sweep_, trial) for trial in sweep_.trials}
+    if sweep_.base.resume == "never" and any((folder / trial.name).exists() for trial in sweep_.trials):
+        raise RunExists(
+            f"sweep {folder.name!r} exists and resume is never",
+            str(folder),
+            "set resume=auto, choose another name, or delete that folder",
+        )
+    faults = [fault for trial in sweep_.trials if before[trial.name].is_finished for fault in _changes(folder, trial)]
+    if faults:
+        raise ConfigError(faults, f"going on with {folder.name!r}")
+    write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep_.raw), sort_keys=False).encode())
+    return before
+
+
+def _changes(folder: Path, trial: SweepTrial) -> list[Fault]:
+    """Where a finished trial's configuration is not the one it would have now."""
+    now = trial.config.model_dump(mode="json")
+    before = _read_yaml(folder / trial.name / "config.yaml")
+    remedy = f"set it back, choose another name, or delete {folder / trial.name}"
+    return [
+        Fault(key, f"is {now[key]!r}, but finished trial {trial.name} has {before.get(key)!r}; {remedy}")
+        for key in now
+        if key not in FREE_KEYS and before.get(key) != now[key]
+    ]
+
+
+def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
+    """What its run directory says of a trial."""
+    folder, settings = sweep_.folder / trial.name, sweep_.base.tune
+    rows = progress_rows(folder)
+    column = "server/accuracy" if settings.metric in SUMMARY_METRICS else settings.metric
+    values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
+    sign = 1 if settings.mode == "max" else -1
+    finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
+    best_round = -max(finite)[1] if finite else None
+    seconds = sum(float(row["system/round_s"]) for row in rows)
+    score = values[-1][0] if values else None
+    if settings.metric == "best_accuracy" and finite:
+        score = max(value for value, _ in values)
+    if (folder / "COMPLETED").exists():
+        summary = json.loads((folder / "summary.json").read_text())
+        score = summary[settings.metric] if settings.metric in SUMMARY_METRICS else score
+        return Outcome("completed", score, best_round, seconds)
+    for status in ("stopped", "failed"):
+        mark = folder / status.upper()
+        if mark.exists():
+            lines = mark.read_text(errors="replace").strip().splitlines()
+            return Outcome(status, score, best_round, seconds, lines[0] if lines else "")
+    return Outcome("unfinished", score, best_round, seconds)
+
+
+def progress_rows(folder: Path) -> list[dict[str, str]]:
+    """The whole rows of a trial's progress.csv."""
+    path = folder / "progress.csv"
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if row.get("system/round_s")]
+
+
+def ranked(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
+    """Trials with a score, best first: those that ran to their end before those that were stopped."""
+    sign = -1 if sweep_.base.tune.mode == "max" else 1
+
+    def rank(trial: SweepTrial) -> tuple[bool, float]:
+        found = outcomes[trial.name]
+        score = found.score if found.score is not None and math.isfinite(found.score) else -sign * math.inf
+        return found.status != "completed", sign * score
+
+    return sorted((t for t in sweep_.trials if outcomes[t.name].score is not None), key=rank)
+
+
+def write_results(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> None:
+    """`results.csv`, a row per trial, and `best.yaml`, the best trial's configuration as `raysim run` takes it."""
+    names = list(dict.fromkeys(key for trial in sweep_.trials for key in trial.config.labels))
+    metric = sweep_.base.tune.metric
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(["trial", *names, "status", metric, "best_round", "seconds", "message"])
+    for trial in sweep_.trials:
+        found, labels = outcomes[trial.name], trial.config.labels
+        told = [found.status, found.score, found.best_round, found.seconds, found.message]
+        writer.writerow([trial.name, *(labels.get(name) for name in names), *told])
+    write_file(sweep_.folder / "results.csv", lines.getvalue().encode())
+    best = next((t for t in ranked(sweep_, outcomes) if outcomes[t.name].status == "completed"), None)
+    if best is not None:
+        head = f"# Trial {best.name} of {sweep_.folder.name}: {metric} {outcomes[best.name].score}\n"
+        text = yaml.safe_dump(_as_run(sweep_, best), sort_keys=False)
+        write_file(sweep_.folder / "best.yaml", (head + text).encode())
+
+
+def _as_run(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
+    """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
+    config = Config.model_validate({**trial.raw, "resume": "auto"}).model_dump(mode="json")
+    saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
+    for key in sweep_.base.tune.mutations:  # what pbt made of them in the end
+        group, _, name = key.partition(".")
+        config[group][name] = saved[group][name]
+    if config["local"]["steps"] is not None:
+        del config["local"]["epochs"]  # one or the other
+    return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text()))
