@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from raysim.engine.server import RoundRecord
-    from raysim.trials import Outcome, Sweep, SweepTrial
+    from raysim.tuning.outcome import Outcome
+    from raysim.tuning.plan import Sweep, SweepTrial
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 out = Console(highlight=False, soft_wrap=True)
@@ -86,11 +87,17 @@ def tune(
     is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim.trials import plan_sweep, ranked, read_sweep, write_results
-    from raysim.tuning import draws, run_sweep
+    from raysim.tuning.driver import SweepEnded, run_sweep
+    from raysim.tuning.outcome import ranked, write_results
+    from raysim.tuning.plan import plan_sweep, read_sweep
+    from raysim.tuning.resources import draws
 
     sweep = plan_sweep(read_sweep(Path(config), overrides or []), config, draws, is_scaled=is_scaled)
-    outcomes = run_sweep(sweep, _say)
+    try:
+        outcomes = run_sweep(sweep, _say)
+    except SweepEnded as ended:
+        err.print("stopped by a signal; the same command runs what is not finished")
+        raise typer.Exit(128 + ended.signal_number) from ended
     write_results(sweep, outcomes)
     out.print(_best(sweep, ranked(sweep, outcomes), outcomes))
     for status in ("failed", "unfinished"):
@@ -116,7 +123,7 @@ def _best(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome
     metric = sweep.base.tune.metric
     done = sum(found.is_finished for found in outcomes.values())
     table = Table(title=f"{sweep.folder.name}: best of {done} finished trials, of {len(outcomes)}")
-    every = [trial.config.labels for trial in sweep.trials]
+    every = [found.labels for found in outcomes.values()]
     names = [name for name in every[0] if len({repr(labels.get(name)) for labels in every}) > 1] or list(every[0])
     for column in (*names, metric, "best round", "seconds", ""):
         table.add_column(column, justify="left" if column in names else "right")
@@ -124,8 +131,12 @@ def _best(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome
         found = outcomes[trial.name]
         numbers = [f"{found.score:.4f}", str(found.best_round), f"{found.seconds:.1f}"]
         status = "" if found.status == "completed" else found.status
-        table.add_row(*(str(trial.config.labels.get(name, "")) for name in names), *numbers, status)
+        table.add_row(*(_short(found.labels.get(name, "")) for name in names), *numbers, status)
     return table
+
+
+def _short(label: object) -> str:
+    return f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
 @app.command()

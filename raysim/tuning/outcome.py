@@ -1,0 +1,185 @@
+"""What became of the trials of a sweep, read from their run directories, and what is kept of it.
+
+A trial is a run like any other: `<storage>/<sweep>/<trial>` is exactly the run directory of `raysim run`. So the state of
+a sweep is the state of its run directories, and starting it again runs what is not finished, whatever stopped it before.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from raysim.config import Config
+from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.engine.checkpoint import write_file
+from raysim.run import FREE_KEYS
+from raysim.sweep import assign
+from raysim.tuning.plan import Sweep, SweepTrial
+
+#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv.
+SUMMARY_METRICS = ("accuracy", "best_accuracy", "mean_last_10pct_accuracy")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial: its score by the sweep's metric, the best round by it, seconds, and a message.
+
+    Attributes:
+      labels: the trial's own, with what pbt made of the values that it changes.
+    """
+
+    status: Literal["completed", "stopped", "failed", "unfinished"]
+    labels: Mapping[str, Any]
+    score: float | None = None
+    best_round: int | None = None
+    seconds: float | None = None
+    message: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in ("completed", "stopped")
+
+
+def start_sweep(sweep_: Sweep) -> dict[str, Outcome]:
+    """Trial -> what became of it before; writes `sweep.yaml`, from which the sweep can be started again.
+
+    Raises:
+      RunExists: something else has that name, or resume is never and there are trials. ConfigError: a finished trial of
+      that name had another configuration.
+    """
+    folder = sweep_.folder
+    if (folder / "config.yaml").exists():
+        raise RunExists(f"{folder.name!r} is a run, not a sweep", str(folder), "choose another name")
+    before = {trial.name: outcome(sweep_, trial) for trial in sweep_.trials}
+    if sweep_.base.resume == "never" and any((folder / trial.name).exists() for trial in sweep_.trials):
+        raise RunExists(
+            f"sweep {folder.name!r} exists and resume is never",
+            str(folder),
+            "set resume=auto, choose another name, or delete that folder",
+        )
+    faults = [fault for trial in sweep_.trials if before[trial.name].is_finished for fault in _changes(sweep_, trial)]
+    if faults:
+        raise ConfigError(faults, f"going on with {folder.name!r}")
+    write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep_.raw), sort_keys=False).encode())
+    return before
+
+
+def _changes(sweep_: Sweep, trial: SweepTrial) -> list[Fault]:
+    """Where a finished trial's configuration is not the one it would have now."""
+    now = trial.config.model_dump(mode="json")
+    saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
+    before = Config.model_validate(saved).model_dump(mode="json")
+    for key, value in values_now(sweep_, trial).items():
+        assign(now, key, value)
+    remedy = f"set it back, choose another name, or delete {sweep_.folder / trial.name}"
+    return [
+        Fault(key, f"is {now[key]!r}, but finished trial {trial.name} has {before[key]!r}; {remedy}")
+        for key in now
+        if key not in FREE_KEYS and before[key] != now[key]
+    ]
+
+
+def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
+    """What its run directory says of a trial."""
+    folder, settings = sweep_.folder / trial.name, sweep_.base.tune
+    rows = progress_rows(folder)
+    column = "server/accuracy" if settings.metric in SUMMARY_METRICS else settings.metric
+    values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
+    sign = 1 if settings.mode == "max" else -1
+    finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
+    best_round = -max(finite)[1] if finite else None
+    seconds = sum(float(row["system/round_s"]) for row in rows)
+    labels = dict(trial.config.labels)
+    for key, value in values_now(sweep_, trial).items():
+        labels[key if key in labels else key.rpartition(".")[2]] = value
+    score = values[-1][0] if values else None
+    if settings.metric == "best_accuracy" and finite:
+        score = max(value for value, _ in values)
+    if (folder / "COMPLETED").exists():
+        summary = json.loads((folder / "summary.json").read_text())
+        score = summary[settings.metric] if settings.metric in SUMMARY_METRICS else score
+        return Outcome("completed", labels, score, best_round, seconds)
+    for status in ("stopped", "failed"):
+        mark = folder / status.upper()
+        if mark.exists():
+            lines = mark.read_text(errors="replace").strip().splitlines()
+            return Outcome(status, labels, score, best_round, seconds, lines[0] if lines else "")
+    return Outcome("unfinished", labels, score, best_round, seconds)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a trial of that run directory came to its end, its own or a scheduler's."""
+    return (folder / "COMPLETED").exists() or (folder / "STOPPED").exists()
+
+
+def values_now(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
+    """Key -> value of what pbt may change: what its run directory goes on with, or starts with if there is none."""
+    saved = sweep_.folder / trial.name / "config.yaml"
+    config = _read_yaml(saved) if saved.is_file() else trial.config.model_dump(mode="json")
+    found = {}
+    for key in sweep_.base.tune.mutations:
+        group, _, name = key.partition(".")
+        found[key] = config[group][name]
+    return found
+
+
+def progress_rows(folder: Path) -> list[dict[str, str]]:
+    """The whole rows of a trial's progress.csv."""
+    path = folder / "progress.csv"
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if row.get("system/round_s")]
+
+
+def ranked(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
+    """Trials with a score, best first: those that ran to their end before those that were stopped."""
+    sign = -1 if sweep_.base.tune.mode == "max" else 1
+
+    def rank(trial: SweepTrial) -> tuple[bool, float]:
+        found = outcomes[trial.name]
+        score = found.score if found.score is not None and math.isfinite(found.score) else -sign * math.inf
+        return found.status != "completed", sign * score
+
+    return sorted((t for t in sweep_.trials if outcomes[t.name].score is not None), key=rank)
+
+
+def write_results(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> None:
+    """`results.csv`, a row per trial, and `best.yaml`, the best trial's configuration as `raysim run` takes it."""
+    names = list(dict.fromkeys(key for trial in sweep_.trials for key in trial.config.labels))
+    metric = sweep_.base.tune.metric
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(["trial", *names, "status", metric, "best_round", "seconds", "message"])
+    for trial in sweep_.trials:
+        found = outcomes[trial.name]
+        told = [found.status, found.score, found.best_round, found.seconds, found.message]
+        writer.writerow([trial.name, *(found.labels.get(name) for name in names), *told])
+    write_file(sweep_.folder / "results.csv", lines.getvalue().encode())
+    best = next((t for t in ranked(sweep_, outcomes) if outcomes[t.name].status == "completed"), None)
+    if best is not None:
+        head = f"# Trial {best.name} of {sweep_.folder.name}: {metric} {outcomes[best.name].score}\n"
+        text = yaml.safe_dump(_as_run(sweep_, best), sort_keys=False)
+        write_file(sweep_.folder / "best.yaml", (head + text).encode())
+
+
+def _as_run(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
+    """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
+    config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
+    for key, value in values_now(sweep_, trial).items():
+        assign(config, key, value)
+    if config["local"]["steps"] is not None:
+        del config["local"]["epochs"]  # one or the other
+    return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text()))

@@ -1,0 +1,186 @@
+"""What a trial reserves, drawn values, and schedulers: everything of Ray Tune's that is made from the configuration."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.search.sample import Domain, Float, Integer
+
+from raysim.config import Config, TuneGroup, nearest
+from raysim.core.errors import ConfigError, Fault
+from raysim.core.seeding import derive_seed
+from raysim.tuning.plan import Draw, Sweep
+
+DOMAINS = (
+    *("uniform", "quniform", "loguniform", "qloguniform", "randn", "qrandn"),
+    *("randint", "qrandint", "lograndint", "qlograndint", "choice", "grid_search"),
+)
+
+#: Share of a GPU that a trainer of a trial gets where `gpus_per_trainer` is auto: a run has four trainers on one, too.
+AUTO_GPU = 0.25
+
+Bundle = dict[str, float]
+
+
+# --- domains ----------------------------------------------------------------------------------------------------------
+
+
+def draws(name: str, arguments: Any) -> Draw:
+    """What draws from a domain of Ray Tune, for a list or mapping of its arguments.
+
+    Raises:
+      ValueError: unknown domain, or arguments that it cannot take.
+    """
+    domain = _domain(name, arguments)
+    domain.sample(random_state=np.random.default_rng(0))  # some bounds are looked at only here
+
+    def draw(generator: np.random.Generator) -> Any:
+        value = domain.sample(random_state=generator)
+        return value.item() if isinstance(value, np.generic) else value
+
+    return draw
+
+
+def _domain(name: str, arguments: Any) -> Domain:
+    if name not in DOMAINS:
+        raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
+    make = getattr(tune, name)
+    try:
+        if name == "choice":
+            return make(list(arguments))
+        return make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+
+
+# --- bundles ----------------------------------------------------------------------------------------------------------
+
+
+def bundles_of(config: Config, gpus: float) -> list[Bundle]:
+    """The placement group of a trial: what its driver, and then each trainer, reserves.
+
+    A serial trial is one process with the CPUs of a trainer. On Ray the driver and the server need no CPU of their own
+    (an empty first bundle); `trainers: auto` is one, because a sweep's cores are better used by more trials.
+
+    Args:
+      gpus: of the whole cluster; without any, trials run on CPUs.
+    """
+    wanted = config.resources
+    cpus = 1.0 if wanted.cpus_per_trainer == "auto" else float(wanted.cpus_per_trainer)
+    if wanted.backend == "serial":
+        return [{"CPU": cpus}]
+    share = AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
+    trainer = {"CPU": cpus, **({"GPU": share} if gpus and share else {})}
+    return [{}, *([trainer] * (1 if wanted.trainers == "auto" else wanted.trainers))]
+
+
+def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
+    """Whether every trial fits on these nodes, if they were empty: Tune would wait for ever for what does not.
+
+    Raises:
+      ConfigError: names the bundle that has no place.
+    """
+    gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    there = "; ".join(_text(node) for node in nodes)
+    found: dict[str, list[str]] = {}
+    for trial in sweep.trials:
+        bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
+        lacking = without_room(bundles, nodes)
+        if lacking is not None:
+            of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
+            text = (
+                f"bundle {_text(lacking)}{of} has no place in this Ray, whose nodes have {there}; lower "
+                "resources.trainers or the share of each, or set auto"
+            )
+            found.setdefault(text, []).append(trial.name)
+    if found:
+        faults = [Fault(f"trial {names[0]}", text) for text, names in found.items()]
+        raise ConfigError(faults, f"the resources of {sweep.folder.name}")
+
+
+def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
+    """The first bundle that finds no node, largest first; None: all do."""
+    free = [dict(node) for node in nodes]
+    for bundle in sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True):
+        for node in free:
+            if all(node.get(name, 0.0) + 1e-9 >= amount for name, amount in bundle.items()):
+                for name, amount in bundle.items():
+                    node[name] -= amount
+                break
+        else:
+            return bundle
+    return None
+
+
+def ray_nodes() -> list[Bundle]:
+    """CPUs and GPUs of each node of the running Ray."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [{name: node[name] for name in ("CPU", "GPU") if node.get(name)} for node in nodes]
+
+
+def _text(bundle: Bundle) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in bundle.items()) + "}"
+
+
+# --- schedulers -------------------------------------------------------------------------------------------------------
+
+
+def make_scheduler(sweep: Sweep) -> Any:
+    """Tune's scheduler of the sweep; metric and mode come from Tune's own configuration."""
+    settings = sweep.base.tune
+    if settings.scheduler == "asha":
+        return ASHAScheduler(
+            time_attr="training_iteration",
+            max_t=max(trial.num_rounds for trial in sweep.trials),
+            grace_period=settings.grace_rounds,
+            reduction_factor=settings.reduction_factor,
+            stop_last_trials=False,
+        )
+    if settings.scheduler == "median":
+        # Infinite: no yielding to others while there is too little to compare with, since a pause costs rounds.
+        return MedianStoppingRule(
+            time_attr="training_iteration",
+            grace_period=settings.grace_rounds,
+            min_time_slice=math.inf,  # type: ignore[arg-type]
+        )
+    if settings.scheduler == "pbt":
+        random.seed(derive_seed(sweep.base.seed, "tune.pbt"))  # where pbt draws from
+        return PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=settings.perturbation_interval,
+            hyperparam_mutations={key: _mutation(domain) for key, domain in settings.mutations.items()},
+            custom_explore_fn=_Inside(settings),
+            log_config=False,
+            require_attrs=False,
+        )
+    return FIFOScheduler()
+
+
+def _mutation(domain: Mapping[str, Any]) -> Any:
+    """As pbt wants it: a list to move along, or a domain to draw from."""
+    ((name, arguments),) = domain.items()
+    return list(arguments) if name in ("choice", "grid_search") else _domain(name, arguments)
+
+
+class _Inside:
+    """Keeps what pbt multiplies inside the bounds of its domain."""
+
+    def __init__(self, settings: TuneGroup):
+        self._bounds: dict[str, tuple[float, float]] = {}
+        for key, domain in settings.mutations.items():
+            found = _mutation(domain)
+            if isinstance(found, Integer):
+                self._bounds[key] = (found.lower, found.upper - 1)
+            elif isinstance(found, Float):
+                self._bounds[key] = (found.lower, found.upper)
+
+    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
+        inside = {key: min(max(config[key], low), high) for key, (low, high) in self._bounds.items()}
+        return {**config, **inside}
