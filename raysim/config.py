@@ -125,6 +125,27 @@ class ResourcesGroup(Group):
     )
 
 
+class ReportGroup(Group):
+    """What `raysim report` makes of the runs; nothing here moves a result."""
+
+    metric: Literal["best_accuracy", "accuracy", "mean_last_10pct_accuracy"] = Field(
+        "best_accuracy", description="which accuracy of a run the tables hold"
+    )
+    rows: str = Field("method", description="label whose values are the rows")
+    columns: list[str] = Field(
+        default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    )
+    published: list[str] = Field(
+        default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
+    )
+    figures: (
+        list[Literal["curves", "bars", "lines", "integration", "imbalance", "strategies", "weights", "norms"]] | None
+    ) = Field(None, description="which figures; by default curves, bars and lines where they make sense")
+    baseline: str | None = Field(None, description="row that gains are counted from")
+    against: str | None = Field(None, description="row that is tested against every other one")
+    client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
+
+
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
@@ -145,6 +166,10 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+    labels: dict[str, str | int | float] = Field(
+        default_factory=dict, description="what tells this run from others in a report; sweeps write it"
+    )
+    report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
     def cohort_size(self) -> int:
@@ -263,6 +288,18 @@ def _data_faults(config: Config) -> list[Fault]:
             )
         )
     return faults
+
+
+def parse_report(raw: Any, source: str) -> ReportGroup:
+    """The `report` group of a configuration.
+
+    Raises:
+      ConfigError: all its faults.
+    """
+    try:
+        return ReportGroup.model_validate({} if raw is None else raw)
+    except ValidationError as error:
+        raise ConfigError([_fault(ReportGroup, item, "report") for item in _unique(error.errors())], source) from error
 
 
 def parse_options(

@@ -17,6 +17,7 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "methods": [CORE, TRAINING, "methods"],
     "raysim/config.py": [CORE],
     "raysim/engine": [CORE, TRAINING, DATA, "raysim.engine"],
+    "raysim/report": [CORE, CONFIG, "raysim.report"],
 }
 FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/core": {"ray", "pydantic", "pyarrow", "yaml"},
@@ -26,9 +27,10 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "methods": {"ray", "pydantic", "pyarrow", "yaml"},
     "raysim/config.py": {"ray", "torch"},
     "raysim/engine": {"pydantic", "yaml"},
+    "raysim/report": {"ray", "torch", "pandas"},
 }
 RAY_FILES = {"raysim/engine/ray_runtime.py", "raysim/data/pipeline.py"}
-ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py"}
+ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
 
 
 def imports(path: Path) -> set[str]:
