@@ -198,8 +198,10 @@ def report(
     given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     given |= {"baseline": baseline, "against": against}
     made = make_report(paths or [], {key: value for key, value in given.items() if value})
+    # A pipe or a file has no width that a table should be squeezed into.
+    page = out if out.is_terminal else Console(highlight=False, width=400)
     for table in made.tables:
-        out.print(terminal(table, made.group.rows), width=None if out.is_terminal else 400)
+        page.print(terminal(table, made.group.rows))
     for line in conclusions(made):
         out.print(f"- {line}", markup=False)
     missing = [run for run in made.runs if not run.is_finished]

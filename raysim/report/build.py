@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,47 +10,20 @@ from typing import TYPE_CHECKING, Any
 from raysim.config import ReportGroup, nearest, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.report import figures, traces
+from raysim.report.contents import Report
+from raysim.report.document import document
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import Published, published
+from raysim.report.published import published
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
-from raysim.report.significance import Comparison, over_seeds, over_tables
-from raysim.report.tables import Cell, Table, all_rows, cells_of, make_tables, published_cells, resolve_row
+from raysim.report.significance import over_seeds, over_tables
+from raysim.report.tables import Table, all_rows, cells_of, make_tables, published_cells, resolve_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("published", "figures")
-
-METRICS = {
-    "best_accuracy": "best accuracy of the evaluated rounds",
-    "accuracy": "accuracy after the last round",
-    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
-}
-
-
-@dataclass(frozen=True)
-class Report:
-    """Everything that a report says, before it is written."""
-
-    group: ReportGroup
-    runs: Sequence[Run]
-    tables: Sequence[Table]
-    theirs: Sequence[Published]
-    subject: str | None
-    baseline: str | None
-    by_table: Sequence[Comparison]
-    by_seed: Mapping[str, Sequence[Comparison]]
-    notes: Sequence[str]
-
-    @property
-    def metric(self) -> str:
-        return f"{METRICS[self.group.metric]}" if self.runs else "published accuracy"
-
-    @property
-    def cells(self) -> list[Cell]:
-        return [cell for table in self.tables for cell in table.cells.values()]
 
 
 def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
@@ -143,11 +115,10 @@ def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str,
     """
     tables, group = report.tables, report.group
     styles = styles_of(all_rows(tables), report.subject)
-    addition = report.group.against or "FedVG"
     makers: dict[str, Callable[[], dict[str, Figure]]] = {
         "bars": lambda: {"bars": figures.bars(tables, styles)},
         "lines": lambda: {"lines": figures.lines(tables, styles)},
-        "integration": lambda: {"integration": figures.integration(tables, styles, addition)},
+        "integration": lambda: {"integration": figures.integration(tables)},
         "imbalance": lambda: {"imbalance": figures.imbalance(tables, styles)},
         "strategies": lambda: {"strategies": figures.strategies(tables)},
         "weights": lambda: {"weights": traces.weights(tables, client=group.client)},
@@ -186,8 +157,6 @@ def write(report: Report, folder: Path) -> Path:
     Raises:
       DataError: the folder cannot be written.
     """
-    from raysim.report.document import document
-
     notes = list(report.notes)
     drawn = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
     try:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raysim.config import Config
 from raysim.report import statement
+from raysim.report.contents import Report
 from raysim.report.render import header_of, lines_of, markdown, p_values
 from raysim.report.runs import differing, flatten, settings
 from raysim.report.significance import LEVEL, Comparison
 from raysim.report.tables import describe, text
-
-if TYPE_CHECKING:
-    from raysim.report.build import Report
 
 #: Settings that say what an experiment was, whether or not they are the defaults.
 ESSENTIAL = (
@@ -46,9 +44,7 @@ CAPTIONS = {
 
 def document(report: Report, figures: Sequence[str], notes: Sequence[str]) -> str:
     """The whole report as Markdown."""
-    finished = [run for run in report.runs if run.is_finished]
-    title = finished[0].folder.parent.name if finished else ", ".join(report.group.published)
-    parts = [f"# {title}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
+    parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
     parts += [_settings(report), _tables(report), _significance(report)]
     if figures:
         parts.append("## Figures\n")
@@ -57,6 +53,16 @@ def document(report: Report, figures: Sequence[str], notes: Sequence[str]) -> st
     if notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n")
     return "\n".join(part for part in parts if part)
+
+
+def _title(report: Report) -> str:
+    """The folder that all runs stand in, or what else names the report best."""
+    folders = {run.folder.parent for run in report.runs}
+    if len(report.runs) == 1:
+        return report.runs[0].folder.name
+    if len(folders) == 1:
+        return folders.pop().name
+    return f"{len(report.runs)} runs" if report.runs else ", ".join(report.group.published)
 
 
 def conclusions(report: Report) -> list[str]:
@@ -100,13 +106,9 @@ def _settings(report: Report) -> str:
         f"- seeds: {per_cell} ({', '.join(seeds)})",
         f"- labels of all runs: {describe({key: finished[0].labels[key] for key in labels})}" if labels else "",
         "- settings of all runs: " + ", ".join(f"`{key}={_value(value)}`" for key, value in common.items()),
-        f"- other settings that differ: {', '.join(f'`{key}`' for key in _also(report, varying))}",
+        f"- settings that differ: {', '.join(f'`{key}`' for key in sorted(varying) if key.split('.')[0] in GROUPS)}",
     ]
     return "## Settings\n\n" + "\n".join(line for line in lines if line and not line.endswith(": ")) + "\n"
-
-
-def _also(report: Report, varying: set[str]) -> list[str]:
-    return sorted(key for key in varying if key.split(".")[0] in GROUPS)
 
 
 def _value(value: Any) -> str:

@@ -179,42 +179,44 @@ def _without(values: tuple[T, ...], place: int) -> tuple[T, ...]:
     return values[:place] + values[place + 1 :]
 
 
-def integration(tables: Sequence[Table], styles: Styles, addition: str) -> Figure:
-    """Base methods dashed, the same with an addition solid; one panel for each table and base method.
+def integration(tables: Sequence[Table]) -> Figure:
+    """Base methods dashed, the same with an addition ("FedProx" and "FedProx + FedVG") solid, in the same colour.
 
-    Args:
-      addition: what "FedProx + FedVG" adds to "FedProx"; the base method's deviation is grey.
+    One panel for each table and pair; the base method's deviation is grey.
     """
     name = numeric_label(tables)
     if name is None:
         raise NothingToDraw("no column label has two numbers or more")
-    pairs = _pairs(all_rows(tables), addition)
+    pairs = _pairs(all_rows(tables))
     if not pairs:
-        raise NothingToDraw(f"no row is another row + {addition}")
+        raise NothingToDraw("no row is another row with an addition, such as FedProx + FedVG beside FedProx")
+    styles = styles_of([joint for _, joint in pairs])
     figure, panels = grid(len(tables) * len(pairs), across=len(pairs), width=2.2, height=2.0)
     for index, axes in enumerate(panels):
         line, place = divmod(index, len(pairs))
         table, (base, joint) = tables[line], pairs[place]
-        style, ticks = styles[base], set()
+        style, ticks = styles[joint], set()
         for row, dash, shade in ((base, "--", "#555555"), (joint, "-", style.colour)):
             look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "markersize": 3.5, "linestyle": dash}
-            for points in _series(table, row, name).values():
+            for points in _series(table, row, name).values() if row in table.rows else ():
                 ticks |= _line(axes, points, shade, label=row, **look)
         if ticks:
             scale_decreasing(axes, sorted(ticks))
             axes.tick_params(axis="x", labelrotation=90)
+            axes.set_xlabel(name)
+        else:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
         axes.set_title(base if line == 0 else "")
-        axes.set_xlabel(name if line == len(tables) - 1 else "")
         axes.set_ylabel(wrap(f"{table.title} (%)", 20) if place == 0 else "")
     legend(figure, panels, across=len(pairs) if len(pairs) > 1 else 2)
     return figure
 
 
-def _pairs(rows: Sequence[str], addition: str) -> list[tuple[str, str]]:
-    """(base, base + addition) for every row that has both."""
-    by_name = {canonical(row): row for row in rows}
-    ends = f"+{canonical(addition)}"
-    return [(row, by_name[canonical(row) + ends]) for row in rows if canonical(row) + ends in by_name]
+def _pairs(rows: Sequence[str]) -> list[tuple[str, str]]:
+    """(base, base + something) for every row that has both."""
+    names = {row: canonical(row) for row in rows}
+    return [(base, joint) for base in rows for joint in rows if names[joint].startswith(f"{names[base]}+")]
 
 
 def imbalance(tables: Sequence[Table], styles: Styles) -> Figure:
@@ -243,6 +245,8 @@ def strategies(tables: Sequence[Table]) -> Figure:
     for cell in kept:
         rest: dict[str, Label] = {k: v for k, v in cell.labels.items() if k not in ("granularity", "alpha", "method")}
         groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
-    rows = list(dict.fromkeys(row for group in groups.values() for row in group))
+    coarse_first = ("model", "layer", "block")
+    found = dict.fromkeys(row for group in groups.values() for row in group)
+    rows = sorted(found, key=lambda row: [not canonical(row).startswith(name) for name in coarse_first])
     title = f"alpha = {min(alphas):g}" if alphas else ""
     return _bars(groups, styles_of(rows), rows, title=title)

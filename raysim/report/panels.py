@@ -54,7 +54,7 @@ def grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5
         raise NothingToDraw("there is nothing to compare")
     columns = min(across, count)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(max(4.6, width * columns), height * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(max(4.6, width * columns), height * rows), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
     for axes in panels:
         axes.grid(axis="y", linewidth=0.4, alpha=0.5)
@@ -64,7 +64,7 @@ def grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5
 
 
 def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None) -> None:
-    """One legend for all panels, below them, with each name once."""
+    """One legend for all panels, with each name once, below them: the figure grows by its height."""
     entries: dict[str, Any] = {}
     for axes in panels:
         handles, names = axes.get_legend_handles_labels()
@@ -72,10 +72,14 @@ def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None)
             entries.setdefault(name, handle)
     if not entries:
         return
+    if "published" in entries:
+        entries["published"] = entries.pop("published")
     inches = [0.085 * len(name) + 0.62 for name in entries]
     fits = max(1, int(figure.get_figwidth() / max(inches)))
     columns = min(across or len(entries), len(entries), fits)
-    columns = math.ceil(len(entries) / math.ceil(len(entries) / columns))
+    lines = math.ceil(len(entries) / columns)
+    columns = math.ceil(len(entries) / lines)
+    figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * lines)
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -115,5 +119,5 @@ def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
     if len(values) > 1:
         axes.invert_xaxis()
-        is_crowded = np.diff(places).min() < 0.14 * (places[-1] - places[0])
+        is_crowded = np.diff(places).min() < 0.1 * (places[-1] - places[0])
         axes.tick_params(axis="x", labelrotation=60 if is_crowded else 0)

@@ -13,23 +13,28 @@ from raysim.report.tables import Cell, Table, all_rows, heading, text
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
-    """Who is best in how many columns; columns with one row do not count."""
+    """In how many columns a row (or, without one, the row that wins most) is best, and who else is.
+
+    Columns with one row do not count.
+    """
     contests = [(table, column) for table in tables for column in table.columns if _is_contest(table, column)]
     if not contests:
         return "No column holds two rows that could be compared."
-    won = {row: [c for c in contests if c[0].marks.get((row, c[1])) == "best"] for row in all_rows(tables)}
-    second = {row: [c for c in contests if c[0].marks.get((row, c[1])) == "second"] for row in won}
-    order = sorted(won, key=lambda row: (row != subject, -len(won[row]), -len(second[row])))
-    told: list[str] = []
-    for row in order:
-        if won[row] or row == subject:
-            where = [heading(table.names, column) for table, column in won[row]] if len(tables) == 1 else []
-            inside = f" ({'; '.join(where)})" if where and tables[0].names and len(where) < len(contests) else ""
-            of = f"of {len(contests)} column{'s' if len(contests) > 1 else ''}" if not told else ""
-            told.append(
-                f"{row} is best in {len(won[row])} {of}".rstrip() + inside + f" and second best in {len(second[row])}"
-            )
-    return "; ".join(told) + "."
+    of = {
+        mark: {row: [c for c in contests if c[0].marks.get((row, c[1])) == mark] for row in all_rows(tables)}
+        for mark in ("best", "second")
+    }
+    best, second = of["best"], of["second"]
+    order = sorted(best, key=lambda row: (row != subject, -len(best[row]), -len(second[row])))
+    lead = order[0]
+    where = (
+        [heading(table.names, column) for table, column in best[lead]] if len(tables) == 1 and tables[0].names else []
+    )
+    inside = f" ({'; '.join(where)})" if 0 < len(where) < len(contests) else ""
+    counted = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
+    told = f"{lead} is best in {len(best[lead])} of {counted}{inside} and second best in {len(second[lead])}"
+    others = ", ".join(f"{row} in {len(best[row])}" for row in order[1:] if best[row])
+    return told + (f"; also best: {others}." if others else ".")
 
 
 def _is_contest(table: Table, column: tuple[Label | None, ...]) -> bool:

@@ -81,8 +81,9 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 
 def heading(names: Sequence[str], column: Column) -> str:
-    """`alpha = 0.1, rho = 1`."""
-    return ", ".join(f"{name} = {text(value)}" for name, value in zip(names, column, strict=True)) or "accuracy"
+    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no rho`."""
+    told = [f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in zip(names, column, strict=True)]
+    return ", ".join(told) or "accuracy"
 
 
 def text(value: Label | None) -> str:

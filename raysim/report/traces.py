@@ -82,7 +82,7 @@ def weights(tables: Sequence[Table], *, client: int | None) -> Figure:
             colour = COLOURS[index % len(COLOURS)] if len(known) <= 2 * len(COLOURS) else "#888888"
             look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.7, "linestyle": "-" if index < 7 else "--"}
             if is_bold:
-                colour, look = "#000000", {"linewidth": 2.6, "alpha": 1.0, "zorder": 5, "label": f"client {bold}"}
+                colour, look = "#000000", {"linewidth": 2.2, "alpha": 1.0, "zorder": 5, "label": f"client {bold}"}
             marker = "" if is_full else "."  # a client that is not in every cohort is a row of points
             axes.plot(rounds[chosen], values[chosen], color=colour, marker=marker, markersize=3, **look)
         axes.axhline(1 / max(1.0, len(rounds) / len(np.unique(rounds))), color="#444444", linewidth=0.8, linestyle=":")
