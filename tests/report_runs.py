@@ -51,6 +51,30 @@ def fabricate(
     return folder
 
 
+def labels_of(method, alpha, seed=0, **more):
+    return {"dataset": "CIFAR-10", "model": "ResNet-18", "method": method, "alpha": alpha, "seed": seed, **more}
+
+
+def sweep(root, scores, group=None, **config):
+    """A sweep directory with a run for each (method, alpha) -> accuracies by seed."""
+    root.mkdir(parents=True)
+    (root / "sweep.yaml").write_text(yaml.safe_dump({"rounds": 10, "tune": {}, "report": group or {}}))
+    for (method, alpha), values in scores.items():
+        for seed, value in enumerate(values):
+            name = f"{method}-{alpha}-{seed}".replace(" ", "")
+            fabricate(root / name, value, labels=labels_of(method, alpha, seed), seed=seed, **config)
+    return root
+
+
+SCORES = {
+    ("FedAvg", 0.1): [0.50, 0.54, 0.58],
+    ("FedAvg", 0.05): [0.40, 0.42],
+    ("FedProx", 0.1): [0.53, 0.55, 0.54],
+    ("FedVG", 0.1): [0.60, 0.62, 0.61],
+    ("FedVG", 0.05): [0.45],
+}
+
+
 def _clients(count: int, rounds: int, rng: np.random.Generator) -> pa.Table:
     weight = rng.dirichlet(np.full(count, 30.0), rounds)
     weight[:, 1] += 0.1 * np.arange(rounds) / rounds

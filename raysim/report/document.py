@@ -93,7 +93,7 @@ def _settings(report: Report) -> str:
     common = {
         key: value
         for key, value in flat[0].items()
-        if key.split(".")[0] in GROUPS and key not in varying and value is not None
+        if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
         if key in ESSENTIAL or value != defaults.get(key)
     }
     labels = [key for key in finished[0].labels if len({repr(run.labels.get(key)) for run in finished}) == 1]

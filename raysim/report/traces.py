@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.report.panels import COLOURS, NothingToDraw, Style, grid, legend, wrap
+from raysim.report.panels import COLOURS, DASHES, NothingToDraw, Style, grid, legend, wrap
 from raysim.report.runs import read_progress
 from raysim.report.tables import Cell, Column, Table, heading
 
@@ -40,11 +41,18 @@ def curves(table: Table, styles: Mapping[str, Style]) -> Figure:
                 if len(scores) > 1:
                     std = scores.std(0, ddof=1)
                     axes.fill_between(rounds, mean - std, mean + std, color=style.colour, alpha=0.15, linewidth=0)
-        axes.set(title=wrap(heading(table.names, column)) if table.names else "", xlabel="round")
-        axes.set_ylabel("accuracy (%)")
+        axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel="accuracy (%)")
+        _rounds_below(axes)
     figure.suptitle(table.title, fontsize=10)
     legend(figure, panels)
     return figure
+
+
+def _rounds_below(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def _column(table: Table, column: Column) -> dict[str, Cell]:
@@ -79,14 +87,16 @@ def weights(tables: Sequence[Table], *, client: int | None) -> Figure:
             chosen = clients == number
             is_full = chosen.sum() == len(np.unique(rounds))
             is_bold = bold is not None and number == bold
-            colour = COLOURS[index % len(COLOURS)] if len(known) <= 2 * len(COLOURS) else "#888888"
-            look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.7, "linestyle": "-" if index < 7 else "--"}
+            turn, place = divmod(index, len(COLOURS)) if len(known) <= 2 * len(COLOURS) else (0, None)
+            colour = "#888888" if place is None else COLOURS[place]
+            look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.7, "linestyle": DASHES[turn]}
             if is_bold:
                 colour, look = "#000000", {"linewidth": 2.2, "alpha": 1.0, "zorder": 5, "label": f"client {bold}"}
-            marker = "" if is_full else "."  # a client that is not in every cohort is a row of points
+            marker = "" if is_full else "."  # points show in which rounds a client took part
             axes.plot(rounds[chosen], values[chosen], color=colour, marker=marker, markersize=3, **look)
         axes.axhline(1 / max(1.0, len(rounds) / len(np.unique(rounds))), color="#444444", linewidth=0.8, linestyle=":")
-        axes.set(title=wrap(name), xlabel="round", ylabel="aggregation weight", ylim=(0, None))
+        axes.set(title=wrap(name), ylabel="aggregation weight", ylim=(0, None))
+        _rounds_below(axes)
     legend(figure, panels)
     return figure
 
