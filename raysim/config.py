@@ -161,6 +161,9 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+    labels: dict[str, str | int | float] = Field(
+        default_factory=dict, description="what this run is called in tables, as a sweep writes it"
+    )
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
     scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
 
