@@ -33,11 +33,19 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
     ] = False,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim.config import Config, parse_config, read_config
+    from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
+    if is_scaled:
+        raw = scaled(raw, config)
+    if raw.get("tune"):
+        err.print(
+            f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
+        )
     if print_config:
         import yaml
 

@@ -34,7 +34,7 @@ from raysim.engine.server import RoundRecord
 from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "scale")
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 

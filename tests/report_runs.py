@@ -57,6 +57,7 @@ def labels_of(method, alpha, seed=0, **more):
 
 def sweep(root, scores, group=None, **config):
     """A sweep directory with a run for each (method, alpha) -> accuracies by seed."""
+    config = {"data": {"name": "cifar10"}, "model": {"name": "resnet18"}, **config}
     root.mkdir(parents=True)
     (root / "sweep.yaml").write_text(yaml.safe_dump({"rounds": 10, "tune": {}, "report": group or {}}))
     for (method, alpha), values in scores.items():

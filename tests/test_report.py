@@ -13,16 +13,17 @@ from scipy.stats import wilcoxon
 from typer.testing import CliRunner
 
 from raysim.__main__ import app, main
-from raysim.config import Config, parse_config
+from raysim.config import Config, parse_config, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError
-from raysim.report.build import make_report, write
+from raysim.report.build import draw, make_report, write
 from raysim.report.document import conclusions
 from raysim.report.published import FOLDER, is_same, match, published
 from raysim.report.render import latex, latex_text, lines_of, markdown, write_csv
-from raysim.report.runs import find_runs
+from raysim.report.runs import find_runs, method_names
 from raysim.report.significance import wilcoxon_greater
 from raysim.report.tables import cells_of, make_tables, mean_and_std, published_cells
 from raysim.run import FREE_KEYS, hyperparameters
+from raysim.sweep import grid
 from tests.report_runs import SCORES, fabricate, labels_of, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
@@ -460,3 +461,47 @@ def test_cells_of_runs_and_of_published_tables_have_the_same_form():
     assert table.cells["FedVG", (0.05,)].mean == 53.58
     assert table.cells["FedVG", (0.05,)].n == 0
     assert cells_of([], "best_accuracy", []) == []
+
+
+def test_runs_on_other_data_than_their_labels_say_are_called_so(tmp_path):
+    labels = labels_of("FedVG", 0.05)
+    fabricate(tmp_path / "scaled" / "a", 0.5, labels=labels)  # the default: digits, cnn
+    warning, *_ = conclusions(make_report([tmp_path / "scaled"], {"published": ["fedvg_table_A3"]}))
+    assert warning.startswith("NOT the labelled experiment: CIFAR-10 (ran on digits); ResNet-18 (was cnn).")
+    true = {"data": {"name": "cifar10"}, "model": {"name": "resnet18"}}
+    fabricate(tmp_path / "full" / "a", 0.5, labels=labels, **true)
+    assert "NOT" not in "".join(conclusions(make_report([tmp_path / "full"], {})))
+    larger = {"data": {"name": "dermamnist_224"}, "model": {"name": "vit_b16"}}
+    fabricate(tmp_path / "large" / "a", 0.5, labels={**labels, "dataset": "DermaMNIST", "model": "ViT-B/16"}, **larger)
+    assert "NOT" not in "".join(conclusions(make_report([tmp_path / "large"], {})))
+
+
+def test_a_papers_figure_number_is_its_kind(runs):
+    names = ["figure_1", "bars", "figure_3", "curves"]
+    made = draw(make_report([runs], {"figures": names}), on_missing=pytest.fail)
+    assert list(made) == ["bars", "lines", "curves"]
+
+
+RECIPES = sorted(FOLDER.parents[1].rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_ask_for_reports_that_can_be_made(path):
+    group = parse_report(read_config(path).get("report"), str(path))
+    assert all(published(name) for name in group.published)
+
+
+@pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_6"])
+def test_every_trial_of_a_recipe_finds_its_published_cell(name):
+    path = FOLDER.parent / "fedvg" / f"{name}.yaml"
+    raw = read_config(path)
+    theirs = [cell for table in raw["report"]["published"] for cell in published(table)]
+    found = set()
+    for trial in grid(raw, str(path)):
+        labels = {"method": method_names(trial.raw), **trial.raw["labels"]}
+        del labels["seed"]
+        cell = match(theirs, labels)
+        assert cell is not None, labels
+        found.add(id(cell))
+    if name.startswith("table_A") and name != "table_A7":  # A.7 also repeats FedVG's own rows
+        assert len(found) == len(theirs)

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("published", "figures")
 
+#: FedVG's figures by kind.
+KINDS = {
+    "figure_1": "bars",
+    "figure_3": "lines",
+    "figure_5": "integration",
+    "figure_7": "imbalance",
+    "figure_8": "weights",
+    "figure_9": "strategies",
+    "figure_A1": "norms",
+}
+
 
 def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
     """Read runs and published tables, average, rank and test.
@@ -129,7 +140,8 @@ def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str,
     }
     default = ["bars"] + ["lines"] * (figures.numeric_label(tables) is not None) + ["curves"] * bool(report.runs)
     drawn: dict[str, Figure] = {}
-    for kind in group.figures if group.figures is not None else default:
+    asked = default if group.figures is None else group.figures
+    for kind in dict.fromkeys(KINDS.get(name, name) for name in asked):
         try:
             drawn |= makers[kind]()
         except NothingToDraw as reason:

@@ -10,7 +10,7 @@ from raysim.config import Config
 from raysim.report import statement
 from raysim.report.contents import Report
 from raysim.report.render import header_of, lines_of, markdown, p_values
-from raysim.report.runs import differing, flatten, settings
+from raysim.report.runs import differing, flatten, misnamed, settings
 from raysim.report.significance import LEVEL, Comparison
 from raysim.report.tables import describe, text
 
@@ -67,7 +67,9 @@ def _title(report: Report) -> str:
 
 def conclusions(report: Report) -> list[str]:
     """Plain sentences, all of them computed."""
-    lines = [statement.winners(report.tables, report.subject)]
+    wrong = misnamed([run for run in report.runs if run.is_finished])
+    lines = [statement.not_the_experiment(wrong)] if wrong else []
+    lines.append(statement.winners(report.tables, report.subject))
     if report.subject and report.baseline and report.subject != report.baseline:
         lines.append(statement.gain(report.tables, report.subject, report.baseline))
     if report.by_table:

@@ -14,13 +14,25 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.errors import DataError
-from raysim.report.published import Label
+from raysim.report.published import Label, canonical
 
 #: Files of which a run directory has at least one, from its first second on.
 MARKS = ("config.yaml", "COMPLETED", "FAILED")
 
 #: Keys and groups that tell nothing about what a run is.
-SILENT = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "seed", "methods")
+SILENT = (
+    "name",
+    "storage",
+    "resume",
+    "checkpoint",
+    "resources",
+    "labels",
+    "report",
+    "tune",
+    "scale",
+    "seed",
+    "methods",
+)
 SILENT_KEYS = ("data.root", "data.name", "model.name")
 
 
@@ -164,6 +176,22 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
+
+
+def misnamed(runs: Sequence[Run]) -> list[str]:
+    """Labels of data set or model that the configuration does not bear out: `CIFAR-10` on the set `digits`.
+
+    So it is with recipes that were scaled down; what they give says nothing about published numbers. A name bears a
+    label out if its letters and digits are part of the label's, or the other way round (`dermamnist_224`).
+    """
+    found: dict[str, None] = {}
+    for run in runs:
+        for key, group in (("dataset", "data"), ("model", "model")):
+            told, used = str(run.labels[key]), str(_at(run.config, group, "name"))
+            short, long = sorted((canonical(told), canonical(used)), key=len)
+            if short not in long:
+                found[f"{told} (ran on {used})" if key == "dataset" else f"{told} (was {used})"] = None
+    return list(found)
 
 
 def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,14 @@ from raysim.report.significance import LEVEL, Comparison
 from raysim.report.tables import Cell, Table, all_rows, heading, text
 
 
+def not_the_experiment(wrong: Sequence[str]) -> str:
+    """The warning about runs whose labels name another data set or model than they used."""
+    return (
+        f"NOT the labelled experiment: {'; '.join(wrong)}. Such scaled-down runs only show that the recipe works; "
+        "differences to published numbers mean nothing here."
+    )
+
+
 def winners(tables: Sequence[Table], subject: str | None) -> str:
     """In how many columns a row (or, without one, the row that wins most) is best, and who else is.
 
