@@ -94,7 +94,7 @@ class Trainer:
         self.evaluation_batch = evaluation_batch
         self._held_out: dict[str, Examples] = {}
         self._round: dict[str, Any] = {}
-        self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
+        self._personal = layout.personal
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -234,6 +234,7 @@ class Trainer:
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
             lr=settings.lr_of(round_index),
             momentum=settings.momentum,
+            batch_size=settings.batch_size,
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
