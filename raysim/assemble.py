@@ -74,7 +74,7 @@ class Plan:
     @property
     def keeps_memory(self) -> bool:
         """Whether clients keep anything between rounds."""
-        is_personal = any(not leaf.is_shared for leaf in self.layout.params)
+        is_personal = bool(self.layout.personal)
         return is_personal or any("client-memory" in method.needs for method in self.methods)
 
     @property
@@ -116,7 +116,9 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
                 raise ConfigError([Fault("model", text)], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
-            available |= {"plain-sgd"} if local_settings(config).is_plain_sgd else set()
+            local = local_settings(config)
+            available |= {"plain-sgd"} if local.is_plain_sgd else set()
+            available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             faults += [Fault("methods", text) for text in conflicts(methods, resources_of(layout), available)]
             faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))

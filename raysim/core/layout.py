@@ -78,6 +78,11 @@ class Layout:
         """Names of the layer blocks, in order of first appearance."""
         return tuple(dict.fromkeys(leaf.block for leaf in self.leaves))
 
+    @cached_property
+    def personal(self) -> tuple[Leaf, ...]:
+        """Trained leaves that never leave their client."""
+        return tuple(leaf for leaf in self.params if not leaf.is_shared)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of one float32 copy of everything shared."""
@@ -97,6 +102,12 @@ class Layout:
             return part.view(leaf.shape)
         out, channels, height, width = leaf.shape
         return part.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+    def zero_personal_(self, vector: Tensor) -> Tensor:
+        """The vector [num_params], its personal leaves set to 0 in place: what is not sent has no global counterpart."""
+        for leaf in self.personal:
+            vector[leaf.offset : leaf.end] = 0
+        return vector
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> view for every leaf that the vector covers ([num_params] or [num_state])."""
