@@ -194,6 +194,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
 
     def recipe(shards: Path, num_threads: int, wants_gpu: bool) -> Recipe:
         raw = config.model_dump(mode="json")
+        if config.model.pretrained not in (None, "default"):  # actors may have another working directory
+            raw["model"]["pretrained"] = str(Path(config.model.pretrained).expanduser().absolute())
         return Recipe(raw, str(shards), len(plan.info.classes), plan.info.shape, num_threads, wants_gpu)
 
     if config.resources.backend == "serial":
