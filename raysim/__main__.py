@@ -126,7 +126,8 @@ def methods(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | KEY=VALUE ...]", help="a method; or with --model, settings of the model group, as in stem=small"
+            metavar="[NAME | KEY=VALUE ...]",
+            help="a method; or with --model, settings of the model group, as in stem=small",
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,

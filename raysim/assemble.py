@@ -358,6 +358,16 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     return ModelSpec(config.model.name, num_classes, inputs, options, config.model.pretrained)
 
 
+def fetch_weights(plan: Plan) -> None:
+    """Fetch the library's pretrained weights, if the run wants them, before all trainers ask for them at once.
+
+    Raises:
+      ModelError: they cannot be fetched.
+    """
+    if plan.config.model.pretrained == "default":
+        build_model(model_spec(plan.config, len(plan.info.classes), plan.info.shape), seed=plan.config.seed)
+
+
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
     """The input pipeline of the configuration; unknown names (checked elsewhere) count as none."""
     data = config.data
@@ -536,7 +546,9 @@ def inspect_model(
         side = size or find_architecture(name).size
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
-    spec = ModelSpec(name, classes, (side, side, channels), dict(config.model.model_extra or {}), config.model.pretrained)
+    spec = ModelSpec(
+        name, classes, (side, side, channels), dict(config.model.model_extra or {}), config.model.pretrained
+    )
     if faults := _check_model(spec):
         raise ConfigError(faults, "the command line")
     return spec, _layout(config, spec, ()), describe(find_architecture(name).build)[1]

@@ -22,7 +22,15 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.assemble import Plan, Recipe, data_cache, make_server, make_trainer, resolve_resources
+from raysim.assemble import (
+    Plan,
+    Recipe,
+    data_cache,
+    fetch_weights,
+    make_server,
+    make_trainer,
+    resolve_resources,
+)
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
@@ -206,6 +214,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 
+    fetch_weights(plan)
     from raysim.engine.ray_runtime import RayServer, available, ray_session
 
     with ray_session():

@@ -213,7 +213,8 @@ def _layer_blocks(module: nn.Module) -> dict[str, str]:
     A block is a numbered child of a sequence with at least two weights (tensors of two or more dimensions). It is a
     stage instead if it is, or has inside, a sequence of such blocks: at least two, or it holds nothing else.
     """
-    sequences: dict[str, dict[str, int]] = {}  # path of a sequence -> its numbered children with their number of weights
+    # Path of a sequence -> its numbered children -> their number of weights.
+    sequences: dict[str, dict[str, int]] = {}
     for path, child in module.named_modules():
         parent, _, number = path.rpartition(".")
         weights = sum(parameter.dim() > 1 for parameter in child.parameters())
@@ -225,7 +226,8 @@ def _layer_blocks(module: nn.Module) -> dict[str, str]:
         """The large children that are, or hold, the module at the path; the outermost first."""
         return [other for other in sorted(large, key=len) if (path + ".").startswith(other + ".")]
 
-    members: dict[str, list[str]] = {}  # path of a sequence of blocks -> its first block and all that follows
+    # Path of a sequence of blocks -> its first block and all that follows.
+    members: dict[str, list[str]] = {}
     for sequence, children in sequences.items():
         blocks = [path for path in children if path in large]
         holds_nothing_else = sequence in large and len(blocks) == len(children)

@@ -23,6 +23,7 @@ class Architecture:
         device: only their names and shapes, without a download. None: there are none.
       prefers_channels_last: whether it was measured to train faster with channels-last convolutions.
       size: height and width of the images that it was made for.
+      needs_trial: whether inputs that it cannot take show only when it runs, and not already when it is built.
     """
 
     build: Callable[..., nn.Module]
@@ -30,6 +31,7 @@ class Architecture:
     published: Callable[..., Mapping[str, Tensor]] | None = None
     prefers_channels_last: bool = False
     size: int = 32
+    needs_trial: bool = False
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def timm_model(
 
     Args:
       dropout: in front of the classifier.
-      arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}.
+      arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}. With pretrained: default,
+        {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for another image size.
     """
     return _create(network, shape, classes, dropout=dropout, arguments=arguments or {})
 
@@ -148,8 +149,13 @@ def timm_architecture(network: str) -> Architecture:
     if not isinstance(facts.classifier, str):
         found = f"{len(facts.classifier)} classifiers" if facts.classifier else "no classifier"
         raise LookupError(f"timm's {network} has {found}; raysim needs models with one linear classifier")
-    size = facts.input_size[-1]
-    return Architecture(partial(timm_model, network), facts.classifier, partial(_published, network), size=size)
+    return Architecture(
+        partial(timm_model, network),
+        facts.classifier,
+        partial(_published, network),
+        size=facts.input_size[-1],
+        needs_trial=True,
+    )
 
 
 def _vit(network: str) -> Architecture:

@@ -15,7 +15,15 @@ from raysim.models.parts import Norm, norm_layer, projector
 Stem = Literal["imagenet", "small"]
 
 #: Stages of MobileNetV2 for 28 and 32 pixels: expansion, channels, blocks, stride (the code that came before FLFA's).
-SMALL_STAGES = [[1, 16, 1, 1], [6, 24, 2, 1], [6, 32, 3, 1], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1]]
+SMALL_STAGES = [
+    [1, 16, 1, 1],
+    [6, 24, 2, 1],
+    [6, 32, 3, 1],
+    [6, 64, 4, 2],
+    [6, 96, 3, 1],
+    [6, 160, 3, 2],
+    [6, 320, 1, 1],
+]
 
 
 def resnet(
@@ -136,5 +144,7 @@ TORCHVISION = {
     "resnet18": _resnet("resnet18"),
     "resnet34": _resnet("resnet34"),
     "resnet50": _resnet("resnet50"),
-    "mobilenetv2": Architecture(mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), size=224),
+    "mobilenetv2": Architecture(
+        mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), prefers_channels_last=True, size=224
+    ),
 }

@@ -101,12 +101,14 @@ def univarfl_cnn(
     """
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {}
-    channels = shape[2]
+    channels, side = shape[2], min(shape[:2])
     for number, (width, kernel, stride) in enumerate(UNIVARFL, 1):
         layers[f"conv{number}"] = nn.Conv2d(channels, width, kernel, stride, bias=False)
         layers[f"norm{number}"] = make_norm(width)
         layers[f"relu{number}"] = nn.ReLU()
-        channels = width
+        channels, side = width, (side - kernel) // stride + 1
+    if side < 1:
+        raise ValueError(f"{shape[0]} x {shape[1]} images are smaller than 21 x 21")
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
     layers["projector"] = projector(channels, projector_width, norm_layer(norm, groups, dims=1))
@@ -116,7 +118,7 @@ def univarfl_cnn(
 
 SMALL = {
     "cnn": Architecture(cnn, "fc2", prefers_channels_last=True),
-    "lenet": Architecture(lenet, "fc3"),
+    "lenet": Architecture(lenet, "fc3", prefers_channels_last=True),
     "mlp": Architecture(mlp, "fc2"),
-    "univarfl_cnn": Architecture(univarfl_cnn, "fc", size=96),
+    "univarfl_cnn": Architecture(univarfl_cnn, "fc", prefers_channels_last=True, size=96),
 }
