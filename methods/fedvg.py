@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,12 +13,15 @@ from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Client, Method, Server
 from raysim.core.weights import RightMap, Weights, normalised
 
+#: What "auto" chooses from; the first wins a tie.
+GRANULARITIES = ("model", "layer", "block")
+
 Norm = Literal["l1", "l2", "spectral", "update"]
 
 
 def fedvg(
     *,
-    granularity: Literal["model", "layer", "block"] = "model",
+    granularity: Literal["model", "layer", "block", "auto"] = "model",
     norm: Norm = "l1",
     layers: Literal["tensor", "module"] = "tensor",
     mix: Literal["replace", "average"] = "replace",
@@ -33,6 +37,8 @@ def fedvg(
     backpropagation of the mean cross-entropy; only the norms travel.
 
     Args:
+      granularity: "auto" is ours, not the paper's: every round the one of the three whose aggregated model has the
+        lowest loss on the validation set; the choice is logged (0 model, 1 layer, 2 block).
       norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, as (first, rest);
         "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data).
       layers: what a layer is: a parameter tensor (the released code), or a module's tensors as one vector.
@@ -59,7 +65,7 @@ def fedvg(
         vector = client.params - client.start if norm == "update" else client.validation_gradient(val_mode)
         return {"norms": layer_norms(client.layout, vector, norm)}
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def mixed(weights: Weights, server: Server, granularity: str) -> Weights:
         scores = vg_weights(
             server.layout,
             server.report["norms"],
@@ -73,7 +79,18 @@ def fedvg(
             return {name: (_among(weights[name], usable) + scores[name]) / 2 for name in weights}
         return {name: scores[name] for name in weights}
 
-    needs = frozenset() if norm == "update" else frozenset({"validation-set"})
+    def weigh(weights: Weights, server: Server) -> Weights:
+        server.log("norms", server.report["norms"], [leaf.name for leaf in server.layout.params])
+        if granularity != "auto":
+            return mixed(weights, server, granularity)
+        candidates = [mixed(weights, server, name) for name in GRANULARITIES]
+        losses = [server.validation_loss(candidate) for candidate in candidates]
+        losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
+        chosen = losses.index(min(losses))
+        server.log("granularity", chosen)
+        return candidates[chosen]
+
+    needs = frozenset() if norm == "update" and granularity != "auto" else frozenset({"validation-set"})
     return Method("fedvg", init=init, report=report, weigh=weigh, claims=frozenset({"weights:*"}), needs=needs)
 
 

@@ -34,11 +34,19 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
     ] = False,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim.config import Config, parse_config, read_config
+    from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
+    if is_scaled:
+        raw = scaled(raw, config)
+    if raw.get("tune"):
+        err.print(
+            f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
+        )
     if print_config:
         import yaml
 
@@ -183,6 +191,52 @@ def _print_blocks(model: str, overrides: list[str], size: int | None, channels: 
         leaves = [leaf for leaf in layout.leaves if leaf.block == block]
         trained = sum(leaf.size for leaf in leaves if not leaf.is_buffer)
         out.print(f"{block:{wide}} {trained:>10}  {', '.join(leaf.name for leaf in leaves)}", markup=False)
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="run directories, or folders that hold some", metavar="[PATH...]")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="best_accuracy, accuracy or mean_last_10pct_accuracy of each run")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--published", help="published table to compare with; several times")
+    ] = None,
+    figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
+    baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
+    against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
+) -> None:
+    """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.report.build import make_report, write
+    from raysim.report.document import conclusions
+    from raysim.report.render import terminal
+
+    given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
+    given |= {"baseline": baseline, "against": against}
+    made = make_report(paths or [], {key: value for key, value in given.items() if value})
+    # A pipe or a file has no width that a table should be squeezed into.
+    page = out if out.is_terminal else Console(highlight=False, width=400)
+    for table in made.tables:
+        page.print(terminal(table, made.group.rows))
+    for line in conclusions(made):
+        out.print(f"- {line}", markup=False)
+    missing = [run for run in made.runs if not run.is_finished]
+    for run in missing[:10]:
+        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
+    if len(missing) > 10:
+        out.print(f"not in the tables: {len(missing) - 10} more, listed in the report")
+    folder = out_dir or (paths[0] / "report" if paths else None)
+    if folder is not None:
+        out.print(f"report: {write(made, folder)}")
 
 
 @app.command()

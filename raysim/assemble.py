@@ -391,7 +391,16 @@ def local_settings(config: Config) -> LocalSettings:
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
     """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
     settings = local_settings(config)
-    main = Phase(tuple(m for m in methods if not m.is_phase), settings, config.rounds, config.cohort_size)
+    cohort = config.cohort
+    main = Phase(
+        tuple(m for m in methods if not m.is_phase),
+        settings,
+        config.rounds,
+        config.cohort_size,
+        cohort.dropout,
+        cohort.stragglers,
+        cohort.straggler_work,
+    )
     last = LocalSettings(**{**vars(settings), "steps": 0})
     return [main, *(Phase((m,), last, 1, config.partition.num_clients) for m in methods if m.is_phase)]
 
@@ -465,7 +474,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         layout=layout,
         state=state,
         phases=make_phases(config, methods),
-        facts=Facts(federation.sizes, federation.class_counts, federation.num_test),
+        facts=Facts(federation.sizes, federation.class_counts, federation.num_test, federation.num_validation),
         seed=config.seed,
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,

@@ -42,7 +42,7 @@ from raysim.engine.server import RoundRecord
 from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "scale")
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
@@ -266,6 +266,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
+    flat |= {f"labels.{key}": value for key, value in config.labels.items()}
     return flat
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ class Client:
     Attributes:
       num_examples: n_k, training examples of this client.
       class_counts: (classes,) int64.
-      lr: client learning rate of this round.
+      lr, momentum: of the client optimiser in this round.
       num_steps: optimiser steps taken: 0 until the local loop has ended.
       start: [num_params], the broadcast point.
       params: [num_params], the live parameters; after the loop, the client's final ones.
@@ -124,8 +124,15 @@ class Client:
     generator: torch.Generator
     batches: Callable[[], Iterable[Batch]]
     validation_gradient: Callable[[str], Tensor]
+    momentum: float = 0.0
     num_steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
+
+
+class Log(Protocol):
+    """See `Server.log`."""
+
+    def __call__(self, name: str, value: float | Tensor, columns: Sequence[str] = (), /) -> None: ...
 
 
 @dataclass
@@ -144,6 +151,10 @@ class Server:
         computed where the vectors lie.
       map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
         [num_params]; results should be small.
+      validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
+        of the model that these weights would give before any `server_update` (needs "validation-set").
+      log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
+        cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
     """
 
     round_index: int
@@ -158,6 +169,8 @@ class Server:
     weights: Weights
     total: Callable[[str, Weights], Tensor]
     map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
+    validation_loss: Callable[[Weights], float]
+    log: Log
 
     @property
     def is_active(self) -> Tensor:
@@ -177,6 +190,8 @@ class Method:
       claims: exclusive resources as shell patterns: "criterion", "weights:<leaf>", "backward:<layer>",
         "broadcast-point", "server-optimizer".
       needs: "validation-set", "plain-sgd", "features", "linear-head", "client-memory".
+      base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
+        of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
     """
 
@@ -192,6 +207,7 @@ class Method:
     server_update: Callable[[Tensor, State, Server], tuple[Tensor, State]] | None = None
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False
 
 

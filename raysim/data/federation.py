@@ -158,6 +158,7 @@ class Federation:
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)
         self.sizes = self.class_counts.sum(axis=1)
         self.num_test: int = index["num_test"]
+        self.num_validation: int = index["num_validation"]
         self._ends = np.cumsum(self.sizes)
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 

@@ -32,6 +32,32 @@ def choose_cohort(population: int, size: int, *, seed: int, round_index: int) ->
     return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
 
 
+def reporting(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:
+    """The clients of a cohort that do not drop out, ascending; at least one.
+
+    Args:
+      dropout: chance of each client, in [0, 1); drawn per round and client, so another cohort changes nobody's fate.
+    """
+    if dropout == 0:
+        return clients
+    draws = np.array([numpy_generator(derive_seed(seed, "dropout-out", round_index, int(c))).random() for c in clients])
+    stays = draws >= dropout
+    return clients[stays] if stays.any() else clients[[int(draws.argmax())]]
+
+
+def share_of_work(client: int, stragglers: float, least: float, *, seed: int, round_index: int) -> float:
+    """The share of its local steps that a client does in a round: 1, or for a straggler uniform in [least, 1).
+
+    Args:
+      stragglers: chance to be one, in [0, 1].
+    """
+    if stragglers == 0:
+        return 1.0
+    rng = numpy_generator(derive_seed(seed, "straggler", round_index, client))
+    is_straggler, share = rng.random() < stragglers, rng.uniform(least, 1.0)
+    return float(share) if is_straggler else 1.0
+
+
 def cut_blocks(clients: Sequence[int], work: Sequence[int]) -> list[ClientBlock]:
     """Client blocks, longest clients first; never a function of the number of trainers.
 

@@ -50,8 +50,10 @@ class Pool(Protocol):
         ...
 
     def evaluate(
-        self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
-    ) -> list[Score]: ...
+        self, name: str, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
+    ) -> list[Score]:
+        """Scores of a model on slices of a held-out set ("test" or "validation")."""
+        ...
 
 
 class SerialPool:
@@ -89,5 +91,7 @@ class SerialPool:
     ) -> list[list[Any]]:
         return [self._trainer.map_updates(function, shared, [rows], result.vectors) for result, rows in parts]
 
-    def evaluate(self, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]) -> list[Score]:
-        return [self._trainer.evaluate(state, counters, start, end) for start, end in slices]
+    def evaluate(
+        self, name: str, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
+    ) -> list[Score]:
+        return [self._trainer.evaluate(name, state, counters, start, end) for start, end in slices]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: progress.csv, clients.parquet, TensorBoard events, summary.json."""
+"""What a run leaves behind: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ class Recorder:
         self.folder, self.num_rounds, self.blocks = folder, num_rounds, list(blocks)
         self.hyperparameters = dict(hyperparameters)
         self.rows = [row for row in _read_rows(folder / "progress.csv") if int(row["round"]) < first_round]
-        _write_rows(folder / "progress.csv", self.rows)
-        self._csv = open(folder / "progress.csv", "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
-        self._writer = csv.DictWriter(self._csv, ["round", *COLUMNS])
+        self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
+        self._open_progress()
         path = folder / "clients.parquet"
         self._tables = [pq.read_table(path).filter(pc.less(pc.field("round"), first_round))] if path.is_file() else []
         self._board = SummaryWriter(str(folder), purge_step=first_round or None)
@@ -63,18 +62,24 @@ class Recorder:
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
         number = record.round_index
-        row = {"round": str(number), **{c: repr(record.metrics[c]) for c in COLUMNS if c in record.metrics}}
+        row = {"round": str(number), **{name: repr(float(value)) for name, value in record.metrics.items()}}
         self.rows.append(row)
-        self._writer.writerow(row)
-        self._csv.flush()
+        if new := [name for name in row if name not in self._columns]:  # what methods log is known once they did
+            self._columns += new
+            self._csv.close()
+            self._open_progress()
+        else:
+            self._writer.writerow(row)
+            self._csv.flush()
         columns = {"round": np.full(len(record.clients["client"]), number), **record.clients}
         self._tables.append(pa.table(columns))
         for name, value in record.metrics.items():
             self._board.add_scalar(name, value, number)
         if record.weights.size and np.isfinite(record.weights).any():
             self._board.add_histogram("weights/all", record.weights[np.isfinite(record.weights)], number)
-            if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
-                self._board.add_figure("weights/client_by_block", self._heat_map(record), number)
+        self._write_arrays(record)
+        if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
+            self._pictures(record)
 
     def flush(self) -> None:
         """Make everything so far durable; called before each checkpoint."""
@@ -135,20 +140,65 @@ class Recorder:
                 self._board.add_scalar(f"hparam/{name}", result[name], self.num_rounds - 1)
         self._board._get_file_writer().add_summary(hparams(self.hyperparameters, {})[2])
 
-    def _heat_map(self, record: RoundRecord) -> Any:
-        from matplotlib.figure import Figure
+    def _open_progress(self) -> None:
+        _write_rows(self.folder / "progress.csv", self.rows, self._columns)
+        self._csv = open(self.folder / "progress.csv", "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
+        self._writer = csv.DictWriter(self._csv, self._columns)
 
-        height = 1.6 + 0.16 * len(record.weights)
-        figure = Figure(figsize=(2.5 + 0.45 * len(self.blocks), min(12.0, height)), layout="constrained")
-        axes = figure.add_subplot()
-        image = axes.imshow(record.weights, aspect="auto", cmap="viridis", vmin=0)
-        kept = record.clients["client"][~record.clients["is_dropped"]]
-        step = max(1, len(kept) // 40)
-        axes.set_yticks(range(0, len(kept), step), [str(c) for c in kept[::step]], fontsize=7)
-        axes.set_xticks(range(len(self.blocks)), self.blocks, rotation=90, fontsize=7)
-        axes.set(xlabel="layer block", ylabel="client", title=f"aggregation weights, round {record.round_index}")
-        figure.colorbar(image)
-        return figure
+    def _write_arrays(self, record: RoundRecord) -> None:
+        """arrays/round_00012.npz: what methods logged in the round."""
+        if record.arrays:
+            (self.folder / "arrays").mkdir(exist_ok=True)
+            np.savez_compressed(self.folder / "arrays" / f"round_{record.round_index:05d}.npz", **record.arrays)  # type: ignore[arg-type]
+
+    def _pictures(self, record: RoundRecord) -> None:
+        """Heat maps of the round: the weights, and every logged array with a row for each client."""
+        number = record.round_index
+        if record.weights.size and np.isfinite(record.weights).any():
+            kept = record.clients["client"][~record.clients["is_dropped"]]
+            title = f"aggregation weights, round {number}"
+            figure = heat_map(record.weights, kept.tolist(), self.blocks, title=title, xlabel="layer block")
+            self._board.add_figure("weights/client_by_block", figure, number)
+        for name, values in record.arrays.items():
+            columns = record.arrays.get(f"{name}:columns")
+            if ":" not in name and values.ndim == 2 and columns is not None:
+                rows = record.arrays[f"{name}:clients"].tolist()
+                figure = heat_map(values, rows, columns.tolist(), title=f"{name}, round {number}", is_log=True)
+                self._board.add_figure(name.replace(".", "/"), figure, number)
+
+
+def heat_map(
+    values: np.ndarray,
+    rows: Sequence[Any],
+    columns: Sequence[str],
+    *,
+    title: str,
+    xlabel: str = "layer",
+    is_log: bool = False,
+) -> Any:
+    """A matplotlib figure of a (clients, columns) array; as many names are written as fit.
+
+    Args:
+      is_log: colour by the logarithm where all finite values are above 0.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    width, height = 2.5 + 0.45 * min(len(columns), 40), 1.6 + 0.16 * len(rows)
+    figure = Figure(figsize=(width, min(12.0, height + 0.05 * max(map(len, columns), default=0))), layout="constrained")
+    axes = figure.add_subplot()
+    finite = values[np.isfinite(values)]
+    by_log = is_log and finite.size > 0 and finite.min() > 0
+    lowest = min(0.0, finite.min()) if finite.size else 0.0
+    scale: dict[str, Any] = {"norm": LogNorm(finite.min(), finite.max())} if by_log else {"vmin": lowest}
+    image = axes.imshow(values, aspect="auto", cmap="viridis", **scale)
+    step = max(1, len(rows) // 40)
+    axes.set_yticks(range(0, len(rows), step), [str(row) for row in rows[::step]], fontsize=7)
+    step = -(-len(columns) // 40)
+    axes.set_xticks(range(0, len(columns), step), list(columns)[::step], rotation=90, fontsize=7)
+    axes.set(xlabel=xlabel, ylabel="client", title=title)
+    figure.colorbar(image)
+    return figure
 
 
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
@@ -185,10 +235,10 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row.get("system/round_s")]
 
 
-def _write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+def _write_rows(path: Path, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, ["round", *COLUMNS])
+        writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(rows)
     os.replace(temporary, path)

@@ -6,8 +6,10 @@ updates lie, so its memory does not grow with the cohort.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Message
 from raysim.core.weights import RightMap, Weights, normalised, take
-from raysim.engine.plan import assign, choose_cohort, cut_blocks
+from raysim.engine.plan import assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool, TaskResult
 from raysim.engine.trainer import Phase
 from raysim.engine.transport import num_bytes, pack, readonly_tensor, unpack
@@ -42,6 +44,8 @@ class RoundRecord:
     clients: dict[str, np.ndarray]
     weights: np.ndarray
     """(K, num_blocks) float64: mean weight of each client in each layer block."""
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    """What methods logged: `method.name`, and `:columns`, `:clients` that name its axes."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Facts:
     sizes: np.ndarray
     class_counts: np.ndarray
     num_test: int
+    num_validation: int = 0
 
 
 class Cohort:
@@ -108,6 +113,8 @@ class Server:
     method_state: dict[str, core.State] = field(default_factory=dict)
     _memories: dict[int, Any] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
+    _numbers: dict[str, float] = field(default_factory=dict)
+    _arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for phase in self.phases:
@@ -133,11 +140,10 @@ class Server:
         began = time.perf_counter()
         phase_index, phase = self._phase_of(round_index)
         clients = choose_cohort(len(self.facts.sizes), phase.cohort_size, seed=self.seed, round_index=round_index)
-        work = [
-            1 + num_local_steps(int(self.facts.sizes[c]), phase.settings, skip_single=self.skips_single)
-            for c in clients
-        ]
+        clients = reporting(clients, phase.dropout, seed=self.seed, round_index=round_index)
+        work = [1 + self._num_steps(client, phase, round_index) for client in clients.tolist()]
         queues = assign(cut_blocks(clients.tolist(), work), self.pool.num_trainers)
+        self._numbers, self._arrays = {}, {}
         message, start = self._message(round_index, phase_index)
         results = list(self.pool.train(message, queues, self._memories))
         trained = time.perf_counter()
@@ -146,7 +152,7 @@ class Server:
         self._commit_memories(cohort)
         weights = self._aggregate(cohort, phase, round_index, start)
         aggregated = time.perf_counter()
-        metrics = self._metrics(cohort, message) | self._evaluation(round_index)
+        metrics = self._metrics(cohort, message) | self._evaluation(round_index) | self._numbers
         ended = time.perf_counter()
         metrics |= {
             "system/round_s": ended - began,
@@ -154,9 +160,15 @@ class Server:
             "system/aggregate_s": aggregated - trained,
             "system/evaluate_s": ended - aggregated,
         }
-        return RoundRecord(round_index, metrics, self._client_columns(cohort, weights), self._picture(cohort, weights))
+        columns, picture = self._client_columns(cohort, weights), self._picture(cohort, weights)
+        return RoundRecord(round_index, metrics, columns, picture, self._arrays)
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
+
+    def _num_steps(self, client: int, phase: Phase, round_index: int) -> int:
+        share = phase.share_of(client, self.seed, round_index)
+        size = int(self.facts.sizes[client])
+        return num_local_steps(size, phase.settings, skip_single=self.skips_single, share=share)
 
     def _phase_of(self, round_index: int) -> tuple[int, Phase]:
         for index, phase in enumerate(self.phases):
@@ -209,13 +221,15 @@ class Server:
     def _aggregate(self, cohort: Cohort, phase: Phase, round_index: int, start: Tensor) -> Weights:
         """Weights, the exact sum, and the server update; moves the global state and returns the weights."""
         view = self._view(cohort, round_index, start)
-        active = view.num_examples.double() * view.is_active
+        is_uniform = any(method.base_weights == "uniform" for method in phase.methods)
+        active = view.is_active.double() if is_uniform else view.num_examples.double() * view.is_active
         weights: Weights = dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(active))
         for method in phase.methods:
             if method.weigh is not None:
                 weights = method.weigh(weights, self._view_for(view, method.name, cohort, weights))
         _check_weights(weights, self.layout, len(view.clients))
         total = self._total(cohort, "update", weights)
+        buffers = self._moved_buffers(total)
         update = total[: self.layout.num_params].float()
         for method in phase.methods:
             if method.server_update is not None:
@@ -223,13 +237,20 @@ class Server:
                 own = self._view_for(view, method.name, cohort, weights)
                 update, self.method_state[method.name] = method.server_update(update, state, own)
         # Δ is added to the broadcast point, which only a "broadcast-point" method moves away from w.
-        params = start + update
-        buffers = self.state[self.layout.num_params :] + total[self.layout.num_params :].float()
-        self.state = torch.cat([params, buffers])
+        self.state = torch.cat([start + update, buffers])
         counters = cohort.report["counters"]
         if cohort.is_kept.any():
             self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
         return weights
+
+    def _moved_buffers(self, total: Tensor) -> Tensor:
+        return self.state[self.layout.num_params :] + total[self.layout.num_params :].float()
+
+    def _validation_loss(self, cohort: Cohort, start: Tensor, weights: Weights) -> float:
+        """Loss on the validation set of the model that these weights alone would give."""
+        total = self._total(cohort, "update", weights)
+        state = torch.cat([start + total[: self.layout.num_params].float(), self._moved_buffers(total)])
+        return self._score("validation", state, self.facts.num_validation).mean_loss
 
     def _view(self, cohort: Cohort, round_index: int, start: Tensor) -> core.Server:
         clients = cohort.kept(cohort.clients)
@@ -256,6 +277,8 @@ class Server:
             weights={},
             total=lambda name, weights: self._total(cohort, name, weights),
             map_updates=map_updates,
+            validation_loss=lambda weights: self._validation_loss(cohort, start, weights),
+            log=_log_nothing,
         )
 
     def _view_for(self, view: core.Server, name: str, cohort: Cohort, weights: Weights) -> core.Server:
@@ -264,9 +287,20 @@ class Server:
         def total(vector: str, weights: Weights) -> Tensor:
             return view.total("update" if vector == "update" else f"{name}/{vector}", weights)
 
+        def log(what: str, value: float | Tensor, columns: Sequence[str] = ()) -> None:
+            if isinstance(value, Tensor) and value.dim():
+                key = f"{name}.{what}"
+                self._arrays[key] = value.detach().cpu().numpy()
+                if columns:
+                    self._arrays[f"{key}:columns"] = np.array(columns)
+                if value.dim() > 1:
+                    self._arrays[f"{key}:clients"] = view.clients.numpy()
+            else:
+                self._numbers[f"{name}/{what}"] = float(value)
+
         report = cohort.report["methods"].get(name, {})
         kept = {key: cohort.kept(values) for key, values in report.items()}
-        return replace(view, report=kept, weights=weights, total=total)
+        return replace(view, report=kept, weights=weights, total=total, log=log)
 
     def _total(self, cohort: Cohort, name: str, weights: Weights) -> Tensor:
         """Exact weighted sum of a vector over the cohort: [num_state] for the update, else [num_params], float64."""
@@ -311,13 +345,9 @@ class Server:
 
         That is the accuracy expected on a client's own label distribution, for all clients of the population.
         """
-        bounds = range(0, self.facts.num_test, EVALUATION_SLICE)
-        slices = [(start, min(self.facts.num_test, start + EVALUATION_SLICE)) for start in bounds]
-        score: Score | None = None
-        for part in self.pool.evaluate(pack(self.state), dict(self.counters), slices):
-            score = part if score is None else score + part
-        if score is None:
+        if not self.facts.num_test:
             return {}
+        score = self._score("test", self.state, self.facts.num_test)
         per_class = (score.correct.double() / score.count.clamp_min(1)).numpy()
         shares = self.facts.class_counts / np.maximum(1, self.facts.class_counts.sum(axis=1, keepdims=True))
         clients = np.sort(shares @ per_class)
@@ -328,6 +358,12 @@ class Server:
             "clients/accuracy_p10": float(np.quantile(clients, 0.1)),
             "clients/accuracy_worst": float(clients[0]),
         }
+
+    def _score(self, name: str, state: Tensor, count: int) -> Score:
+        """Score of a model on a held-out set of so many examples, in slices on the trainers."""
+        slices = [(start, min(count, start + EVALUATION_SLICE)) for start in range(0, count, EVALUATION_SLICE)]
+        parts = self.pool.evaluate(name, pack(state), dict(self.counters), slices)
+        return functools.reduce(operator.add, parts)
 
     def _client_columns(self, cohort: Cohort, weights: Weights) -> dict[str, np.ndarray]:
         report = cohort.report
@@ -400,6 +436,10 @@ def state_sha256(layout: Layout, state: Tensor) -> str:
         digest.update(f"{name}{tuple(value.shape)}".encode())
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _log_nothing(name: str, value: float | Tensor, columns: Sequence[str] = ()) -> None:
+    """What `log` is before the view is one method's own."""
 
 
 def _check_weights(weights: Weights, layout: Layout, count: int) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from raysim.core.method import Batch, Client, GradFn, LayerOp, Method, Vector
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.data.federation import Federation
-from raysim.engine.plan import ClientBlock
+from raysim.engine.plan import ClientBlock, share_of_work
 from raysim.engine.transport import pack, readonly_tensor, unpack
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
@@ -36,13 +36,27 @@ ENGINE = "raysim"
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds with one list of methods and one kind of local work."""
+    """A stretch of rounds with one list of methods and one kind of local work.
+
+    Attributes:
+      dropout: chance that a chosen client never reports.
+      stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
+    """
 
     methods: tuple[Method, ...]
     settings: LocalSettings
     rounds: int
     cohort_size: int
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    straggler_work: float = 1.0
 
+    def share_of(self, client: int, seed: int, round_index: int) -> float:
+        return share_of_work(client, self.stragglers, self.straggler_work, seed=seed, round_index=round_index)
+
+
+#: Validation inputs of up to 256 MiB stay in memory as floats, resized: every client of every round is scored on them.
+KEPT_INPUT_BYTES = 2**28
 
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -82,6 +96,7 @@ class Trainer:
         self.num_classes, self.seed, self.device = num_classes, seed, torch.device(device)
         self.evaluation_batch = evaluation_batch
         self._held_out: dict[str, Examples] = {}
+        self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
         self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
 
@@ -143,7 +158,9 @@ class Trainer:
         # With personal leaves a client starts from its own; else what was sent serves every client, read-only.
         start = model.state.clone() if self._personal else sent
         version = start._version
-        views = {m.name: self._view(m, client, round_index, examples, memory, start, lr) for m in phase.methods}
+        views = {
+            m.name: self._view(m, client, round_index, examples, memory, start, phase.settings) for m in phase.methods
+        }
 
         ops: dict[str, LayerOp] = {}
         loss = cross_entropy
@@ -161,7 +178,15 @@ class Trainer:
         generator = torch_generator(derive_seed(self.seed, "batches", round_index, client))
         with model.overridden(ops):
             num_steps, mean_loss = train_locally(
-                model, loss, gradient, examples, self.transform, phase.settings, lr=lr, generator=generator
+                model,
+                loss,
+                gradient,
+                examples,
+                self.transform,
+                phase.settings,
+                lr=lr,
+                generator=generator,
+                share=phase.share_of(client, self.seed, round_index),
             )
         update = torch.from_numpy(vectors["update"])[row]
         if self.device.type == "cpu":
@@ -196,7 +221,7 @@ class Trainer:
         examples: Examples,
         memory: dict[str, Any],
         start: Tensor,
-        lr: float,
+        settings: LocalSettings,
     ) -> Client:
         """The client as one method's hooks see it."""
 
@@ -211,7 +236,8 @@ class Trainer:
             round_index=round_index,
             num_examples=len(examples),
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
-            lr=lr,
+            lr=settings.lr_of(round_index),
+            momentum=settings.momentum,
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
@@ -302,11 +328,11 @@ class Trainer:
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
-    def evaluate(self, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
-        """Score of a global model on test examples start..end."""
+    def evaluate(self, name: str, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
+        """Score of a global model on examples start..end of a held-out set ("test" or "validation")."""
         self.model.load(torch.from_numpy(state.copy()), counters)
-        test = self._set("test")
-        part = Examples(test.images[start:end], test.labels[start:end])
+        held_out = self._set(name)
+        part = Examples(held_out.images[start:end], held_out.labels[start:end])
         return evaluate(
             self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
         )
@@ -338,9 +364,19 @@ class Trainer:
             seed=derive_seed(self.seed, "validation", round_index, client),
         )
 
-    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterator[Batch]:
-        # The clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
-        return passes(examples, self.transform, batch_size)
+    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterable[Batch]:
+        """Passes over the validation set, ready for the model: made once where they take little room.
+
+        In the clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
+        """
+        height, width, channels = examples.images.shape[1:]
+        rows, columns = self.transform.output_size(height, width)
+        size_bytes = 4 * len(examples) * rows * columns * (self.transform.channels or channels)
+        if size_bytes > KEPT_INPUT_BYTES:
+            return passes(examples, self.transform, batch_size)
+        if batch_size not in self._ready:
+            self._ready[batch_size] = list(passes(examples, self.transform, batch_size))
+        return self._ready[batch_size]
 
 
 def keep_freed_memory() -> None:

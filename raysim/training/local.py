@@ -26,6 +26,7 @@ class LocalSettings:
       lr: client learning rate in round 0; round t uses lr * lr_decay^t.
       epochs: passes over the local data, may be fractional; ignored if `steps` is given.
       steps: optimiser steps (0: none, a phase that only reports).
+      max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
       optimizer: "sgd" or "adamw"; its state is fresh in every round.
     """
 
@@ -38,6 +39,7 @@ class LocalSettings:
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     optimizer: str = "sgd"
+    max_grad_norm: float | None = None
 
     def lr_of(self, round_index: int) -> float:
         return self.lr * self.lr_decay**round_index
@@ -53,14 +55,18 @@ def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> li
     return [(s, e) for s, e in bounds if e - s > 1] if skip_single else bounds
 
 
-def num_local_steps(num_examples: int, settings: LocalSettings, *, skip_single: bool) -> int:
-    """Optimiser steps a client will take: known beforehand from sizes alone, so that work can be planned."""
+def num_local_steps(num_examples: int, settings: LocalSettings, *, skip_single: bool, share: float = 1.0) -> int:
+    """Optimiser steps a client will take: known beforehand from sizes alone, so that work can be planned.
+
+    Args:
+      share: of the work, in (0, 1]: less than one for stragglers, who do at least one step.
+    """
     per_epoch = len(batch_bounds(num_examples, settings.batch_size, skip_single=skip_single))
     if per_epoch == 0:
         return 0
     if settings.steps is not None:
-        return settings.steps
-    return max(1, math.ceil(settings.epochs * per_epoch - 1e-9))
+        return math.ceil(share * settings.steps - 1e-9)
+    return max(1, math.ceil(share * settings.epochs * per_epoch - 1e-9))
 
 
 def training_batches(
@@ -132,7 +138,8 @@ def local_step(
     model: BoundModel, loss: LossFn, gradient: GradFn | None, settings: LocalSettings, lr: float
 ) -> Callable[[Batch], None]:
     """step(batch): one optimiser step of the model."""
-    if gradient is None and settings.is_plain_sgd and settings.weight_decay == 0:
+    limit = settings.max_grad_norm
+    if gradient is None and settings.is_plain_sgd and settings.weight_decay == 0 and limit is None:
         return lambda batch: model.descend(loss, batch, lr)
     compute = gradient or model.gradient_function(loss)
     move = optimizer_step(model.params, settings, lr)
@@ -140,6 +147,8 @@ def local_step(
     def step(batch: Batch) -> None:
         grad = compute(model.params, batch)
         with torch.no_grad():
+            if limit is not None:
+                grad.mul_((limit / (grad.norm() + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
             move(grad)
 
     return step
@@ -155,6 +164,7 @@ def train_locally(
     *,
     lr: float,
     generator: torch.Generator,
+    share: float = 1.0,
 ) -> tuple[int, float]:
     """Run the local steps of one client on the model's current point.
 
@@ -162,11 +172,12 @@ def train_locally(
       loss: with every method's `loss` applied.
       gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied; None if there is none.
       generator: draws the batch order, and seeds the augmentation's draws.
+      share: of the work, see `num_local_steps`.
     Returns:
       (steps taken, mean loss over the steps; NaN without a step).
     """
     skip_single = model.has_batch_norm
-    num_steps = num_local_steps(len(examples), settings, skip_single=skip_single)
+    num_steps = num_local_steps(len(examples), settings, skip_single=skip_single, share=share)
     step = local_step(model, loss, gradient, settings, lr)
     total = torch.zeros((), device=model.device)
     model.module.train()
