@@ -83,6 +83,9 @@ FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("d
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
     name: str = Field("cnn", description="model name; the other keys are its options")
+    pretrained: str | None = Field(
+        None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+    )
     blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
 

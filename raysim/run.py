@@ -22,7 +22,15 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.assemble import Plan, Recipe, data_cache, make_server, make_trainer, resolve_resources
+from raysim.assemble import (
+    Plan,
+    Recipe,
+    data_cache,
+    fetch_weights,
+    make_server,
+    make_trainer,
+    resolve_resources,
+)
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
@@ -194,6 +202,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
 
     def recipe(shards: Path, num_threads: int, wants_gpu: bool) -> Recipe:
         raw = config.model_dump(mode="json")
+        if config.model.pretrained not in (None, "default"):  # actors may have another working directory
+            raw["model"]["pretrained"] = str(Path(config.model.pretrained).expanduser().absolute())
         return Recipe(raw, str(shards), len(plan.info.classes), plan.info.shape, num_threads, wants_gpu)
 
     if config.resources.backend == "serial":
@@ -204,6 +214,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 
+    fetch_weights(plan)
     from raysim.engine.ray_runtime import RayServer, available, ray_session
 
     with ray_session():

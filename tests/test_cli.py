@@ -202,8 +202,9 @@ def test_methods_prepare_and_doctor(tmp_path):
     listing = runner.invoke(app, ["methods"]).stdout
     assert all(name in listing for name in ("fedavgm", "fedprox", "fedvg", "uniform"))
     assert "eqs. 4 and 5" in runner.invoke(app, ["methods", "fedvg"]).stdout
-    for name in MODELS:
-        assert "fc2" in runner.invoke(app, ["methods", "--model", name]).stdout
+    for name, architecture in MODELS.items():
+        assert f"{architecture.head}.weight" in runner.invoke(app, ["methods", "--model", name]).stdout
+        assert name in listing
     result = runner.invoke(app, ["prepare", "digits", "--out", str(tmp_path)])
     assert result.exit_code == 0
     assert "1797 images" in result.stdout
