@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from methods.elastic import elastic
 from methods.fedavgm import fedavgm
+from methods.feddyn import feddyn
+from methods.fednova import fednova
+from methods.fedopt import fedadagrad, fedadam, fedyogi
 from methods.fedprox import fedprox
 from methods.fedvg import fedvg
+from methods.scaffold import scaffold
 from methods.uniform import uniform
 from raysim.core.method import Method
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "elastic": elastic,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
     "fedavgm": fedavgm,
+    "feddyn": feddyn,
+    "fednova": fednova,
     "fedprox": fedprox,
     "fedvg": fedvg,
+    "fedyogi": fedyogi,
+    "scaffold": scaffold,
     "uniform": uniform,
 }

@@ -83,6 +83,9 @@ FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("d
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
     name: str = Field("cnn", description="model name; the other keys are its options")
+    pretrained: str | None = Field(
+        None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+    )
     blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
 
@@ -149,6 +152,47 @@ class TuneGroup(Group):
     )
 
 
+#: Kinds of figures, and FedVG's numbers of them.
+FigureName = Literal[
+    "curves",
+    "bars",
+    "lines",
+    "integration",
+    "imbalance",
+    "strategies",
+    "weights",
+    "norms",
+    "figure_1",
+    "figure_3",
+    "figure_5",
+    "figure_7",
+    "figure_8",
+    "figure_9",
+    "figure_A1",
+]
+
+
+class ReportGroup(Group):
+    """What `raysim report` makes of the runs; nothing here moves a result."""
+
+    metric: Literal["best_accuracy", "accuracy", "mean_last_10pct_accuracy"] = Field(
+        "best_accuracy", description="which accuracy of a run the tables hold"
+    )
+    rows: str = Field("method", description="label whose values are the rows")
+    columns: list[str] = Field(
+        default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    )
+    published: list[str] = Field(
+        default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
+    )
+    figures: list[FigureName] | None = Field(
+        None, description="which figures; by default bars, lines and curves where they make sense"
+    )
+    baseline: str | None = Field(None, description="row that gains are counted from")
+    against: str | None = Field(None, description="row that is tested against every other one")
+    client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
+
+
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
@@ -170,10 +214,11 @@ class Config(Group):
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
     labels: dict[str, str | int | float] = Field(
-        default_factory=dict, description="what tells this run from others in a report; sweeps write it"
+        default_factory=dict, description="what this run is called in tables, as a sweep writes it"
     )
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
     scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
+    report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
     def cohort_size(self) -> int:
@@ -309,6 +354,18 @@ def _data_faults(config: Config) -> list[Fault]:
             )
         )
     return faults
+
+
+def parse_report(raw: Any, source: str) -> ReportGroup:
+    """The `report` group of a configuration.
+
+    Raises:
+      ConfigError: all its faults.
+    """
+    try:
+        return ReportGroup.model_validate({} if raw is None else raw)
+    except ValidationError as error:
+        raise ConfigError([_fault(ReportGroup, item, "report") for item in _unique(error.errors())], source) from error
 
 
 def parse_options(

@@ -98,7 +98,7 @@ class Trainer:
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
-        self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
+        self._personal = layout.personal
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -238,6 +238,7 @@ class Trainer:
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
             lr=settings.lr_of(round_index),
             momentum=settings.momentum,
+            batch_size=settings.batch_size,
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
