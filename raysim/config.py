@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -437,7 +437,8 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
             if isinstance(choice, str)
         ]
         if choices and error["type"] not in ("greater_than", "greater_than_equal"):
-            is_union = len(get_args(field.annotation)) != len(choices)
+            members = [part for part in get_args(field.annotation) if part not in (type(None), *choices)]
+            is_union = any(get_origin(part) is not Literal for part in members)
             return Fault(
                 key, f"must be {'a number or ' if is_union else ''}{' or '.join(choices)}, got {value!r}{hint}"
             )

@@ -164,7 +164,9 @@ def trial_name(values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
 
 def _named(raw: Mapping[str, Any], axis: str, domain: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """label -> settings where the choices are named, in the axis itself or in `tune.settings`."""
-    (values,) = domain.values()
+    ((kind, values),) = domain.items()
+    if kind not in LISTED:
+        return None
     known = (raw["tune"].get("settings") or {}).get(axis)
     return values if isinstance(values, Mapping) else known
 

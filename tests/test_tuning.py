@@ -1,0 +1,468 @@
+"""Sweeps on Ray Tune: trials that equal runs, placement, restarts, schedulers, faults before anything starts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raysim.assemble import check
+from raysim.config import read_config
+from raysim.core.errors import ConfigError, RunExists
+from raysim.run import execute
+from raysim.tuning.driver import MOST_LINES, _Watch, run_sweep
+from raysim.tuning.outcome import outcome, ranked, write_results
+from raysim.tuning.plan import plan_sweep, read_sweep
+from raysim.tuning.resources import bundles_of, draws, without_room
+from tests.helpers import raw_config
+
+PROJECT = Path(__file__).parent.parent
+METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}}
+
+
+def a_sweep(root, tmp_path, space, tune=None, **groups):
+    raw = raw_config(root, [], name="s", storage=str(tmp_path / "runs"), **groups)
+    raw["tune"] = {"param_space": space, **(tune or {})}
+    return plan_sweep(raw, "a test", draws)
+
+
+def run(sweep):
+    lines = []
+    outcomes = run_sweep(sweep, lines.append)
+    write_results(sweep, outcomes)
+    return outcomes, lines
+
+
+def digest(folder):
+    return json.loads((folder / "summary.json").read_text())["params_sha256"]
+
+
+def digest_of_run(raw, tmp_path, name="twin"):
+    raw = {**raw, "storage": str(tmp_path / "twins"), "name": name}
+    return execute(check(raw, "a test"), on_start=lambda *_: None, on_round=lambda _: None)["params_sha256"]
+
+
+def is_all_free(ray):
+    """Whether the cluster has all its resources back, apart from what the fixtures of other tests hold."""
+    free, total = ray.available_resources(), ray.cluster_resources()
+    return all(free.get(name, 0) >= total[name] - (1.5 if name == "CPU" else 0) for name in ("CPU", "GPU"))
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+# --- the list of trials -----------------------------------------------------------------------------------------------
+
+
+def test_command_line_makes_grids_and_narrows_axes(tmp_path):
+    path = tmp_path / "c.yaml"
+    space = {"method": METHODS, "seed": {"grid_search": [0, 1, 2]}, "case": {"grid_search": ["a", "b"]}}
+    settings = {"case": {"a": {"rounds": 1}, "b": {"rounds": 2}}}
+    path.write_text(yaml.safe_dump({"tune": {"param_space": space, "settings": settings}}))
+    raw = read_sweep(
+        path, ["local.lr=0.1,1e-2", "seed=4", "method=FedVG", "case=b,a", "rounds=7", "methods=[fedprox, fedavgm]"]
+    )
+    assert raw["tune"]["param_space"] == {
+        "method": {"grid_search": {"FedVG": {"methods": ["fedvg"]}}},
+        "seed": {"grid_search": [4]},
+        "case": {"grid_search": {"b": {"rounds": 2}, "a": {"rounds": 1}}},
+        "local.lr": {"grid_search": [0.1, 0.01]},
+    }
+    assert (raw["rounds"], raw["methods"]) == (7, ["fedprox", "fedavgm"])
+    raw = read_sweep(path, ["tune.param_space.local.lr={uniform: [0, 1]}", "methods=[fedprox, fedavgm],[]", "a='1,2'"])
+    assert raw["tune"]["param_space"]["local.lr"] == {"uniform": [0, 1]}
+    assert raw["tune"]["param_space"]["methods"] == {"grid_search": [["fedprox", "fedavgm"], []]}
+    assert raw["a"] == "1,2"
+    with pytest.raises(ConfigError, match="Did you mean 'FedVG'"):
+        read_sweep(path, ["method=FedVC"])
+
+
+def test_drawn_trials_are_fixed_by_the_seed_and_grow_at_the_end(root, tmp_path):
+    space = {
+        "local.lr": {"loguniform": [1e-3, 1e-1]},
+        "local.batch_size": {"randint": {"lower": 4, "upper": 9}},
+        "seed": {"grid_search": [0, 1]},
+    }
+    four = a_sweep(root, tmp_path, space, {"num_samples": 2})
+    six = a_sweep(root, tmp_path, space, {"num_samples": 3})
+    assert [dict(t.values) for t in four.trials] == [dict(t.values) for t in six.trials][:4]
+    assert [t.name for t in four.trials] == [t.name for t in six.trials][:4]
+    assert len({t.name for t in six.trials}) == len({t.config.local.lr for t in six.trials}) == 6
+    assert all(1e-3 <= t.config.local.lr <= 1e-1 and t.config.local.batch_size in range(4, 9) for t in six.trials)
+    assert six.trials[0].config.labels == {
+        "lr": six.trials[0].config.local.lr,
+        "batch_size": six.trials[0].config.local.batch_size,
+        "seed": 0,
+    }
+    other = a_sweep(root, tmp_path, space, {"num_samples": 2}, seed=4)
+    assert other.trials[0].config.local.lr != four.trials[0].config.local.lr
+
+
+def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
+    space = {
+        "local.lr": {"grid_search": [0.1, -1]},
+        "method": {"grid_search": {"A": {"methods": ["fedporx"]}, "B": {}}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        a_sweep(root, tmp_path, space, sed=1)
+    faults = {fault.key: fault.message for fault in caught.value.faults}
+    assert "Did you mean 'fedprox'" in faults["methods[0]"]
+    assert "(trial lr=0.1_method=A and 1 more)" in faults["methods[0]"]
+    assert "(trial lr=-1_method=A and 1 more)" in faults["local.lr"]
+    assert "trial" not in faults["sed"]  # it has nothing to do with any one of them
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("tune", "words"),
+    [
+        ({"param_space": {"local.lr": {"lognormal": [0, 1]}}}, "unknown domain 'lognormal'. Did you mean 'loguniform'"),
+        ({"param_space": {"local.lr": {"loguniform": [0, 1]}}}, "tune.param_space.local.lr"),
+        ({"param_space": {"local.lr": {"uniform": [0]}}}, "uniform cannot take"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median or pbt"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asha", "grace_rounds": 9}, "more than a trial"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "pbt"}, "mutations: is missing"),
+        ({"mutations": {"model.width": {"randint": [4, 8]}}, "scheduler": "pbt"}, "cannot change during a run"),
+        ({"mutations": {"local.lr": {"uniform": [0.1, 1]}}}, "are for the scheduler pbt"),
+        (
+            {"param_space": {"seed": {"grid_search": [0]}}, "mutations": {"local.lr": {"uniform": [0.1, 1]}}}
+            | {"scheduler": "pbt"},
+            "tune.param_space.seed: is no mutation",
+        ),
+    ],
+)
+def test_faults_of_the_sweep_itself(tune, words, root, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        a_sweep(root, tmp_path, tune.pop("param_space", {}), tune)
+    assert words in str(caught.value)
+
+
+def test_paths_are_whole_before_tune_changes_folders(root, tmp_path, monkeypatch):
+    (tmp_path / "data").symlink_to(root)
+    (tmp_path / "map.yaml").write_text("'0': ['0']\n")
+    monkeypatch.chdir(tmp_path)
+    raw = raw_config(root, [], storage="runs", name="s")
+    raw["data"] = {"validation_set": {"external": {"name": "digits", "mapping": "map.yaml"}}}
+    raw["tune"] = {"param_space": {"seed": {"grid_search": [0]}}}
+    (trial,) = plan_sweep(raw, "a test", draws).trials
+    assert trial.config.storage == str(tmp_path / "runs")
+    assert trial.config.data.root == str(tmp_path / "data")
+    assert trial.config.data.validation_set.external.mapping == str(tmp_path / "map.yaml")
+    assert trial.raw["data"] == raw["data"]
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
+    def bundles(gpus, **resources):
+        sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
+        return bundles_of(sweep.trials[0].config, gpus)
+
+    assert bundles(0, backend="serial") == [{"CPU": 1}]
+    assert bundles(4, backend="serial", cpus_per_trainer=0.5) == [{"CPU": 0.5}]
+    assert bundles(0, backend="ray") == [{}, {"CPU": 1}]
+    assert bundles(2, backend="ray") == [{}, {"CPU": 1, "GPU": 0.25}]
+    assert bundles(2, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1, "GPU": 0.5}] * 2]
+    assert bundles(0, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1}] * 2]
+
+
+def test_room_is_judged_node_by_node():
+    two = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 4.0}]
+    assert without_room([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 0.5}], two) is None
+    assert without_room([{"CPU": 1.0, "GPU": 0.6}] * 2, two) == {"CPU": 1.0, "GPU": 0.6}
+    assert without_room([{"CPU": 5.0}], two) == {"CPU": 5.0}
+
+
+def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):
+    began = time.monotonic()
+    space = {"resources.cpus_per_trainer": {"grid_search": [0.5, 64]}}
+    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64\} has no place"):
+        run(a_sweep(root, tmp_path, space))
+    resources = {"backend": "ray", "trainers": 2, "gpus_per_trainer": 1, "cpus_per_trainer": 0.5}
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
+    with pytest.raises(ConfigError, match=r"bundle \{CPU: 0.5, GPU: 1\}, one of 2 of a trial, has no place"):
+        run(sweep)
+    assert time.monotonic() - began < 30
+    assert not list(sweep.folder.glob("*/config.yaml"))
+
+
+# --- whole sweeps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
+    space = {"method": METHODS, "local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}
+    sweep = a_sweep(root, tmp_path, space, rounds=2)
+    outcomes, lines = run(sweep)
+    assert {found.status for found in outcomes.values()} == {"completed"}
+    assert len(outcomes) == 8
+    assert len(lines) <= 1 + 8 + MOST_LINES
+    for trial in sweep.trials:
+        folder = sweep.folder / trial.name
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        assert saved["labels"] == {
+            "method": trial.values["method"],
+            "lr": trial.values["local.lr"],
+            "seed": saved["seed"],
+        }
+        assert (folder / "partition.json").is_file()
+    for trial in (sweep.trials[0], sweep.trials[-1]):
+        assert digest(sweep.folder / trial.name) == digest_of_run(trial.raw, tmp_path, trial.name)
+    assert not (sweep.folder / ".tune").exists()
+    assert yaml.safe_load((sweep.folder / "sweep.yaml").read_text())["tune"]["param_space"] == space
+    with open(sweep.folder / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["trial"] for row in rows] == [trial.name for trial in sweep.trials]
+
+    best = ranked(sweep, outcomes)[0]
+    assert outcomes[best.name].score == max(found.score for found in outcomes.values())
+    raw = read_config(sweep.folder / "best.yaml")
+    assert "labels" not in raw
+    assert digest_of_run(raw, tmp_path, "best") == digest(sweep.folder / best.name)
+
+    wait_for(lambda: is_all_free(ray_cluster))
+    before = {path: path.stat().st_mtime_ns for path in sweep.folder.glob("*/*")}
+    again, lines = run(sweep)
+    assert (again, lines) == (outcomes, [])
+    assert before == {path: path.stat().st_mtime_ns for path in sweep.folder.glob("*/*")}
+    with pytest.raises(ConfigError, match=r"but finished trial method=FedAvg_lr=0\.1_seed=0 has"):
+        run(a_sweep(root, tmp_path, space, rounds=3))
+    (sweep.folder / "config.yaml").touch()
+    with pytest.raises(RunExists, match="is a run, not a sweep"):
+        run(sweep)
+
+
+@pytest.mark.slow
+def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_cluster):
+    """Half of the cluster's CPUs are taken: a trial that sized or placed its pool by the cluster would never start."""
+    resources = {"backend": "ray", "trainers": "auto", "gpus_per_trainer": 0.5, "cpus_per_trainer": 0.5}
+    space = {"resources.trainers": {"grid_search": ["auto", 2]}}
+    sweep = a_sweep(root, tmp_path, space, {"max_concurrent": 1}, resources=resources)
+    outcomes, _ = run(sweep)
+    assert {found.status for found in outcomes.values()} == {"completed"}, outcomes
+    for trial, trainers in zip(sweep.trials, (1, 2), strict=True):
+        environment = json.loads((sweep.folder / trial.name / "env.json").read_text())
+        assert environment["resources"]["trainers"] == trainers
+        assert environment["resources"]["gpus_per_trainer"] == 0.5
+    expected = digest_of_run({**sweep.trials[0].raw, "resources": {"backend": "serial"}}, tmp_path)
+    assert {digest(sweep.folder / trial.name) for trial in sweep.trials} == {expected}
+    wait_for(lambda: is_all_free(ray_cluster))
+
+
+@pytest.mark.slow
+def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster, capsys):
+    raises = {"tests.toys:raises": {"client": 4, "round_index": 1}}
+    space = {"method": {"grid_search": {"good": {"methods": []}, "bad": {"methods": [raises]}}}}
+    sweep = a_sweep(root, tmp_path, space, cohort={"size": 12})
+    outcomes, lines = run(sweep)
+    assert [found.status for found in outcomes.values()] == ["completed", "failed"]
+    assert "client 4 failed in round 1" in outcomes["method=bad"].message
+    assert any("method=bad" in line and "the toy divides by zero" in line for line in lines)
+    assert ranked(sweep, outcomes)[0].name == "method=good"
+    began = (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns
+    outcomes, lines = run(sweep)
+    assert lines[0].startswith("1 of 2 trials to run")
+    assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
+
+
+@pytest.mark.slow
+def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
+    tune = {"scheduler": "asha", "reduction_factor": 2, "max_concurrent": 1}
+    sweep = a_sweep(
+        root,
+        tmp_path,
+        {"local.lr": {"grid_search": [0.3, 1e-5, 1e-6]}},
+        tune,
+        rounds=4,
+        partition={"alpha": 10.0},
+        resources={"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5},
+    )
+    outcomes, lines = run(sweep)
+    found = [outcomes[trial.name] for trial in sweep.trials]
+    assert found[0].status == "completed"
+    assert "stopped" in {found[1].status, found[2].status}
+    for trial in sweep.trials:
+        folder = sweep.folder / trial.name
+        if outcomes[trial.name].status == "stopped":
+            assert "stopped by asha after round" in outcomes[trial.name].message
+            assert not (folder / "COMPLETED").exists()
+            assert not (folder / "FAILED").exists()
+    assert ranked(sweep, outcomes)[0].name == "lr=0.3"
+    wait_for(lambda: is_all_free(ray_cluster))
+    wait_for(lambda: not trial_processes(ray_cluster))
+    again, lines = run(sweep)
+    assert again == outcomes
+    assert lines == []
+
+
+def trial_processes(ray):
+    """Processes of this Ray that belong to a trial."""
+    import psutil
+
+    session = ray._private.worker.global_worker.node.get_session_dir_path()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            title = " ".join(process.cmdline())
+            parents = " ".join(" ".join(parent.cmdline()) for parent in process.parents())
+        except psutil.Error:
+            continue
+        names = ("_TrainerActor", "_ServerActor", "_ShardHost", "run_trial")
+        if title.startswith("ray::") and any(name in title for name in names) and session in parents:
+            found.append(title)
+    return found
+
+
+@pytest.mark.slow
+def test_pbt_changes_trials_and_their_rows_are_those_of_their_parameters(root, tmp_path, ray_cluster):
+    tune = {
+        "scheduler": "pbt",
+        "num_samples": 4,
+        "perturbation_interval": 2,
+        "mutations": {"local.lr": {"loguniform": [1e-4, 0.5]}},
+    }
+    groups = {"rounds": 8, "partition": {"alpha": 10.0}, "resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
+    sweep = a_sweep(root, tmp_path, {}, tune, **groups)
+    outcomes, _ = run(sweep)
+    assert {found.status for found in outcomes.values()} == {"completed"}
+    changed = 0
+    for trial in sweep.trials:
+        folder = sweep.folder / trial.name
+        with open(folder / "mutations.csv") as file:
+            rates = [(int(row["round"]), float(row["local.lr"])) for row in csv.DictReader(file)]
+        assert rates[0][0] == 0
+        assert all(number % 2 == 0 and 1e-4 <= rate <= 0.5 for number, rate in rates)
+        assert yaml.safe_load((folder / "config.yaml").read_text())["local"]["lr"] == rates[-1][1]
+        assert outcomes[trial.name].labels["lr"] == rates[-1][1]
+        changed += len(rates) > 1
+        with open(folder / "progress.csv") as file:
+            assert [int(row["round"]) for row in csv.DictReader(file)] == list(range(8))
+    assert changed
+    # The same schedule by hand, in one run that is stopped and changed by hand, gives the same parameters.
+    trial = max(sweep.trials, key=lambda t: len((sweep.folder / t.name / "mutations.csv").read_text().splitlines()))
+    with open(sweep.folder / trial.name / "mutations.csv") as file:
+        rates = [(int(row["round"]), float(row["local.lr"])) for row in csv.DictReader(file)]
+    assert digest(sweep.folder / trial.name) == digest_of_schedule(trial.raw, rates, tmp_path)
+
+
+def digest_of_schedule(raw, rates, tmp_path):
+    from raysim.engine.simulation import Stopped
+
+    ends = [*[number for number, _ in rates[1:]], None]
+    for (_, rate), end in zip(rates, ends, strict=True):
+        now = {**raw, "local": {**raw["local"], "lr": rate}, "storage": str(tmp_path), "name": "by hand"}
+        now["checkpoint"] = {"every_s": 0}
+        now["name"] = "by-hand"
+
+        def stop(record, end=end):
+            if record.round_index + 1 == end:
+                raise Stopped
+
+        try:
+            return execute(check(now, "a test"), on_start=lambda *_: None, on_round=stop, mutable=["local.lr"])[
+                "params_sha256"
+            ]
+        except Stopped:
+            continue
+    raise AssertionError("unreachable")
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def start(path, ray, *overrides):
+    """`raysim tune` in a process of its own, on the tests' Ray."""
+    address = ray.get_runtime_context().gcs_address
+    return subprocess.Popen(
+        [sys.executable, "-m", "raysim", "tune", str(path), *overrides],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "RAY_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def write_sweep(path, root, tmp_path, name, space, **groups):
+    raw = raw_config(root, [], name=name, storage=str(tmp_path / "runs"), **groups)
+    raw["tune"] = {"param_space": space, "max_concurrent": 1}
+    path.write_text(yaml.safe_dump(raw))
+    return plan_sweep(read_sweep(path), str(path), draws)
+
+
+@pytest.mark.slow
+def test_sweep_killed_half_way_runs_only_what_is_unfinished(root, tmp_path, ray_cluster):
+    path = tmp_path / "killed.yaml"
+    space = {"seed": {"grid_search": [0, 1, 2]}}
+    groups = {"rounds": 40, "checkpoint": {"every_s": 0}, "resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
+    sweep = write_sweep(path, root, tmp_path, "killed", space, **groups)
+    folders = [sweep.folder / trial.name for trial in sweep.trials]
+    process = start(path, ray_cluster)
+    deadline = time.monotonic() + 300
+    while not list(folders[1].glob("checkpoints/round-00000[3-9]")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert [outcome(sweep, trial).status for trial in sweep.trials] == ["completed", "unfinished", "unfinished"]
+    before = {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
+
+    began = time.time()
+    again = start(path, ray_cluster)
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert "2 of 3 trials to run" in output
+    assert "\r" not in output
+    assert before == {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
+    with open(folders[1] / "progress.csv") as file:
+        assert [int(row["round"]) for row in csv.DictReader(file)] == list(range(40))
+    old = [event for event in folders[1].glob("events*") if int(event.name.split(".")[3]) < began]
+    assert len(old) == 1  # it went on where it was, beside what it had written before
+    assert digest(folders[1]) == digest_of_run(sweep.trials[1].raw, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_and_100_rounds_in_150_lines(root, tmp_path, ray_cluster):
+    serial = {"resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    one = write_sweep(first, root, tmp_path, "first", {"seed": {"grid_search": [0]}}, rounds=100, **serial)
+    two = write_sweep(second, root, tmp_path, "second", {"seed": {"grid_search": [0, 1]}}, **serial)
+    processes = [start(first, ray_cluster), start(second, ray_cluster)]
+    wait_for(lambda: (one.folder / "seed=0").exists(), 300)
+    with pytest.raises(RunExists, match="is running"):
+        run(one)
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    for output in outputs:
+        assert "\r" not in output
+        assert len(output.splitlines()) <= 150
+    for sweep in (one, two):
+        for trial in sweep.trials:
+            assert outcome(sweep, trial).status == "completed"
+    assert digest(two.folder / "seed=1") == digest_of_run(two.trials[1].raw, tmp_path)
+
+
+def test_progress_lines_are_few_however_long_a_sweep_takes(root, tmp_path, monkeypatch):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}})
+    lines, now = [], [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = _Watch(sweep, sweep.trials, lines.append)
+    for _ in range(200_000):
+        now[0] += 1.0
+        watch.on_step_end(0, [])
+    assert 10 < len(lines) <= MOST_LINES
