@@ -10,9 +10,10 @@ import copy
 import importlib
 import inspect
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         spec = model_spec(config, len(images.info.classes), images.info.shape)
         faults += _check_model(spec)
         external = config.data.validation_set.external.name
-        manifest = make_manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+        manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
         if not faults:
             try:
                 layout = _layout(config, spec, methods)
@@ -276,7 +277,7 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     try:
         _, faults = parse_options(find_architecture(spec.name).build, spec.options, "model")
         if not faults:
-            try_model(spec)
+            _try_model(spec)
     except LookupError as error:
         return [Fault("model.name", str(error))]
     except ValueError as error:
@@ -316,6 +317,45 @@ def _check_resources(config: Config) -> list[Fault]:
             )
         ]
     return []
+
+
+# A sweep checks hundreds of configurations, with few partitions and models among them, which take 0.1 s and more each.
+# Bytes: a specification holds a dictionary, which cannot be a key.
+
+
+def _manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None) -> Manifest:
+    return _manifest_of(
+        images.path, images.info.checksum, spec, *((external.path, external.info.checksum) if external else (None, ""))
+    )
+
+
+@lru_cache(maxsize=64)
+def _manifest_of(
+    path: Path, checksum: str, spec: PartitionSpec, external: Path | None, external_checksum: str
+) -> Manifest:
+    return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None)
+
+
+def _try_model(spec: ModelSpec) -> None:
+    if spec.pretrained not in (None, "default"):  # a file, which may change
+        try_model(spec)
+    else:
+        _try_model_of(pickle.dumps(spec))
+
+
+@lru_cache(maxsize=256)
+def _try_model_of(spec: bytes) -> None:
+    try_model(pickle.loads(spec))
+
+
+def _skeleton(spec: ModelSpec) -> torch.nn.Module:
+    """Parameters and their shapes, without values; shared, so not to be changed."""
+    return _skeleton_of(pickle.dumps(replace(spec, pretrained=None)))
+
+
+@lru_cache(maxsize=64)
+def _skeleton_of(spec: bytes) -> torch.nn.Module:
+    return build_skeleton(pickle.loads(spec))
 
 
 # --- parts, from numbers ----------------------------------------------------------------------------------------------
@@ -416,7 +456,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 
 
 def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
-    skeleton = build_skeleton(spec)
+    skeleton = _skeleton(spec)
     head = head_of(spec)
     partition = partition_of(methods, [name for name, _ in skeleton.named_parameters()], head)
     return layout_of(

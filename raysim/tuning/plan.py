@@ -247,6 +247,9 @@ def _with_whole_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
     root = data.get("root", "data")
     if isinstance(root, str) and not is_remote(root):
         data["root"] = str(Path(root).absolute())
+    model = result.get("model")
+    if isinstance(model, dict) and isinstance(model.get("pretrained"), str) and Path(model["pretrained"]).is_file():
+        model["pretrained"] = str(Path(model["pretrained"]).absolute())
     chosen = data.get("validation_set")
     external = chosen.get("external") if isinstance(chosen, dict) else None
     if isinstance(external, dict) and isinstance(external.get("mapping"), str):
