@@ -34,6 +34,7 @@ from raysim.data.validation import ValidationSpec
 from raysim.engine.pool import Pool
 from raysim.engine.server import Facts, Server
 from raysim.engine.trainer import Phase, Trainer
+from raysim.lora import LoraSpec
 from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
@@ -117,7 +118,9 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
             available |= {"plain-sgd"} if local_settings(config).is_plain_sgd else set()
-            faults += [Fault("methods", text) for text in conflicts(methods, resources_of(layout), available)]
+            available |= {"lora"} if spec.lora is not None else set()
+            found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+            faults += [Fault("methods", text) for text in found]
             faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
@@ -263,7 +266,7 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
 def _check_model(spec: ModelSpec) -> list[Fault]:
     if spec.name not in MODELS:
         return [Fault("model.name", f"unknown model {spec.name!r}. {nearest_name(spec.name, list(MODELS))}")]
-    _, faults = parse_options(MODELS[spec.name][0].__init__, spec.options, "model")
+    _, faults = parse_options(MODELS[spec.name][0], spec.options, "model")
     return faults
 
 
@@ -338,7 +341,9 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     """
     height, width = input_transform(config).output_size(*shape[:2])
     inputs = (height, width, config.data.channels or shape[2])
-    return ModelSpec(config.model.name, num_classes, inputs, dict(config.model.model_extra or {}))
+    group = config.model.lora
+    lora = LoraSpec(group.rank, group.alpha, tuple(group.targets), group.dropout) if group is not None else None
+    return ModelSpec(config.model.name, num_classes, inputs, dict(config.model.model_extra or {}), lora)
 
 
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
@@ -387,7 +392,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
     skeleton = build_skeleton(spec)
     head = head_of(spec)
-    partition = partition_of(methods, [name for name, _ in skeleton.named_parameters()], head)
+    partition = partition_of(methods, [name for name, p in skeleton.named_parameters() if p.requires_grad], head)
     return layout_of(
         skeleton,
         head=head,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core.seeding import derive_seed
+from raysim.lora import LoraSpec, add_lora
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ModelSpec:
     num_classes: int
     input_shape: tuple[int, int, int]
     options: dict[str, Any] = field(default_factory=dict)
+    lora: LoraSpec | None = None
 
 
 class Cnn(nn.Module):
@@ -63,10 +65,30 @@ class Mlp(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+def vit(
+    shape: tuple[int, int, int], classes: int, *, dim: int = 64, depth: int = 4, heads: int = 4, patch: int = 4
+) -> nn.Module:
+    """A small vision transformer of timm's."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    if shape[0] != shape[1]:
+        raise ValueError(f"a vit needs square images, got {shape[0]} x {shape[1]}; set data.resize")
+    return VisionTransformer(
+        img_size=shape[0],
+        patch_size=patch,
+        in_chans=shape[2],
+        num_classes=classes,
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
+    )
+
+
 #: name -> (constructor, path of the classifier layer, whether channels-last convolutions are faster)
 MODELS: dict[str, tuple[Callable[..., nn.Module], str, bool]] = {
     "cnn": (Cnn, "fc2", True),
     "mlp": (Mlp, "fc2", False),
+    "vit": (vit, "head", False),
 }
 
 
@@ -84,10 +106,14 @@ def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
     """The module with its initial parameters, drawn from the seed; the global random stream is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
-        return MODELS[spec.name][0](spec.input_shape, spec.num_classes, **spec.options)
+        return _adapted(MODELS[spec.name][0](spec.input_shape, spec.num_classes, **spec.options), spec)
 
 
 def build_skeleton(spec: ModelSpec) -> nn.Module:
     """The module's structure without memory (meta device), for checks."""
     with torch.device("meta"):
-        return MODELS[spec.name][0](spec.input_shape, spec.num_classes, **spec.options)
+        return _adapted(MODELS[spec.name][0](spec.input_shape, spec.num_classes, **spec.options), spec)
+
+
+def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
+    return module if spec.lora is None else add_lora(module, spec.lora, head=head_of(spec))
