@@ -330,8 +330,9 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
     for part in error["loc"][:-1]:
         field = owner.model_fields.get(str(part))
         inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            owner = inner
+        for choice in (inner, *get_args(inner)):  # a group, or a group or None
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                owner = choice
     field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
     if field is not None:
         default = (
