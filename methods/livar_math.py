@@ -50,6 +50,8 @@ def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
 
     LIVAR, step 2 of its sheet; `moved` is before - after, so that descent is positive:
         abs_of_sum: |sum(g . moved)|,   signed: sum(g . moved),   sum_of_abs: sum|g . moved|,   grad_only: |sum g|
+    grad_only is zero by construction, up to rounding, for B of every layer whose output enters a LayerNorm (in a ViT the
+    attention projection and the second MLP layer), since the gradient of what enters one sums to zero.
     """
     if reduction == "grad_only":
         return grad.sum(dtype=torch.float64).abs()
