@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raysim.core.layout import Layout
+from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, Client, Method, Server, State, Vector
 from raysim.core.weights import RightMap, Weights
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
 GRADIENT_ENTRIES = 2**26
+#: What fed-mammoth adds to every Fisher.
+MAMMOTH_CONSTANT = 1e-12
 
 
 def fisher(
@@ -51,8 +53,7 @@ def fisher(
 
     def report(client: Client) -> dict[str, Vector | float]:
         if is_mammoth:
-            total, _ = fisher_sum(client, "weighted")
-            value = total + 1e-12
+            value, _ = fisher_sum(client, "weighted")
         else:
             total, count = fisher_sum(client, kind, num_examples)
             value = (total / count).clamp_min(floor)
@@ -70,6 +71,12 @@ def fisher(
                 weights[leaf.name] = weight / norms if normalise and not is_mammoth else weight
         below = server.total("fisher", weights)
         above = server.total("product", weights)
+        if is_mammoth:
+            # Its 1e-12 is added here: inside the vectors it would fall below the grid of an exact sum with large Fishers.
+            above = above + MAMMOTH_CONSTANT * update.double()
+            for leaf in server.layout.params:
+                if leaf.name in weights:
+                    below[leaf.offset : leaf.end] += MAMMOTH_CONSTANT * _sum_of(weights[leaf.name], server.layout, leaf)
         return torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0).float(), state
 
     return Method(
@@ -79,6 +86,13 @@ def fisher(
         claims=frozenset({"merge"}),
         base_weights="uniform" if is_mammoth else "examples",
     )
+
+
+def _sum_of(weight: Tensor | RightMap, layout: Layout, leaf: Leaf) -> Tensor:
+    """[leaf.size]: the sum over clients of a leaf's weights, as the leaf lies in the vector."""
+    assert isinstance(weight, Tensor)
+    total = weight.sum(0)
+    return layout.pack(leaf, total.view(total.shape + (1,) * (len(leaf.shape) - total.dim())).expand(leaf.shape))
 
 
 def fisher_sum(client: Client, kind: str, num_examples: int | None = None) -> tuple[Tensor, int]:
