@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from raysim.assemble import model_spec
 from raysim.core.errors import ConfigError
+from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.lora import LoraSpec
 from raysim.models import ModelSpec, build_model, build_skeleton
+from raysim.training.model import BoundModel
 from tests.helpers import LORA_VIT, lora_plan, run, server_on
 from tests.reference import Naive
 
@@ -114,6 +116,33 @@ def test_a_round_is_torchs_adamw_with_clipping_on_adapters_and_head(root):
     views = server.layout.views(server.state)
     for name, value in trained(model).items():
         assert torch.allclose(views[name], value, atol=2e-6), name
+
+
+def test_frozen_weights_can_be_moved_and_go_back_and_leaves_can_be_stood_in_for():
+    module = build_model(SPEC, seed=5)
+    layout = layout_of(module, head="head", trained=trained(module))
+    model = BoundModel(module, layout, head="head")
+    x, name = torch.rand(2, 1, 8, 8), "blocks.0.mlp.fc1.base_layer.weight"
+    built, plain = module.get_parameter(name).detach().clone(), model.apply(model.params, x).logits
+    for _ in range(2):  # from what was built, however often
+        model.move_frozen({name: torch.full((64, 16), 0.5)})
+        assert torch.equal(module.get_parameter(name), built + 0.5)
+    moved = model.apply(model.params, x).logits
+    assert not torch.equal(moved, plain)
+    model.move_frozen({})
+    assert torch.equal(module.get_parameter(name), built)
+    with pytest.raises(KeyError, match="is trained"):
+        model.move_frozen({"head.weight": torch.zeros(10, 16)})
+    layer = name.removesuffix(".base_layer.weight")
+    dense = {
+        f"{layer}.lora_A.default.weight": torch.eye(16),
+        f"{layer}.lora_B.default.weight": torch.full((64, 16), 0.5),
+    }
+    with model.replaced(dense):
+        assert torch.allclose(model.apply(model.params, x).logits, moved, atol=1e-6)
+    assert torch.equal(model.apply(model.params, x).logits, plain)
+    model.grad.fill_(3.0)
+    assert bool((module.get_parameter(f"{layer}.lora_A.default.weight").grad == 3).all())
 
 
 def test_dropout_of_the_adapters_is_drawn_from_the_runs_seed(root):
