@@ -22,12 +22,13 @@ BASE = {
 
 
 def raw_config(root: Path, methods=(), **groups) -> dict:
-    """The base configuration with groups laid over it; scalars replace."""
+    """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     raw["data"] = {"root": str(root)}
     raw["methods"] = list(methods)
     for key, value in groups.items():
-        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
+        is_whole = not isinstance(value, dict) or (key == "model" and "name" in value)
+        raw[key] = value if is_whole else {**raw.get(key, {}), **value}
     return raw
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from raysim.assemble import model_spec
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.lora import LoraSpec
-from raysim.models import ModelSpec, build_model, build_skeleton
+from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
 from raysim.training.model import BoundModel
 from tests.helpers import LORA_VIT, lora_plan, run, server_on
 from tests.reference import Naive
 
-SPEC = ModelSpec("vit", 10, (8, 8, 1), {"dim": 16, "depth": 2, "heads": 2, "patch": 4}, LoraSpec(rank=4))
+SPEC = ModelSpec("vit", 10, (8, 8, 1), {"dim": 16, "depth": 2, "heads": 2, "patch": 4}, lora=LoraSpec(rank=4))
 
 
 def trained(module):
@@ -27,7 +27,7 @@ def trained(module):
 
 def test_vit_b16_with_rank_16_has_the_papers_lora_parameters():
     options = {"dim": 768, "depth": 12, "heads": 12, "patch": 16}
-    module = build_skeleton(ModelSpec("vit", 100, (224, 224, 3), options, LoraSpec(rank=16)))
+    module = build_skeleton(ModelSpec("vit", 100, (224, 224, 3), options, lora=LoraSpec(rank=16)))
     values = trained(module)
     adapters = [name for name in values if ".lora_" in name]
     assert sum(values[name].numel() for name in adapters) == 2_359_296
@@ -36,7 +36,7 @@ def test_vit_b16_with_rank_16_has_the_papers_lora_parameters():
 
 
 def test_adapters_start_without_effect_and_the_base_is_untouched():
-    module, plain = build_model(SPEC, seed=5), build_model(ModelSpec(*list(vars(SPEC).values())[:4]), seed=5)
+    module, plain = build_model(SPEC, seed=5), build_model(replace(SPEC, lora=None), seed=5)
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(module.eval()(images), plain.eval()(images))
     again = build_model(SPEC, seed=5)
@@ -48,7 +48,7 @@ def test_adapters_start_without_effect_and_the_base_is_untouched():
 
 
 def test_alpha_scales_the_product():
-    module = build_model(ModelSpec(*list(vars(SPEC).values())[:4], LoraSpec(rank=4, alpha=2)), seed=5)
+    module = build_model(replace(SPEC, lora=LoraSpec(rank=4, alpha=2)), seed=5)
     layer = module.blocks[0].mlp.fc1
     layer.lora_B["default"].weight.data.normal_()
     x = torch.randn(3, 16)

@@ -18,6 +18,7 @@ HEAD = "@head"
 
 REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
     "plain-sgd": "set local.optimizer to sgd and local.momentum to 0: it divides a displacement by the learning rate",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",
     "linear-head": "use a model whose classifier is one linear layer",

@@ -102,7 +102,7 @@ class Client:
     Attributes:
       num_examples: n_k, training examples of this client.
       class_counts: (classes,) int64.
-      lr, momentum: of the client optimiser in this round.
+      lr, momentum, batch_size: of the local steps in this round.
       num_steps: optimiser steps taken: 0 until the local loop has ended.
       start: [num_params], the broadcast point.
       params: [num_params], the live parameters; after the loop, the client's final ones.
@@ -130,6 +130,7 @@ class Client:
     batches: Callable[[], Iterable[Batch]]
     validation_gradient: Callable[[str], Tensor]
     momentum: float = 0.0
+    batch_size: int = 32
     num_steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
 
@@ -200,7 +201,7 @@ class Method:
       claims: exclusive resources as shell patterns: "criterion", "weights:<leaf>", "backward:<layer>",
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
-      needs: "validation-set", "plain-sgd", "features", "linear-head", "client-memory", "lora".
+      needs: "validation-set", "sgd", "plain-sgd", "features", "linear-head", "client-memory", "lora".
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).

@@ -69,6 +69,14 @@ def test_adapters_give_the_same_bits_and_scores_on_any_number_of_trainers(name, 
     assert [outcome(pool) for pool in ray_pools(plan)] == [expected] * 3
 
 
+def test_vision_transformer_gives_the_same_bits_too(root, ray_pools):
+    part, local = {"alpha": 10.0, "num_clients": 24}, {"batch_size": 8, "epochs": 0.5}
+    model = {"name": "vit", "dim": 16, "depth": 2}
+    plan = plan_of(root, model=model, rounds=2, cohort={"size": 3}, partition=part, local=local)
+    expected = run(plan, root).params_sha256()
+    assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
+
+
 def test_different_methods_give_different_results(root):
     digests = {name: run(plan_of(root, METHODS[name]), root).params_sha256() for name in METHODS}
     assert len(set(digests.values())) == len(digests), digests
