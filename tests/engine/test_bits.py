@@ -20,8 +20,21 @@ METHODS = {
     "fedvg-spectral": [{"fedvg": {"norm": "spectral", "granularity": "layer"}}],
     "fedvg-update": [{"fedvg": {"norm": "update"}}],
     "fedprox-fedavgm-fedvg": ["fedprox", "fedavgm", {"fedvg": {"granularity": "block"}}],
-    "toy-scaffold-fedvg": ["tests.toys:scaffold", "fedvg"],
-    "toy-elastic": ["tests.toys:elastic"],
+    "scaffold": ["scaffold"],
+    "scaffold-i": [{"scaffold": {"option": "i"}}],
+    "scaffold-fl-bench": [{"scaffold": {"as_in": "fl-bench"}}],
+    "scaffold-fedvg": ["scaffold", "fedvg"],
+    "feddyn": ["feddyn"],
+    "feddyn-clipped-fedvg": ["fedvg", {"feddyn": {"max_grad_norm": 0.5}}],
+    "feddyn-fl-bench": [{"feddyn": {"as_in": "fl-bench"}}],
+    "elastic": ["elastic"],
+    "elastic-tensor-fedvg": [{"elastic": {"granularity": "tensor"}}, {"fedvg": {"granularity": "layer"}}],
+    "elastic-fl-bench": [{"elastic": {"as_in": "fl-bench"}}],
+    "fedadam": [{"fedadam": {"bias_correction": True}}],
+    "fedyogi": ["fedyogi"],
+    "fedadagrad": ["fedadagrad"],
+    "fednova": ["fednova"],
+    "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
     "toy-flfa": [{"tests.toys:flfa": {"layers": ["fc1", "fc2"], "first": "fc2"}}],
     "toy-personal": ["tests.toys:personal_head"],
     "fedproto": [{"fedproto": {"strength": 0.5}}],
@@ -87,7 +100,7 @@ def test_run_depends_on_the_seed(root):
 
 
 def test_client_memory_and_method_state_are_the_same_on_ray(root, ray_pools):
-    plan = plan_of(root, METHODS["toy-scaffold-fedvg"])
+    plan = plan_of(root, [*METHODS["scaffold-fedvg"], "feddyn"])
     expected = run(plan, root)
     for pool in ray_pools(plan):
         server = run(plan, root, pool)
@@ -98,3 +111,4 @@ def test_client_memory_and_method_state_are_the_same_on_ray(root, ray_pools):
         for client in clients:
             mine, theirs = server.client_memory(client), expected.client_memory(client)
             assert (mine["scaffold"]["control"] == theirs["scaffold"]["control"]).all()
+            assert (mine["feddyn"]["h"] == theirs["feddyn"]["h"]).all()
