@@ -104,7 +104,7 @@ def elasticity(omega: Tensor, largest: Tensor, tau: float) -> Tensor:
     Args:
       omega: (n,) float64, >= 0; largest: (n,) or scalar, >= omega.
     """
-    return 1 + tau - omega / largest.clamp_min(torch.finfo(torch.float64).tiny)
+    return 1 + tau - omega / largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
 def _of_tensors(server: Server, shares: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

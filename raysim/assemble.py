@@ -37,6 +37,7 @@ from raysim.engine.pool import Pool
 from raysim.engine.server import Facts, Server
 from raysim.engine.trainer import Phase, Trainer
 from raysim.models import (
+    LoraSpec,
     ModelSpec,
     build_model,
     build_skeleton,
@@ -130,7 +131,9 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
             local = local_settings(config)
             available |= {"plain-sgd"} if local.is_plain_sgd else set()
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
-            faults += [Fault("methods", text) for text in conflicts(methods, resources_of(layout), available)]
+            available |= {"lora"} if spec.lora is not None else set()
+            found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+            faults += [Fault("methods", text) for text in found]
             faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
@@ -399,7 +402,12 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     height, width = input_transform(config).output_size(*shape[:2])
     inputs = (height, width, config.data.channels or shape[2])
     options = dict(config.model.model_extra or {})
-    return ModelSpec(config.model.name, num_classes, inputs, options, config.model.pretrained)
+    return ModelSpec(config.model.name, num_classes, inputs, options, config.model.pretrained, _lora_spec(config))
+
+
+def _lora_spec(config: Config) -> LoraSpec | None:
+    group = config.model.lora
+    return None if group is None else LoraSpec(group.rank, group.alpha, tuple(group.targets), group.dropout)
 
 
 def fetch_weights(plan: Plan) -> None:
@@ -458,7 +466,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
     skeleton = _skeleton(spec)
     head = head_of(spec)
-    partition = partition_of(methods, [name for name, _ in skeleton.named_parameters()], head)
+    partition = partition_of(methods, [name for name, p in skeleton.named_parameters() if p.requires_grad], head)
     return layout_of(
         skeleton,
         head=head,
@@ -600,7 +608,12 @@ def inspect_model(
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
     spec = ModelSpec(
-        name, classes, (side, side, channels), dict(config.model.model_extra or {}), config.model.pretrained
+        name,
+        classes,
+        (side, side, channels),
+        dict(config.model.model_extra or {}),
+        config.model.pretrained,
+        _lora_spec(config),
     )
     if faults := _check_model(spec):
         raise ConfigError(faults, "the command line")

@@ -80,6 +80,15 @@ class PartitionGroup(Group):
 FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
 
 
+class LoraGroup(Group):
+    rank: int = Field(16, ge=1, description="rank of the adapters")
+    alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha / rank; the rank if not given")
+    targets: list[str] = Field(
+        ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], min_length=1, description="layers that get adapters"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' input while training")
+
+
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
     name: str = Field("cnn", description="model name; the other keys are its options")
@@ -88,6 +97,7 @@ class ModelGroup(Group):
     )
     blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
+    lora: LoraGroup | None = Field(None, description="train low-rank adapters and the head only; {} for the defaults")
 
 
 class LocalGroup(Group):
@@ -419,8 +429,9 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
     for part in error["loc"][:-1]:
         field = owner.model_fields.get(str(part))
         inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            owner = inner
+        for choice in (inner, *get_args(inner)):  # a group, or a group or None
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                owner = choice
     field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
     if field is not None:
         default = (

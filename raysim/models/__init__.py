@@ -2,11 +2,13 @@
 
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.build import build_model, build_skeleton, try_model
+from raysim.models.lora import LoraSpec
 from raysim.models.registry import MODELS, find_architecture, head_of, prefers_channels_last
 
 __all__ = [
     "MODELS",
     "Architecture",
+    "LoraSpec",
     "ModelSpec",
     "build_model",
     "build_skeleton",

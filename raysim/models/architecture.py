@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from raysim.models.lora import LoraSpec
+
 #: Height, width and channels of the inputs.
 Shape = tuple[int, int, int]
 
@@ -41,6 +43,7 @@ class ModelSpec:
     Attributes:
       input_shape: (height, width, channels).
       pretrained: None, "default" (the library's own download) or the path of a file of weights.
+      lora: adapters beside some layers; only they and the classifier are then trained. None: everything is.
     """
 
     name: str
@@ -48,3 +51,4 @@ class ModelSpec:
     input_shape: Shape
     options: dict[str, Any] = field(default_factory=dict)
     pretrained: str | None = None
+    lora: LoraSpec | None = None

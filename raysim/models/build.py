@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
+from raysim.models.lora import add_lora
 from raysim.models.registry import find_architecture
 from raysim.models.weights import load_pretrained
 
@@ -34,13 +35,17 @@ def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
         torch.manual_seed(derive_seed(seed, "init"))
         module = _construct(spec)
         load_pretrained(module, find_architecture(spec.name), spec)
-    return module
+        return _adapted(module, spec)
 
 
 def build_skeleton(spec: ModelSpec) -> nn.Module:
     """The module's structure without memory (meta device), for checks."""
     with torch.device("meta"):
-        return _construct(spec)
+        return _adapted(_construct(spec), spec)
+
+
+def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
+    return module if spec.lora is None else add_lora(module, spec.lora, head=find_architecture(spec.name).head)
 
 
 def try_model(spec: ModelSpec) -> None:
@@ -54,13 +59,15 @@ def try_model(spec: ModelSpec) -> None:
     """
     try:
         architecture = find_architecture(spec.name)
-        skeleton = build_skeleton(spec)
+        with torch.device("meta"):
+            skeleton = _construct(spec)
         if architecture.needs_trial:
             _run(skeleton, spec)
     except Exception as error:  # whatever the libraries' own code raises
         raise ValueError(str(error) or type(error).__name__) from error
     with torch.device("meta"):
         load_pretrained(skeleton, architecture, spec)
+        _adapted(skeleton, spec)
 
 
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:

@@ -8,7 +8,7 @@ from methods import METHODS
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError
 from tests import toys
-from tests.helpers import plan_of
+from tests.helpers import lora_plan, plan_of
 
 
 def faults_of(root, methods, **groups):
@@ -19,18 +19,17 @@ def faults_of(root, methods, **groups):
 
 def test_empty_list_and_every_single_method_compose(root):
     plan_of(root)
-    for name in METHODS:
-        plan_of(root, [name])
+    for name, make in METHODS.items():
+        (lora_plan if "lora" in make().needs else plan_of)(root, [name])
 
 
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
         (["uniform", "fedvg"], ["uniform and fedvg both decide", "drop one"]),
-        (
-            ["tests.toys:fednova_like", "fedvg"],
-            ["fedvg after fednova_like would discard", "put fedvg before fednova_like"],
-        ),
+        (["fednova", "fedvg"], ["fedvg after fednova would discard", "put fedvg before fednova"]),
+        (["fedavgm", "fedadam"], ["fedavgm and fedadam both decide server-optimizer"]),
+        (["fedyogi", "fedadagrad"], ["fedyogi and fedadagrad both decide server-optimizer"]),
         (
             ["tests.toys:criterion", "tests.toys:other_criterion"],
             ["criterion and other_criterion both decide criterion"],
@@ -48,13 +47,13 @@ def test_conflicts_name_methods_and_remedy(root, methods, words):
 
 
 def test_right_order_of_modifier_and_replacer_is_legal(root):
-    plan_of(root, ["fedvg", "tests.toys:fednova_like"])
+    plan_of(root, ["fedvg", "fednova"])
 
 
 def test_needs_name_the_remedy(root):
     assert "data.validation" in faults_of(root, ["fedvg"], data={"root": str(root), "validation": 0})[0]
     plan_of(root, [{"fedvg": {"norm": "update"}}], data={"root": str(root), "validation": 0})
-    assert "local.momentum" in faults_of(root, ["tests.toys:scaffold"], local={"momentum": 0.9})[0]
+    assert "local.momentum" in faults_of(root, ["scaffold"], local={"momentum": 0.9})[0]
 
 
 def test_claims_match_only_what_is_trained_and_shared(root):
