@@ -204,12 +204,12 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 
-    from raysim.engine.ray_runtime import RayServer, available, ray_session
+    from raysim.engine.ray_runtime import RayServer, available, ray_session, rooms
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
 
-        trainers, cpus, gpus = resolve_resources(config, *available())
+        trainers, cpus, gpus = resolve_resources(config, *available(), rooms())
         shards = build_shards(plan.manifest, cache, write_with_ray_data)
         host = f"raysim-shards-{uuid.uuid4().hex[:12]}"
         ingredients = replace(recipe(shards, threads_of(cpus), gpus > 0), shard_host=host)
@@ -218,6 +218,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             {
                 "backend": "ray",
                 "trainers": trainers,
+                "placement": config.resources.placement,
                 "cpus_per_trainer": cpus,
                 "gpus_per_trainer": gpus,
                 "threads_per_trainer": ingredients.num_threads,
@@ -231,6 +232,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             gpus_per_trainer=gpus,
             keeps_memory=plan.keeps_memory,
             shards=(str(shards), host),
+            placement=config.resources.placement,
+            is_growing=config.resources.trainers == "auto",
         )
         try:
             server.wait_until_ready()
