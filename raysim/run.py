@@ -254,11 +254,16 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     for item in config.methods:
         if isinstance(item, dict):
             ((name, options),) = item.items()
-            flat |= {f"{name}.{key}": value for key, value in (options or {}).items()}
+            flat |= {f"{name}.{key}": _plain(value) for key, value in (options or {}).items()}
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
     return flat
+
+
+def _plain(value: Any) -> str | int | float:
+    """A value as TensorBoard takes it: lists and the like as text."""
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def _write_environment(folder: Path, resources: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -102,7 +103,7 @@ class Cluster:
     def close(self) -> None:
         for driver in self._drivers:
             driver.kill()
-            driver.communicate()
+            driver.wait()
         for name in reversed(list(self._nodes)):
             self.kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -113,29 +114,43 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, config: Path, *overrides: str) -> subprocess.Popen:
+    def run(self, config: Path, *overrides: str) -> Driver:
         """`raysim run` as a driver on the head."""
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "raysim", "run", str(config), *overrides],
-            cwd=PROJECT,
-            env={**self.environment, "RAY_ADDRESS": self.address},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._drivers.append(driver)
-        return driver
+        log = self.folder / f"driver-{len(self._drivers)}.log"
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "raysim", "run", str(config), *overrides],
+                cwd=PROJECT,
+                env={**self.environment, "RAY_ADDRESS": self.address},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._drivers.append(process)
+        return Driver(process, log)
 
 
-def finish(driver: subprocess.Popen) -> str:
-    """Output of a driver that ends well."""
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
-    return output
+class Driver:
+    """A run on a cluster."""
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self._process, self._log = process, log
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that happens while the run goes on."""
+
+        def happened() -> bool:
+            assert self._process.poll() is None, self._log.read_text()
+            return condition()
+
+        wait_for(happened)
+
+    def finish(self) -> None:
+        """Wait until it has ended well."""
+        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
 
 
-def wait_for(condition, seconds: float = PATIENCE_S) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"nothing happened within {seconds:g} s"

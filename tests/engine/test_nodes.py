@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from raysim.data.sources import prepare
-from tests.engine.nodes import Cluster, finish, wait_for
+from tests.engine.nodes import Cluster
 from tests.helpers import plan_of, raw_config, run
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,8 @@ def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, 
     cluster, hidden = two_workers
     resources = {"backend": "ray", "gpus_per_trainer": 0}
     config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources=resources)
-    finish(cluster.run(config, "name=all"))
-    finish(cluster.run(config, "name=few", "resources.trainers=2", "resources.placement=spread", "cohort.size=20"))
+    cluster.run(config, "name=all").finish()
+    cluster.run(config, "name=few", "resources.trainers=2", "resources.placement=spread", "cohort.size=20").finish()
 
     for name, trainers, size in (("all", 4, 40), ("few", 2, 20)):
         plan = plan_of(root, rounds=2, **{**FEDERATION, "cohort": {"size": size}})
@@ -82,7 +82,7 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
     """`auto` puts trainers where GPUs are. They are on one node, so half as much travels as from two."""
     cluster, hidden = two_workers
     config = write_config(tmp_path / "run.yaml", hidden, name="gpu", rounds=2, resources={"backend": "ray"})
-    finish(cluster.run(config))
+    cluster.run(config).finish()
     plan = plan_of(root, rounds=2, **FEDERATION)
     digest, rows = outcome(config, "gpu")
     assert digest == run(plan, root).params_sha256()
@@ -100,11 +100,7 @@ def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path)
     )
 
     def here(number):
-        def condition():
-            assert driver.poll() is None, driver.communicate()[0]
-            return (tmp_path / f"here-{number}").exists()
-
-        wait_for(condition)
+        driver.wait_for((tmp_path / f"here-{number}").exists)
 
     def go(number):
         (tmp_path / f"go-{number}").touch()
@@ -118,7 +114,7 @@ def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path)
         go(1)
         here(2)  # the rest goes on alone
         cluster.add("three")
-        wait_for(lambda: cluster.trainers("three") == 1)  # in the lost one's place
+        driver.wait_for(lambda: cluster.trainers("three") == 1)  # in the lost one's place
         go(2)
         here(3)
         cluster.kill("three")
@@ -128,9 +124,9 @@ def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path)
         cluster.add("five")
         go(4)
         here(5)
-        wait_for(lambda: cluster.trainers("four") == cluster.trainers("five") == 1)
+        driver.wait_for(lambda: cluster.trainers("four") == cluster.trainers("five") == 1)
         go(5)
-        finish(driver)
+        driver.finish()
 
     digest, rows = outcome(config, "a")
     assert digest == run(plan_of(root, methods, rounds=7, **FEDERATION), root).params_sha256()
