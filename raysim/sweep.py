@@ -47,10 +47,12 @@ class Trial:
 def assign(raw: dict[str, Any], key: str, value: Any) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made.
 
+    After `tune.param_space.` comes an axis, whose own name may hold dots.
     Raises:
       KeyError: something on the way is a value, not a group; holds its path.
     """
-    *parents, last = key.split(".")
+    head, space, axis = key.partition("tune.param_space.")
+    *parents, last = ["tune", "param_space", axis] if space and not head else key.split(".")
     group = raw
     for depth, parent in enumerate(parents):
         group = group.setdefault(parent, {})

@@ -104,6 +104,12 @@ def test_scaled_needs_a_scale_group():
         scaled({"rounds": 3}, "a test")
 
 
+def test_an_axis_with_dots_can_be_replaced():
+    raw = {"tune": {"param_space": {"partition.alpha": {"grid_search": [1, 2]}}}}
+    assign(raw, "tune.param_space.partition.alpha", {"grid_search": [3]})
+    assert raw == {"tune": {"param_space": {"partition.alpha": {"grid_search": [3]}}}}
+
+
 def test_assign_makes_groups_and_names_what_is_in_the_way():
     raw = {"a": 1}
     assign(raw, "b.c.d", 2)

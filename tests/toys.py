@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from raysim.core.method import Batch, Message, Method, Outputs, Partition, Vector
+from raysim.core.method import Message, Method, Partition, Vector
 from raysim.core.weights import RightMap, normalised
 
 
@@ -78,59 +78,6 @@ def agreement(update, shared):
     return [float(F.cosine_similarity(update[a:b], shared["mean"][a:b], dim=0)) for a, b in shared["spans"]]
 
 
-def livar(*, trained: list[str], head: str = "fc2"):
-    """Frozen leaves, importance sums over steps, feature variance, per-row head weights."""
-    mine = frozenset(trained) | {f"{head}.weight", f"{head}.bias"}
-
-    def partition(part: Partition):
-        return Partition(part.trained & mine, part.shared & mine, part.head)
-
-    def loss(inner, client):
-        def value(outputs: Outputs, batch: Batch):
-            client.scratch.setdefault("z", []).append((outputs.features.detach(), batch.labels))
-            return inner(outputs, batch)
-
-        return value
-
-    def close(client):
-        if "last" in client.scratch:
-            before, grad = client.scratch.pop("last")
-            product = grad * (before - client.params)
-            sums = torch.stack([client.layout.view(product, name).sum().abs() for name in trained])
-            client.scratch["importance"] = client.scratch.get("importance", 0) + sums
-
-    def grads(inner, client):
-        def gradient(params, batch):
-            close(client)
-            grad = inner(params, batch)
-            client.scratch["last"] = (params.clone(), grad.clone())
-            return grad
-
-        return gradient
-
-    def report(client):
-        close(client)
-        features, labels = (torch.cat(part) for part in zip(*client.scratch["z"], strict=True))
-        classes = len(client.class_counts)
-        spread = [
-            features[labels == c].var(0).mean() if (labels == c).sum() > 1 else features.new_zeros(())
-            for c in range(classes)
-        ]
-        return {"importance": client.scratch["importance"].double(), "variance": torch.stack(spread).double()}
-
-    def weigh(weights, server):
-        rows = normalised(server.report["variance"])
-        layers = normalised(server.report["importance"])
-        mine = {name: layers[:, i] for i, name in enumerate(trained)}
-        return {name: mine.get(name, rows if name.startswith(head) else w) for name, w in weights.items()}
-
-    claims = frozenset({f"weights:{name}" for name in trained} | {f"weights:{head}.*"})
-    needs = frozenset({"features", "linear-head"})
-    return Method(
-        "livar", partition=partition, loss=loss, grads=grads, report=report, weigh=weigh, claims=claims, needs=needs
-    )
-
-
 def regmean(*, head: str = "fc2"):
     """A linear map as a client's weight on the head: W = (sum W_k G_k)(sum G_k)^-1."""
 
@@ -152,36 +99,6 @@ def regmean(*, head: str = "fc2"):
         weigh=weigh,
         claims=frozenset({f"weights:{head}.weight"}),
         needs=frozenset({"features"}),
-    )
-
-
-def ccvr(*, head: str = "fc2"):
-    """A phase without local steps: the head is set from pooled class means of the features."""
-
-    def report(client):
-        classes = len(client.class_counts)
-        sums = 0
-        for batch in client.batches():
-            z = client.model.apply(client.params, batch.images).features.double()
-            sums = sums + F.one_hot(batch.labels, classes).double().T @ z
-        return {"sums": sums, "counts": client.class_counts}
-
-    def server_update(update, state, server):
-        counts = server.report["counts"].sum(0).clamp_min(1)
-        means = (server.report["sums"].sum(0) / counts[:, None]).float()
-        update = update.clone()
-        views, old = server.layout.views(update), server.layout.views(server.start)
-        views[f"{head}.weight"].copy_(means - old[f"{head}.weight"])
-        views[f"{head}.bias"].copy_(-(means * means).sum(1) / 2 - old[f"{head}.bias"])
-        return update, {"means": means}
-
-    return Method(
-        "ccvr",
-        report=report,
-        server_update=server_update,
-        claims=frozenset({f"weights:{head}.*"}),
-        needs=frozenset({"features", "linear-head"}),
-        is_phase=True,
     )
 
 

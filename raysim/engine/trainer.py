@@ -98,7 +98,7 @@ class Trainer:
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
-        self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
+        self._personal = layout.personal
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -141,6 +141,7 @@ class Trainer:
                 "state": torch.from_numpy(message["state"].copy()).to(self.device),
                 "fields": {name: _to(unpack(fields), self.device) for name, fields in message["fields"].items()},
             }
+        self.model.move_frozen(unpack(message["frozen"]))
         self._round["message"] = message
 
     def _train_client(
@@ -238,6 +239,7 @@ class Trainer:
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
             lr=settings.lr_of(round_index),
             momentum=settings.momentum,
+            batch_size=settings.batch_size,
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
@@ -328,14 +330,21 @@ class Trainer:
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
-    def evaluate(self, name: str, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation")."""
-        self.model.load(torch.from_numpy(state.copy()), counters)
+    def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
+        """Score of a global model on examples start..end of a held-out set ("test" or "validation").
+
+        Args:
+          point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
+            place of leaves.
+        """
+        self.model.load(unpack(point["state"]), point["counters"])
+        self.model.move_frozen(unpack(point["frozen"]))
         held_out = self._set(name)
         part = Examples(held_out.images[start:end], held_out.labels[start:end])
-        return evaluate(
-            self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-        )
+        with self.model.replaced(unpack(point["evaluated"])):
+            return evaluate(
+                self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+            )
 
     def ping(self) -> int:
         """This process's id: answers once the trainer is ready."""
