@@ -67,6 +67,17 @@ class Cluster:
         if self.hidden is not None and name != "head":
             mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(self.hidden), *command]
+        try:
+            # Ray gives a node 30 s to start, too few on a busy machine.
+            if not any(self._is_up(name, command) for _ in range(4)):
+                raise AssertionError((home / "log").read_text())
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_up(self, name: str, command: list[str]) -> bool:
+        """Start a node's processes; whether they came up."""
+        home = self.folder / name
         with open(home / "log", "w") as log:
             process = subprocess.Popen(
                 command,
@@ -77,19 +88,16 @@ class Cluster:
                 start_new_session=True,
             )
         self._nodes[name] = process
-        try:
-            wait_for(lambda: "will now block" in (home / "log").read_text() or process.poll() is not None)
-            assert process.poll() is None, (home / "log").read_text()
-        except BaseException:
-            self.close()
-            raise
+        wait_for(lambda: "will now block" in (home / "log").read_text() or process.poll() is not None)
+        return process.poll() is None
 
     def kill(self, name: str) -> None:
         """SIGKILL to everything of a node at once: raylet, agents, workers."""
         process = self._nodes.pop(name)
-        family = [psutil.Process(process.pid)]
+        family: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            family += family[0].children(recursive=True)
+            leader = psutil.Process(process.pid)
+            family = [leader, *leader.children(recursive=True)]
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.send_signal(signal.SIGKILL)
