@@ -33,6 +33,7 @@ from raysim.data.partition import SCHEMES
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
+from raysim.engine.plan import fitting
 from raysim.engine.pool import Pool
 from raysim.engine.server import Facts, Server
 from raysim.engine.trainer import Phase, Trainer
@@ -534,30 +535,33 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
     )
 
 
-def resolve_resources(config: Config, cpus: float, gpus: float) -> tuple[int, float, float]:
+def resolve_resources(
+    config: Config, cpus: float, gpus: float, rooms: Sequence[tuple[float, float]] = ()
+) -> tuple[int, float, float]:
     """(trainers, CPUs per trainer, GPUs per trainer) on so many CPUs and GPUs; without a GPU everything runs on CPUs.
 
     `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each.
+
+    Args:
+      rooms: (CPUs, GPUs) of each node, or bundle, where there are several: no trainer lies on two.
     Raises:
       ConfigError: more was asked for than there is.
     """
     wanted = config.resources
     per_cpu = 1.0 if wanted.cpus_per_trainer == "auto" else float(wanted.cpus_per_trainer)
     asked_gpu = wanted.gpus_per_trainer
-    most = max(1, int(cpus / per_cpu + 1e-9))
-    if wanted.trainers != "auto":
-        trainers = wanted.trainers
-    elif gpus and asked_gpu:
+    share = 0.0
+    if gpus and asked_gpu:
         share = 0.25 if asked_gpu == "auto" else float(asked_gpu)
-        # A fraction must fit on one GPU: 0.4 goes twice on each, whatever is left over.
-        fitting = int(gpus / share + 1e-9) if share >= 1 or gpus < 1 else int(gpus) * int(1 / share + 1e-9)
-        trainers = max(1, min(most, fitting))
-    else:
-        trainers = most
+    places = [room for room in rooms or [(cpus, gpus)] if room[1] or not share]
+    fits = [fitting(room_cpus, room_gpus, per_cpu, share) for room_cpus, room_gpus in places]
+    trainers = max(1, sum(fits)) if wanted.trainers == "auto" else wanted.trainers
     per_gpu = 0.0
     if gpus and asked_gpu == "auto":
         each = -(-trainers // int(gpus)) if gpus >= 1 else trainers / gpus
-        per_gpu = 1.0 if trainers <= gpus else int(1e4 / each) / 1e4
+        if wanted.trainers == "auto":  # the fullest GPU decides
+            each = max([each, *(-(-n // int(room[1])) for n, room in zip(fits, places, strict=True) if room[1] >= 1)])
+        per_gpu = 1.0 if each <= 1 else int(1e4 / each) / 1e4
     elif gpus:
         per_gpu = float(asked_gpu)
     faults = []

@@ -140,6 +140,7 @@ class ResourcesGroup(Group):
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description="GPU fraction of a trainer"
     )
+    placement: Literal["pack", "spread"] = Field("pack", description="trainers on few nodes, or over many")
 
 
 class TuneGroup(Group):

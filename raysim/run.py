@@ -235,12 +235,12 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         return
 
     fetch_weights(plan)
-    from raysim.engine.ray_runtime import RayServer, available, is_in_group, ray_session
+    from raysim.engine.ray_runtime import RayServer, available, is_in_group, ray_session, rooms
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
 
-        trainers, cpus, gpus = resolve_resources(config, *available())
+        trainers, cpus, gpus = resolve_resources(config, *available(), rooms())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         shards = build_shards(plan.manifest, cache, write_serially if is_in_group() else write_with_ray_data)
         host = f"raysim-shards-{uuid.uuid4().hex[:12]}"
@@ -250,6 +250,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             {
                 "backend": "ray",
                 "trainers": trainers,
+                "placement": config.resources.placement,
                 "cpus_per_trainer": cpus,
                 "gpus_per_trainer": gpus,
                 "threads_per_trainer": ingredients.num_threads,
@@ -263,6 +264,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
             gpus_per_trainer=gpus,
             keeps_memory=plan.keeps_memory,
             shards=(str(shards), host),
+            placement=config.resources.placement,
+            is_growing=config.resources.trainers == "auto",
         )
         try:
             server.wait_until_ready()
@@ -283,12 +286,17 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     for item in config.methods:
         if isinstance(item, dict):
             ((name, options),) = item.items()
-            flat |= {f"{name}.{key}": value for key, value in (options or {}).items()}
+            flat |= {f"{name}.{key}": _plain(value) for key, value in (options or {}).items()}
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
     flat |= {f"labels.{key}": value for key, value in config.labels.items()}
     return flat
+
+
+def _plain(value: Any) -> str | int | float:
+    """A value as TensorBoard takes it: lists and the like as text."""
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def _write_environment(folder: Path, resources: dict[str, Any]) -> None:

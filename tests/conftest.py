@@ -42,7 +42,7 @@ def swap_pools(ray_cluster):
             pass
 
         def become(self, make_trainer):
-            self._trainer = make_trainer()
+            self._make_trainer = make_trainer
 
     actor = ray_cluster.remote(Swappable).options(num_cpus=0.5, max_restarts=-1, max_task_retries=3)
     return [actor.remote() for _ in range(3)]
@@ -62,6 +62,6 @@ def ray_pools(swap_pools, root):
     def pools(plan):
         recipe = recipe_of(plan, root)
         ray.get([actor.become.remote(partial(make_trainer, recipe)) for actor in swap_pools])
-        return [RayPool(swap_pools[:count], plan.keeps_memory) for count in (1, 2, 3)]
+        return [RayPool(swap_pools.__getitem__, count, plan.keeps_memory) for count in (1, 2, 3)]
 
     return pools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -167,6 +168,27 @@ def kills_worker(*, marker: str, round_index: int):
         return {}
 
     return Method("kills_worker", report=report)
+
+
+def waits(*, folder: str, training: list[int], weighing: list[int]):
+    """In some rounds everybody who trains, or the server that weighs, writes `here-ROUND` and waits for `go-ROUND`."""
+
+    def pause(round_index):
+        (Path(folder) / f"here-{round_index}").touch()
+        while not (Path(folder) / f"go-{round_index}").exists():
+            time.sleep(0.05)
+
+    def report(client):
+        if client.round_index in training:
+            pause(client.round_index)
+        return {}
+
+    def weigh(weights, server):
+        if server.round_index in weighing:
+            pause(server.round_index)
+        return weights
+
+    return Method("waits", report=report, weigh=weigh)
 
 
 def stumbles(*, client: int, round_index: int):

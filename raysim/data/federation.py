@@ -145,7 +145,9 @@ class Federation:
     def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None):
         self.folder = folder
         self._fetch = fetch
-        self._need("index.json")
+        if fetch is not None:  # always anew: it says how long the files must be
+            folder.mkdir(parents=True, exist_ok=True)
+            fetch("index.json")
         try:
             index = json.loads((folder / "index.json").read_text())
         except (OSError, ValueError) as error:
@@ -154,6 +156,7 @@ class Federation:
                 str(folder),
                 "delete this folder; the next run rebuilds it",
             ) from error
+        self._sizes: dict[str, int] = index["files"]
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)
         self.sizes = self.class_counts.sum(axis=1)
@@ -183,10 +186,19 @@ class Federation:
         return self._maps[name]
 
     def _need(self, name: str) -> None:
-        """Make sure that a file is on this node; several processes of a node fetch it once."""
-        if self._fetch is None or (self.folder / name).is_file():
+        """Make sure that a file is on this node, at its length; several processes of a node fetch it once."""
+        if self._fetch is None or self._is_whole(name):
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / f".{name}.lock"):
-            if not (self.folder / name).is_file():
+            if not self._is_whole(name):
                 self._fetch(name)
+        if not self._is_whole(name):
+            raise DataError(
+                f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)",
+                str(self.folder),
+                "check the free space there; the next run fetches it again",
+            )
+
+    def _is_whole(self, name: str) -> bool:
+        path = self.folder / name
+        return path.is_file() and path.stat().st_size == self._sizes[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,23 +23,30 @@ def write_with_ray_data(tasks: list[ShardTask]) -> None:
     Memory is bounded by one shard a worker, whatever the size of the set, and no pixel passes the object store. With
     several nodes the tasks stay on this one, whose disk holds the set and gets the shards; trainers fetch from there.
     """
-    import ray
     import ray.data
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     items = [{"task": pickle.dumps(task)} for task in tasks]
-    place: dict[str, Any] = {}
-    if sum(node["Alive"] for node in ray.nodes()) > 1:
-        here = ray.get_runtime_context().get_node_id()
-        # No CPUs asked: a head without any can drive a cluster.
-        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False), "num_cpus": 0}
-    written = ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **place)
+    written = ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **_on_this_node())
     for row in written.take_all():
         if row["fault"]:
             raise DataError(*json.loads(row["fault"]))
+
+
+def _on_this_node() -> dict[str, Any]:
+    """Where a pipeline's tasks run if there are several nodes: here, where the files are.
+
+    No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if sum(node["Alive"] for node in ray.nodes()) == 1:
+        return {}
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}
 
 
 def _write(item: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
         rows = [{"item": pickle.dumps(item)} for item in items]
         dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
         dataset.context.execution_options.preserve_order = True
-        for row in dataset.map(partial(_attempt, work)).iter_rows():
+        for row in dataset.map(partial(_attempt, work), **_on_this_node()).iter_rows():
             if row["fault"]:
                 raise DataError(*row["fault"])
             yield row["result"]

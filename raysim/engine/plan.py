@@ -26,6 +26,16 @@ class ClientBlock:
     work: int
 
 
+def fitting(cpus: float, gpus: float, cpus_per_trainer: float, gpus_per_trainer: float) -> int:
+    """How many trainers fit on a node with so many CPUs and GPUs; a share must lie on one GPU: 0.4 fits twice."""
+    by_cpu = int(cpus / cpus_per_trainer + 1e-9)
+    if not gpus_per_trainer:
+        return by_cpu
+    is_whole = gpus_per_trainer >= 1 or gpus < 1
+    by_gpu = int(gpus / gpus_per_trainer + 1e-9) if is_whole else int(gpus) * int(1 / gpus_per_trainer + 1e-9)
+    return min(by_cpu, by_gpu)
+
+
 def choose_cohort(population: int, size: int, *, seed: int, round_index: int) -> np.ndarray:
     """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64."""
     rng = numpy_generator(derive_seed(seed, "cohort", round_index))

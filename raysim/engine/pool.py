@@ -17,7 +17,6 @@ from raysim.training.evaluate import Score
 class TaskResult:
     """One finished task: its report (here), its vectors and memories (handles; the pool knows where they lie)."""
 
-    trainer: int
     report: dict[str, Any]
     vectors: Any
     memories: tuple[Any, ...]
@@ -26,7 +25,14 @@ class TaskResult:
 class Pool(Protocol):
     """What the server asks of its trainers. A handle is whatever `put` returned; None stands for None."""
 
-    num_trainers: int
+    def begin_round(self) -> int:
+        """How many trainers a round that begins now can be planned for; at least one."""
+        ...
+
+    def take_counts(self) -> dict[str, float]:
+        """What the round took in machines: trainers, nodes, sum_mb (partial sums that came from other nodes),
+        redone_blocks (trained again because a trainer or a node was lost)."""
+        ...
 
     def put(self, value: Any) -> Any: ...
     def get(self, handle: Any) -> Any: ...
@@ -57,11 +63,15 @@ class Pool(Protocol):
 class SerialPool:
     """One trainer in this process; no Ray. Same classes, same arrays, same order-free arithmetic."""
 
-    num_trainers = 1
-
     def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
         self._trainer = make_trainer()
         self._keeps_memory = keeps_memory
+
+    def begin_round(self) -> int:
+        return 1
+
+    def take_counts(self) -> dict[str, float]:
+        return {"trainers": 1, "nodes": 1, "sum_mb": 0.0, "redone_blocks": 0}
 
     def put(self, value: Any) -> Any:
         return value
@@ -76,7 +86,7 @@ class SerialPool:
             for blocks in tasks:
                 clients = [client for block in blocks for client in block.clients]
                 report, vectors, kept = self._trainer.train(message, blocks, [memories.get(c) for c in clients])
-                yield TaskResult(0, report, vectors, tuple(kept) if self._keeps_memory else ())
+                yield TaskResult(report, vectors, tuple(kept) if self._keeps_memory else ())
 
     def fold(
         self, name: str, parts: Sequence[tuple[TaskResult, Any, np.ndarray]], constants: np.ndarray

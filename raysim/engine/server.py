@@ -145,7 +145,7 @@ class Server:
         clients = choose_cohort(len(self.facts.sizes), phase.cohort_size, seed=self.seed, round_index=round_index)
         clients = reporting(clients, phase.dropout, seed=self.seed, round_index=round_index)
         work = [1 + self._num_steps(client, phase, round_index) for client in clients.tolist()]
-        queues = assign(cut_blocks(clients.tolist(), work), self.pool.num_trainers)
+        queues = assign(cut_blocks(clients.tolist(), work), self.pool.begin_round())
         self._numbers, self._arrays = {}, {}
         message, start = self._message(round_index, phase_index)
         results = list(self.pool.train(message, queues, self._memories))
@@ -165,6 +165,7 @@ class Server:
             "system/train_s": trained - began,
             "system/aggregate_s": aggregated - trained,
             "system/evaluate_s": ended - aggregated,
+            **{f"system/{name}": float(count) for name, count in self.pool.take_counts().items()},
         }
         columns, picture = self._client_columns(cohort, weights), self._picture(cohort, weights)
         return RoundRecord(round_index, metrics, columns, picture, self._arrays)
@@ -454,8 +455,8 @@ class Server:
         return self.pool.get(self._memories[client])
 
     def ready(self) -> bool:
-        """True: that the server was built is all there is to say."""
-        return True
+        """True once the trainers are there."""
+        return self.pool.begin_round() > 0
 
     def params_sha256(self) -> str:
         """SHA-256 over name, shape and values of every leaf: what "the same result" means."""

@@ -135,8 +135,28 @@ def test_a_node_without_the_disk_fetches_each_file_once(tmp_path):
         for client in (0, 129, 1):
             assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
     assert sorted(fetched) == sorted(
-        ["index.json", *(f"clients-0000{i}.{kind}" for i in (0, 2) for kind in ("json", "arrow"))]
+        ["index.json"] * 2 + [f"clients-0000{i}.{kind}" for i in (0, 2) for kind in ("json", "arrow")]
     )
+
+
+def test_a_file_that_was_cut_short_is_fetched_again_or_refused(tmp_path):
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    node = tmp_path / "node"
+
+    def fetch(name):
+        shutil.copy(folder / name, node / name)
+
+    def fetch_half(name):
+        fetch(name)
+        if name.endswith(".arrow"):
+            os.truncate(node / name, 100)
+
+    with pytest.raises(DataError, match=r"clients-00000\.arrow arrived with another length"):
+        Federation(node, fetch_half).client(3)
+    assert (node / "clients-00000.arrow").stat().st_size == 100
+    assert (Federation(node, fetch).client(3)[0] == images[manifest.clients[3]]).all()
 
 
 def test_shard_host_serves_files_through_ray(tmp_path, ray_cluster):

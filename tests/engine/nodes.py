@@ -1,0 +1,165 @@
+"""A Ray cluster of several nodes on one machine, of real `ray start` processes, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).parent.parent.parent
+RAY = Path(sys.executable).parent / "ray"
+#: Seconds for anything that takes a few on a machine that has nothing else to do.
+PATIENCE_S = 240
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Cluster:
+    """A head and workers; each node has its own temporary folder, its own object store, and its own process group.
+
+    Args:
+      hidden: a folder that workers cannot see: an empty file system is mounted over it in their mount namespace.
+    """
+
+    def __init__(self, head_cpus: float = 0, hidden: Path | None = None):
+        self.folder = Path(tempfile.mkdtemp(prefix="rn-", dir="/tmp"))  # short: it holds sockets
+        self.hidden = hidden
+        self._nodes: dict[str, subprocess.Popen] = {}
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PYTHONPATH": str(PROJECT),
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "token",  # a token of its own: no other Ray of this machine can be meant
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+        clients = f"--ray-client-server-port={free_port()}"
+        options = ["--head", f"--port={self.port}", clients, "--include-dashboard=false", f"--num-cpus={head_cpus:g}"]
+        self._drivers: list[subprocess.Popen] = []
+        self._start("head", options)
+
+    def add(self, name: str, cpus: float = 1, gpus: float = 0) -> None:
+        self._start(name, [f"--address={self.address}", f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}"])
+
+    def _start(self, name: str, options: list[str]) -> None:
+        home = self.folder / name
+        (home / "tmp").mkdir(parents=True)
+        common = ["--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory=200000000"]
+        ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+        command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
+        if self.hidden is not None and name != "head":
+            mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(self.hidden), *command]
+        try:
+            # Ray gives a node 30 s to start, too few on a busy machine.
+            if not any(self._is_up(name, command) for _ in range(4)):
+                raise AssertionError((home / "log").read_text())
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_up(self, name: str, command: list[str]) -> bool:
+        """Start a node's processes; whether they came up."""
+        home = self.folder / name
+        with open(home / "log", "w") as log:
+            process = subprocess.Popen(
+                command,
+                env={**self.environment, "TMPDIR": str(home / "tmp")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._nodes[name] = process
+        wait_for(lambda: "will now block" in (home / "log").read_text() or process.poll() is not None)
+        return process.poll() is None
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to everything of a node at once: raylet, agents, workers."""
+        process = self._nodes.pop(name)
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leader = psutil.Process(process.pid)
+            family = [leader, *leader.children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def trainers(self, name: str) -> int:
+        """Trainers of a node that are built and wait for work."""
+        titles = [member.cmdline()[:1] for member in psutil.Process(self._nodes[name].pid).children(recursive=True)]
+        return titles.count(["ray::_TrainerActor"])
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            driver.kill()
+            driver.wait()
+        for name in reversed(list(self._nodes)):
+            self.kill(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def run(self, config: Path, *overrides: str) -> Driver:
+        """`raysim run` as a driver on the head."""
+        log = self.folder / f"driver-{len(self._drivers)}.log"
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "raysim", "run", str(config), *overrides],
+                cwd=PROJECT,
+                env={**self.environment, "RAY_ADDRESS": self.address},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._drivers.append(process)
+        return Driver(process, log)
+
+
+class Driver:
+    """A run on a cluster."""
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self._process, self._log = process, log
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that happens while the run goes on."""
+
+        def happened() -> bool:
+            assert self._process.poll() is None, self._log.read_text()
+            return condition()
+
+        wait_for(happened)
+
+    def finish(self) -> None:
+        """Wait until it has ended well."""
+        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"nothing happened within {seconds:g} s"
+        time.sleep(0.05)

@@ -1,0 +1,145 @@
+"""Several nodes, as `ray start` processes on this machine: the same bits, lost and joining nodes, what travels."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raysim.data.sources import prepare
+from tests.engine.nodes import Cluster
+from tests.helpers import plan_of, raw_config, run
+
+pytestmark = pytest.mark.slow
+
+FEDERATION = {
+    "partition": {"scheme": "iid", "num_clients": 200},
+    "model": {"name": "cnn", "width": 16, "hidden": 128},
+    "local": {"epochs": 2, "batch_size": 4},
+    "cohort": {"size": 40},
+}
+
+
+def can_hide_folders() -> bool:
+    """Whether this user may mount something in a mount namespace: then a folder can be taken from a worker's sight."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def write_config(path: Path, root: Path, methods=(), **groups) -> Path:
+    raw = raw_config(root, methods, storage=str(path.parent / "runs"), **{**FEDERATION, **groups})
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def outcome(config: Path, name: str) -> tuple[str, list[dict[str, float]]]:
+    """(params_sha256, the system's columns of progress.csv) of a finished run."""
+    folder = config.parent / "runs" / name
+    with open(folder / "progress.csv") as file:
+        rows = [{k: float(v) for k, v in row.items() if k.startswith("system/")} for row in csv.DictReader(file)]
+    return json.loads((folder / "summary.json").read_text())["params_sha256"], rows
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    """(cluster, data root): a head without CPUs, two workers with two CPUs each, one with a logical GPU.
+
+    The workers do not see the data, if this user may mount something over the folder.
+    """
+    root = tmp_path_factory.mktemp("hidden")
+    prepare("digits", root)
+    with Cluster(hidden=root if can_hide_folders() else None) as cluster:
+        cluster.add("one", cpus=2)
+        cluster.add("two", cpus=2, gpus=1)
+        yield cluster, root
+
+
+def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, tmp_path):
+    cluster, hidden = two_workers
+    resources = {"backend": "ray", "gpus_per_trainer": 0}
+    config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources=resources)
+    cluster.run(config, "name=all").finish()
+    cluster.run(config, "name=few", "resources.trainers=2", "resources.placement=spread", "cohort.size=20").finish()
+
+    for name, trainers, size in (("all", 4, 40), ("few", 2, 20)):
+        plan = plan_of(root, rounds=2, **{**FEDERATION, "cohort": {"size": size}})
+        digest, rows = outcome(config, name)
+        assert digest == run(plan, root).params_sha256(), name
+        for row in rows:
+            assert (row["system/trainers"], row["system/nodes"], row["system/redone_blocks"]) == (trainers, 2, 0)
+            assert row["system/sum_mb"] * 1e6 == pytest.approx(2 * 8 * plan.layout.num_state), name
+    if cluster.hidden is not None:
+        for node in ("one", "two"):
+            assert list((cluster.folder / node / "tmp").rglob("clients-*.arrow")), "nothing was fetched"
+
+
+def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_workers, root, tmp_path):
+    """`auto` puts trainers where GPUs are. They are on one node, so half as much travels as from two."""
+    cluster, hidden = two_workers
+    config = write_config(tmp_path / "run.yaml", hidden, name="gpu", rounds=2, resources={"backend": "ray"})
+    cluster.run(config).finish()
+    plan = plan_of(root, rounds=2, **FEDERATION)
+    digest, rows = outcome(config, "gpu")
+    assert digest == run(plan, root).params_sha256()
+    for row in rows:
+        assert (row["system/trainers"], row["system/nodes"]) == (2, 1)
+        assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
+
+
+def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path):
+    """Nodes die while they train (round 1) and with finished updates (round 3); others join (rounds 2 and 4)."""
+    waits = {"tests.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2, 3, 4, 5]}}
+    methods = ["tests.toys:scaffold", "fedavgm"]
+    config = write_config(
+        tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=7, resources={"backend": "ray"}
+    )
+
+    def here(number):
+        driver.wait_for((tmp_path / f"here-{number}").exists)
+
+    def go(number):
+        (tmp_path / f"go-{number}").touch()
+
+    with Cluster() as cluster:
+        cluster.add("one")
+        cluster.add("two")
+        driver = cluster.run(config)
+        here(1)
+        cluster.kill("two")
+        go(1)
+        here(2)  # the rest goes on alone
+        cluster.add("three")
+        driver.wait_for(lambda: cluster.trainers("three") == 1)  # in the lost one's place
+        go(2)
+        here(3)
+        cluster.kill("three")
+        go(3)
+        here(4)
+        cluster.add("four")
+        cluster.add("five")
+        go(4)
+        here(5)
+        driver.wait_for(lambda: cluster.trainers("four") == cluster.trainers("five") == 1)
+        go(5)
+        driver.finish()
+
+    digest, rows = outcome(config, "a")
+    assert digest == run(plan_of(root, methods, rounds=7, **FEDERATION), root).params_sha256()
+    assert [row["system/trainers"] for row in rows[:4]] == [2, 2, 1, 2]
+    assert rows[4]["system/trainers"] == 1
+    assert rows[6]["system/trainers"] == rows[6]["system/nodes"] == 3
+    blocks = 32
+    assert [0 < row["system/redone_blocks"] <= 0.75 * blocks for row in rows] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
