@@ -213,13 +213,14 @@ def norm_of(weight: Tensor, scale: Scale) -> Tensor:
 
 
 def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | None) -> Tensor:
-    """The module's geometry: what it pads in another way than with zeros on both sides alike is padded beforehand."""
+    """With the module's geometry: padding other than zeros, equal on both sides, is put on beforehand, as PyTorch does."""
     pads = module._reversed_padding_repeated_twice
-    padding = pads[::2][::-1]
-    if module.padding_mode != "zeros" or pads[::2] != pads[1::2]:
-        x = F.pad(x, pads, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
-        padding = [0, 0]
-    geometry = (list(module.stride), list(padding), list(module.dilation), module.groups)
+    common = [min(pair) for pair in zip(pads[::2], pads[1::2], strict=True) for _ in range(2)]
+    if module.padding_mode != "zeros":
+        x, common = F.pad(x, pads, mode=module.padding_mode), [0] * len(pads)
+    elif common != list(pads):
+        x = F.pad(x, [pad - both for pad, both in zip(pads, common, strict=True)])
+    geometry = (list(module.stride), common[::2][::-1], list(module.dilation), module.groups)
     return _Convolution.apply(x, module.weight, module.bias, back if factor is None else back * factor, geometry)
 
 

@@ -85,9 +85,8 @@ class UniVarFL(NaiveLocal):
         target = (classes - 1) / classes**2
         variance = ((shares - shares.mean(0)) ** 2).sum(0) / n
         energy = 0.0
-        for i in range(n):
-            for j in range(i + 1, n):
-                energy = energy + 2 / (1 - F.cosine_similarity(z[i], z[j], dim=0) + eps)
+        for i in range(n - 1):
+            energy = energy + (2 / (1 - F.cosine_similarity(z[i][None], z[i + 1 :]) + eps)).sum()
         lack = torch.relu(target - variance).sum() / classes
         return F.cross_entropy(logits, y) + mu * energy / n**2 + lam * lack
 

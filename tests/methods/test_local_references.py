@@ -9,7 +9,7 @@ from raysim.core.seeding import derive_seed, torch_generator
 from tests import reference_local as naive
 from tests.helpers import plan_of, server_on
 
-LOCALS = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
+LOCALS = {"lr": 0.05, "epochs": 1, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
 
 
 def random_backs(layers, shapes):
@@ -28,12 +28,12 @@ def fa_twin(plan):
 
 
 def flfa_star_twin(plan):
-    twin = naive.Flfa(plan, strategy="highest")
+    twin = naive.Flfa(plan, candidates=["fc2"], strategy="highest")
     twin.back = random_backs(naive.LAYERS, {n: twin.model.get_submodule(n).weight.shape for n in naive.LAYERS})
     return twin
 
 
-UNIVARFL = {"mu": 0.2, "lam": 1.5, "eps": 0.05}
+UNIVARFL = {"mu": 0.05, "lam": 1.5, "eps": 0.5}
 CASES = {
     "univarfl": ([{"univarfl": UNIVARFL}], lambda p: naive.UniVarFL(p, **UNIVARFL)),
     "moon": ([{"moon": {"mu": 2.0}}], lambda p: naive.Moon(p, mu=2.0, temperature=0.5)),
@@ -62,10 +62,10 @@ CASES = {
         lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:], num_layers=2, strategy="lowest", scale="row"),
     ),
     "flfa-unscaled": (
-        [{"flfa": {"scale": "none", "strategy": "highest"}}],
-        lambda p: naive.Flfa(p, strategy="highest", scale="none"),
+        [{"flfa": {"scale": "none", "strategy": "highest", "candidates": ["conv2", "fc1"]}}],
+        lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:3], strategy="highest", scale="none"),
     ),
-    "flfa-random": ([{"flfa": {"feedback": "random", "strategy": "highest"}}], flfa_star_twin),
+    "flfa-random": ([{"flfa": {"feedback": "random", "candidates": ["fc2"]}}], flfa_star_twin),
 }
 
 
