@@ -194,7 +194,9 @@ class FedAcg(NaiveLocal):
         self.momentum = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
 
     def loss(self, model, x, y):
-        pull = sum((p - s.detach()).pow(2).sum() for p, s in zip(model.parameters(), self.start.parameters(), strict=True))
+        pull = sum(
+            (p - s.detach()).pow(2).sum() for p, s in zip(model.parameters(), self.start.parameters(), strict=True)
+        )
         return F.cross_entropy(model(x), y) + self.beta / 2 * pull
 
     @torch.no_grad()

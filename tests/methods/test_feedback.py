@@ -56,6 +56,7 @@ def gradients(run, layer, x, below):
     return [loss.detach(), y.detach(), below.grad, *(p.grad for p in layer.parameters())]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,7 +175,9 @@ def test_random_feedback_depends_on_its_seed_alone():
     assert torch.equal(first, random_feedback((4, 3, 2, 2), init="layer", seed=1))
     assert not torch.equal(first, random_feedback((4, 3, 2, 2), init="layer", seed=2))
     assert float(first.abs().max()) <= 12**-0.5
-    assert float(random_feedback((40, 30), init="xavier", seed=1).abs().max()) == pytest.approx((6 / 70) ** 0.5, rel=0.05)
+    assert float(random_feedback((40, 30), init="xavier", seed=1).abs().max()) == pytest.approx(
+        (6 / 70) ** 0.5, rel=0.05
+    )
 
 
 def views_after_one_step(root, methods):
@@ -246,7 +249,9 @@ def test_dfa_without_an_error_moves_nothing():
 
 def test_unknown_layers_and_blocks_are_named(root):
     layout = plan_of(root).layout
-    with pytest.raises(ValueError, match="no trained linear or convolution layer 'fc9'; there are conv1, conv2, fc1, fc2"):
+    with pytest.raises(
+        ValueError, match="no trained linear or convolution layer 'fc9'; there are conv1, conv2, fc1, fc2"
+    ):
         fa(layers=["fc9"]).init(torch.zeros(1), layout)
     with pytest.raises(ValueError, match="no layer block 'fc9'"):
         dfa(blocks=["fc9"]).init(torch.zeros(1), layout)
