@@ -51,7 +51,7 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
     return Method("moon", loss=loss, report=report, needs=frozenset({"features", "client-memory"}))
 
 
-def contrastive(features: Tensor | None, towards: Tensor | None, away: Tensor | None, *, temperature: float) -> Tensor:
+def contrastive(features: Tensor, towards: Tensor, away: Tensor, *, temperature: float) -> Tensor:
     """Mean over a batch of MOON's contrastive loss; all features (n, width). Scalar, ln 2 where both pulls are equal."""
     unit, near, far = (directions(z.float().flatten(1)) for z in (features, towards, away))
     cosines = torch.stack([(unit * near).sum(dim=1), (unit * far).sum(dim=1)], dim=1)
