@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError, MethodError, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
 
 if TYPE_CHECKING:
     from raysim.engine.server import RoundRecord
@@ -33,11 +34,19 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
     ] = False,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim.config import Config, parse_config, read_config
+    from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
+    if is_scaled:
+        raw = scaled(raw, config)
+    if raw.get("tune"):
+        err.print(
+            f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
+        )
     if print_config:
         import yaml
 
@@ -122,26 +131,41 @@ def prepare(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="a method; without it, all are listed")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | KEY=VALUE ...]",
+            help="a method; or with --model, settings of the model group, as in stem=small",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="with --model: height and width of the images")] = None,
+    channels: Annotated[int, typer.Option(min=1, max=3, help="with --model: channels of the images")] = 3,
+    classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
 ) -> None:
-    """List the methods, show one with its options, or the layer blocks of a model."""
-    from raysim.assemble import describe_method, find_method
+    """List the methods and models, show one method with its options, or the layer blocks of a model."""
+    from raysim.assemble import describe, find_method
     from raysim.config import nearest
 
     if model is not None:
-        _print_blocks(model)
+        _print_blocks(model, words or [], size, channels, classes)
         return
-    if name is None:
+    if not words:
         from methods import METHODS
+        from raysim.models import MODELS
 
         out.print("[] is FedAvg. Listed in order, methods combine.")
         for known in sorted(METHODS):
-            signature, line = describe_method(known)
-            out.print(f"[bold]{known}[/bold]{signature}\n    {line}", markup=True)
+            signature, line = describe(find_method(known))
+            out.print(f"[bold]{known}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
+        out.print("\nModels, of raysim and (with or without timm: in front) of timm:")
+        for known, architecture in MODELS.items():
+            signature, line = describe(architecture.build)
+            out.print(f"[bold]{known}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
         return
     import inspect
 
+    name = words[0]
     try:
         make = find_method(name)
     except LookupError as error:
@@ -151,21 +175,68 @@ def methods(
     out.print(f"{name}{inspect.signature(make)}\n\n{inspect.getdoc(make)}", markup=False)
 
 
-def _print_blocks(model: str) -> None:
-    from raysim.config import nearest
-    from raysim.core.layout import layout_of
-    from raysim.models import MODELS, ModelSpec, build_skeleton, head_of
+def _print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
+    from raysim.assemble import inspect_model
+    from raysim.config import read_config
 
-    if model not in MODELS:
-        raise MethodError(f"unknown model {model!r}", "", nearest(model, list(MODELS)))
-    spec = ModelSpec(model, 10, (32, 32, 3))
-    layout = layout_of(build_skeleton(spec), head=head_of(spec))
-    out.print(f"{model} on 32 x 32 x 3 images, 10 classes: {layout.num_params} parameters, {len(layout.params)} layers")
+    spec, layout, description = inspect_model(model, read_config(None, overrides), size, channels, classes)
+    height, width, _ = spec.input_shape
+    out.print(f"{model}: {description}", markup=False)
+    out.print(
+        f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
+        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks"
+    )
+    wide = max(map(len, layout.blocks))
     for block in layout.blocks:
         leaves = [leaf for leaf in layout.leaves if leaf.block == block]
-        out.print(
-            f"{block:20} {sum(leaf.size for leaf in leaves if not leaf.is_buffer):>10}  {', '.join(leaf.name for leaf in leaves)}"
-        )
+        trained = sum(leaf.size for leaf in leaves if not leaf.is_buffer)
+        out.print(f"{block:{wide}} {trained:>10}  {', '.join(leaf.name for leaf in leaves)}", markup=False)
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="run directories, or folders that hold some", metavar="[PATH...]")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="best_accuracy, accuracy or mean_last_10pct_accuracy of each run")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--published", help="published table to compare with; several times")
+    ] = None,
+    figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
+    baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
+    against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
+) -> None:
+    """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.report.build import make_report, write
+    from raysim.report.document import conclusions
+    from raysim.report.render import terminal
+
+    given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
+    given |= {"baseline": baseline, "against": against}
+    made = make_report(paths or [], {key: value for key, value in given.items() if value})
+    # A pipe or a file has no width that a table should be squeezed into.
+    page = out if out.is_terminal else Console(highlight=False, width=400)
+    for table in made.tables:
+        page.print(terminal(table, made.group.rows))
+    for line in conclusions(made):
+        out.print(f"- {line}", markup=False)
+    missing = [run for run in made.runs if not run.is_finished]
+    for run in missing[:10]:
+        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
+    if len(missing) > 10:
+        out.print(f"not in the tables: {len(missing) - 10} more, listed in the report")
+    folder = out_dir or (paths[0] / "report" if paths else None)
+    if folder is not None:
+        out.print(f"report: {write(made, folder)}")
 
 
 @app.command()
@@ -234,7 +305,7 @@ def main() -> None:
     """Entry point: one message and a status instead of a traceback for everything a user can mend."""
     try:
         app()
-    except (ConfigError, DataError, MethodError, RunExists) as error:
+    except (ConfigError, DataError, MethodError, ModelError, RunExists) as error:
         err.print(f"{type(error).__name__}: {error}", markup=False)
         sys.exit(2)
     except RaysimError as error:

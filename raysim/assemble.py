@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from methods import METHODS
 from raysim.config import Config, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.compose import conflicts, resources_of
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.core.layout import Layout, layout_of
 from raysim.core.method import Method, partition_of
 from raysim.data.arrow import ImageSet, SetInfo
@@ -34,7 +35,16 @@ from raysim.data.validation import ValidationSpec
 from raysim.engine.pool import Pool
 from raysim.engine.server import Facts, Server
 from raysim.engine.trainer import Phase, Trainer
-from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.models import (
+    LoraSpec,
+    ModelSpec,
+    build_model,
+    build_skeleton,
+    find_architecture,
+    head_of,
+    prefers_channels_last,
+    try_model,
+)
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -74,7 +84,7 @@ class Plan:
     @property
     def keeps_memory(self) -> bool:
         """Whether clients keep anything between rounds."""
-        is_personal = any(not leaf.is_shared for leaf in self.layout.params)
+        is_personal = bool(self.layout.personal)
         return is_personal or any("client-memory" in method.needs for method in self.methods)
 
     @property
@@ -111,13 +121,16 @@ def check(raw: Mapping[str, Any], source: str) -> Plan:
         if not faults:
             try:
                 layout = _layout(config, spec, methods)
-            except (ValueError, RuntimeError, TypeError, KeyError, ZeroDivisionError) as error:
-                text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
-                raise ConfigError([Fault("model", text)], source) from error
+            except (ValueError, KeyError) as error:
+                raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
-            available |= {"plain-sgd"} if local_settings(config).is_plain_sgd else set()
-            faults += [Fault("methods", text) for text in conflicts(methods, resources_of(layout), available)]
+            local = local_settings(config)
+            available |= {"plain-sgd"} if local.is_plain_sgd else set()
+            available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
+            available |= {"lora"} if spec.lora is not None else set()
+            found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+            faults += [Fault("methods", text) for text in found]
             faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
@@ -261,9 +274,17 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
 
 
 def _check_model(spec: ModelSpec) -> list[Fault]:
-    if spec.name not in MODELS:
-        return [Fault("model.name", f"unknown model {spec.name!r}. {nearest_name(spec.name, list(MODELS))}")]
-    _, faults = parse_options(MODELS[spec.name][0].__init__, spec.options, "model")
+    try:
+        _, faults = parse_options(find_architecture(spec.name).build, spec.options, "model")
+        if not faults:
+            try_model(spec)
+    except LookupError as error:
+        return [Fault("model.name", str(error))]
+    except ValueError as error:
+        text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
+        return [Fault("model", text)]
+    except ModelError as error:
+        return [Fault("model.pretrained", str(error))]
     return faults
 
 
@@ -338,7 +359,23 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     """
     height, width = input_transform(config).output_size(*shape[:2])
     inputs = (height, width, config.data.channels or shape[2])
-    return ModelSpec(config.model.name, num_classes, inputs, dict(config.model.model_extra or {}))
+    options = dict(config.model.model_extra or {})
+    return ModelSpec(config.model.name, num_classes, inputs, options, config.model.pretrained, _lora_spec(config))
+
+
+def _lora_spec(config: Config) -> LoraSpec | None:
+    group = config.model.lora
+    return None if group is None else LoraSpec(group.rank, group.alpha, tuple(group.targets), group.dropout)
+
+
+def fetch_weights(plan: Plan) -> None:
+    """Fetch the library's pretrained weights, if the run wants them, before all trainers ask for them at once.
+
+    Raises:
+      ModelError: they cannot be fetched.
+    """
+    if plan.config.model.pretrained == "default":
+        build_model(model_spec(plan.config, len(plan.info.classes), plan.info.shape), seed=plan.config.seed)
 
 
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
@@ -387,7 +424,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
     skeleton = build_skeleton(spec)
     head = head_of(spec)
-    partition = partition_of(methods, [name for name, _ in skeleton.named_parameters()], head)
+    partition = partition_of(methods, [name for name, p in skeleton.named_parameters() if p.requires_grad], head)
     return layout_of(
         skeleton,
         head=head,
@@ -501,7 +538,41 @@ def resolve_resources(config: Config, cpus: float, gpus: float) -> tuple[int, fl
     return trainers, per_cpu, per_gpu
 
 
-def describe_method(name: str) -> tuple[str, str]:
-    """(signature, first line of the documentation) of a method."""
-    make = find_method(name)
-    return str(inspect.signature(make)).partition(" ->")[0], (inspect.getdoc(make) or "").partition("\n")[0]
+def describe(make: Callable[..., Any]) -> tuple[str, str]:
+    """(options, first line of the documentation) of a method's or a model's function."""
+    function = make.func if isinstance(make, partial) else make
+    signature = inspect.signature(make, eval_str=True)
+    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
+    shown = signature.replace(parameters=options, return_annotation=signature.empty)
+    return str(shown), (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def inspect_model(
+    name: str, settings: Mapping[str, Any], size: int | None, channels: int, classes: int
+) -> tuple[ModelSpec, Layout, str]:
+    """A model by itself: specification, layout, and the first line of its documentation.
+
+    Args:
+      settings: of the config's model group.
+      size: height and width of the images; those that the model was made for, if None.
+    Raises:
+      ConfigError: unknown name, unknown or unfit settings.
+    """
+    config, faults = parse_config({"model": {**settings, "name": name}})
+    if config is None:
+        raise ConfigError(faults, "the command line")
+    try:
+        side = size or find_architecture(name).size
+    except LookupError as error:
+        raise ConfigError([Fault("model.name", str(error))], "the command line") from error
+    spec = ModelSpec(
+        name,
+        classes,
+        (side, side, channels),
+        dict(config.model.model_extra or {}),
+        config.model.pretrained,
+        _lora_spec(config),
+    )
+    if faults := _check_model(spec):
+        raise ConfigError(faults, "the command line")
+    return spec, _layout(config, spec, ()), describe(find_architecture(name).build)[1]

@@ -80,11 +80,24 @@ class PartitionGroup(Group):
 FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
 
 
+class LoraGroup(Group):
+    rank: int = Field(16, ge=1, description="rank of the adapters")
+    alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha / rank; the rank if not given")
+    targets: list[str] = Field(
+        ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], min_length=1, description="layers that get adapters"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' input while training")
+
+
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
     name: str = Field("cnn", description="model name; the other keys are its options")
+    pretrained: str | None = Field(
+        None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+    )
     blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
+    lora: LoraGroup | None = Field(None, description="train low-rank adapters and the head only; {} for the defaults")
 
 
 class LocalGroup(Group):
@@ -129,6 +142,59 @@ class ResourcesGroup(Group):
     )
 
 
+class TuneGroup(Group):
+    param_space: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py"
+    )
+    settings: dict[str, dict[str, dict[str, Any]]] = Field(
+        default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
+    )
+    num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
+    metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
+    mode: Literal["max", "min"] = "max"
+
+
+#: Kinds of figures, and FedVG's numbers of them.
+FigureName = Literal[
+    "curves",
+    "bars",
+    "lines",
+    "integration",
+    "imbalance",
+    "strategies",
+    "weights",
+    "norms",
+    "figure_1",
+    "figure_3",
+    "figure_5",
+    "figure_7",
+    "figure_8",
+    "figure_9",
+    "figure_A1",
+]
+
+
+class ReportGroup(Group):
+    """What `raysim report` makes of the runs; nothing here moves a result."""
+
+    metric: Literal["best_accuracy", "accuracy", "mean_last_10pct_accuracy"] = Field(
+        "best_accuracy", description="which accuracy of a run the tables hold"
+    )
+    rows: str = Field("method", description="label whose values are the rows")
+    columns: list[str] = Field(
+        default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    )
+    published: list[str] = Field(
+        default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
+    )
+    figures: list[FigureName] | None = Field(
+        None, description="which figures; by default bars, lines and curves where they make sense"
+    )
+    baseline: str | None = Field(None, description="row that gains are counted from")
+    against: str | None = Field(None, description="row that is tested against every other one")
+    client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
+
+
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
@@ -149,6 +215,12 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
+    labels: dict[str, str | int | float] = Field(
+        default_factory=dict, description="what this run is called in tables, as a sweep writes it"
+    )
+    tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
+    scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
+    report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
     def cohort_size(self) -> int:
@@ -170,25 +242,42 @@ _Loader.add_implicit_resolver(
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, default.
+    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, base, default.
+
+    A file may name another as its `base` (relative to itself): its own groups are merged into that file's key by key.
 
     Raises:
-      ConfigError: unreadable file, no mapping, or a malformed override.
+      ConfigError: unreadable file, no mapping, bases in a circle, or a malformed override.
     """
-    raw: Any = {}
     source = str(path) if path else "the command line"
-    if path is not None:
-        try:
-            raw = yaml.load(path.read_text(), Loader=_Loader) or {}
-        except OSError as error:
-            raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
-        except yaml.YAMLError as error:
-            raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
-    if not isinstance(raw, dict):
-        raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
+    raw = _read_file(path, ()) if path else {}
     for override in overrides:
         _override(raw, override, source)
     return raw
+
+
+def _read_file(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    source = str(path)
+    if path.resolve() in above:
+        raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
+    try:
+        raw = yaml.load(path.read_text(), Loader=_Loader) or {}
+    except OSError as error:
+        raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
+    if not isinstance(raw, dict):
+        raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
+    result = _read_file(path.parent / base, (*above, path.resolve()))
+    for group, value in raw.items():
+        both = isinstance(value, dict) and isinstance(result.get(group), dict)
+        result[group] = {**result[group], **value} if both else value
+    return result
 
 
 def _override(raw: dict[str, Any], override: str, source: str) -> None:
@@ -269,6 +358,18 @@ def _data_faults(config: Config) -> list[Fault]:
     return faults
 
 
+def parse_report(raw: Any, source: str) -> ReportGroup:
+    """The `report` group of a configuration.
+
+    Raises:
+      ConfigError: all its faults.
+    """
+    try:
+        return ReportGroup.model_validate({} if raw is None else raw)
+    except ValidationError as error:
+        raise ConfigError([_fault(ReportGroup, item, "report") for item in _unique(error.errors())], source) from error
+
+
 def parse_options(
     function: Callable[..., Any], options: Mapping[str, Any], key: str
 ) -> tuple[dict[str, Any], list[Fault]]:
@@ -320,8 +421,9 @@ def _fault(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
     for part in error["loc"][:-1]:
         field = owner.model_fields.get(str(part))
         inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            owner = inner
+        for choice in (inner, *get_args(inner)):  # a group, or a group or None
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                owner = choice
     field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
     if field is not None:
         default = (

@@ -22,7 +22,15 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.assemble import Plan, Recipe, data_cache, make_server, make_trainer, resolve_resources
+from raysim.assemble import (
+    Plan,
+    Recipe,
+    data_cache,
+    fetch_weights,
+    make_server,
+    make_trainer,
+    resolve_resources,
+)
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
@@ -34,7 +42,7 @@ from raysim.engine.server import RoundRecord
 from raysim.engine.simulation import AnyServer, Interrupted, restore, simulate
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "scale")
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
@@ -194,6 +202,8 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
 
     def recipe(shards: Path, num_threads: int, wants_gpu: bool) -> Recipe:
         raw = config.model_dump(mode="json")
+        if config.model.pretrained not in (None, "default"):  # actors may have another working directory
+            raw["model"]["pretrained"] = str(Path(config.model.pretrained).expanduser().absolute())
         return Recipe(raw, str(shards), len(plan.info.classes), plan.info.shape, num_threads, wants_gpu)
 
     if config.resources.backend == "serial":
@@ -204,6 +214,7 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 
+    fetch_weights(plan)
     from raysim.engine.ray_runtime import RayServer, available, ray_session
 
     with ray_session():
@@ -255,6 +266,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
+    flat |= {f"labels.{key}": value for key, value in config.labels.items()}
     return flat
 
 

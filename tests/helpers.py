@@ -22,13 +22,33 @@ BASE = {
 
 
 def raw_config(root: Path, methods=(), **groups) -> dict:
-    """The base configuration with groups laid over it; scalars replace."""
+    """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     raw["data"] = {"root": str(root)}
     raw["methods"] = list(methods)
     for key, value in groups.items():
-        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
+        is_whole = not isinstance(value, dict) or (key == "model" and "name" in value)
+        raw[key] = value if is_whole else {**raw.get(key, {}), **value}
     return raw
+
+
+#: A two-block transformer with adapters, trained as LIVAR trains.
+LORA_VIT = {"name": "vit", "dim": 16, "depth": 2, "heads": 2, "patch": 4, "lora": {"rank": 4}}
+ADAMW = {
+    "lr": 0.005,
+    "epochs": 1,
+    "batch_size": 16,
+    "optimizer": "adamw",
+    "weight_decay": 0.1,
+    "max_grad_norm": 1.0,
+}
+
+
+def lora_plan(root: Path, methods=(), *, model=(), local=(), **groups) -> Plan:
+    """A plan with adapters; `model` and `local` are laid over LORA_VIT and ADAMW."""
+    raw = raw_config(root, methods, **groups)
+    raw["model"], raw["local"] = LORA_VIT | dict(model), ADAMW | dict(local)
+    return check(raw, "a test")
 
 
 def plan_of(root: Path, methods=(), **groups) -> Plan:

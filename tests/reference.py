@@ -19,7 +19,12 @@ from raysim.models import build_model
 
 
 class Naive:
-    """Rounds of FedAvg with optional prox, server momentum, and FedVG weights, tensor by tensor."""
+    """Rounds of FedAvg with optional prox, server momentum, and FedVG weights, tensor by tensor.
+
+    tests/reference_baselines.py fills in `penalty`, `correct`, `finish`, `reweigh` and `server_step`.
+    """
+
+    base = "examples"
 
     def __init__(self, plan: Plan, *, mu=0.0, momentum=None, weights="examples", channels_last=True):
         self.plan, self.config = plan, plan.config
@@ -32,6 +37,28 @@ class Naive:
         self.mu, self.momentum, self.weights = mu, momentum, weights
         self.velocity = None
         self.seen_weights: list = []
+
+    def penalty(self, client, model, anchor):
+        """What is added to the loss of every step."""
+        return sum(0.5 * self.mu * (p - a).pow(2).sum() for p, a in zip(model.parameters(), anchor, strict=True))
+
+    def correct(self, client, model, anchor):
+        """Changes the gradients of a step, before the optimiser."""
+
+    def finish(self, client, round_index, model, anchor, steps, lr):
+        """Runs when a client has taken its steps."""
+
+    def reweigh(self, table, clients, steps, lr):
+        """The parameters' weights, from those that everything else keeps."""
+        return table
+
+    def server_step(self, update, names, clients, table):
+        """Changes the update (name -> float64 tensor) of the parameters in place."""
+        if self.momentum is not None:
+            self.apply_momentum(update, names)
+
+    def lr(self, round_index):
+        return self.config.local.lr * self.config.local.lr_decay**round_index
 
     def batch(self, rows):
         images, labels = self.images.take(rows)
@@ -46,7 +73,7 @@ class Naive:
         rows = self.plan.manifest.clients[client]
         optimizer = torch.optim.SGD(
             model.parameters(),
-            lr=local.lr * local.lr_decay**round_index,
+            lr=self.lr(round_index),
             momentum=local.momentum,
             weight_decay=local.weight_decay,
             nesterov=local.nesterov,
@@ -64,11 +91,11 @@ class Naive:
                 x, y = self.batch(chosen)
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x), y)
-                for p, a in zip(model.parameters(), anchor, strict=True):
-                    loss = loss + 0.5 * self.mu * (p - a).pow(2).sum()
-                loss.backward()
+                (loss + self.penalty(client, model, anchor)).backward()
+                self.correct(client, model, anchor)
                 optimizer.step()
                 steps += 1
+        self.finish(client, round_index, model, anchor, steps, self.lr(round_index))
         return model, steps
 
     def round(self, round_index):
@@ -78,6 +105,8 @@ class Naive:
         trained = [self.local(int(c), round_index) for c in clients]
         models, steps = [m for m, _ in trained], [s for _, s in trained]
         sizes = [len(self.plan.manifest.clients[c]) if s else 0 for c, s in zip(clients, steps, strict=True)]
+        if self.base == "uniform":
+            sizes = [float(s > 0) for s in steps]
         shares = [n / sum(sizes) for n in sizes]
         names = [name for name, _ in self.model.named_parameters()]
         if self.weights == "examples":
@@ -87,17 +116,18 @@ class Naive:
         else:
             table = self.weights(self, models, shares)
         self.seen_weights.append(table)
+        reweighed = self.reweigh(table, clients, steps, self.lr(round_index))
         update = {}
         for name, value in self.model.state_dict().items():
             if not value.is_floating_point():
                 continue
-            owner = name if name in table else name.replace("running_mean", "weight").replace("running_var", "weight")
+            owner = name.replace("running_mean", "weight").replace("running_var", "weight")
+            weights = reweighed[name] if name in reweighed else table[owner]
             total = torch.zeros_like(value, dtype=torch.float64)
-            for weight, model in zip(table[owner], models, strict=True):
+            for weight, model in zip(weights, models, strict=True):
                 total += weight * (model.state_dict()[name].double() - value.double())
             update[name] = total
-        if self.momentum is not None:
-            self.apply_momentum(update, names)
+        self.server_step(update, names, [int(c) for c in clients], reweighed)
         state = self.model.state_dict()
         for name, step in update.items():
             state[name].copy_((state[name].double() + step).float())

@@ -56,7 +56,7 @@ def test_what_crosses_to_actors_is_names_and_numbers(root):
 
 
 def test_a_phase_method_runs_by_itself_after_the_last_round(root):
-    plan = plan_of(root, ["fedprox", "tests.toys:ccvr"])
+    plan = plan_of(root, ["fedprox", "ccvr"])
     main, last = make_phases(plan.config, plan.methods)
     assert [m.name for m in main.methods] == ["fedprox"]
     assert (main.rounds, main.cohort_size) == (3, 7)

@@ -58,7 +58,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
         "local.momentu: unknown key. Did you mean 'momentum'?",
         "cohort.size:",
         "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
-        "fedvg.granularity: must be model or layer or block, got 'laier'",
+        "fedvg.granularity: must be model or layer or block or auto, got 'laier'",
         "fedvg.epps: unknown key. Did you mean 'eps'?",
         "sed: unknown key. Did you mean 'seed'?",
         "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
@@ -189,7 +189,7 @@ def test_print_config_round_trips(root):
     assert (config.seed, config.partition.num_clients) == (7, 20)
 
 
-CONFIGS = [path for path in sorted((PROJECT / "configs").rglob("*.yaml")) if path.parent.name != "mappings"]
+CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))  # those of papers and studies: test_recipes.py
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -202,8 +202,9 @@ def test_methods_prepare_and_doctor(tmp_path):
     listing = runner.invoke(app, ["methods"]).stdout
     assert all(name in listing for name in ("fedavgm", "fedprox", "fedvg", "uniform"))
     assert "eqs. 4 and 5" in runner.invoke(app, ["methods", "fedvg"]).stdout
-    for name in MODELS:
-        assert "fc2" in runner.invoke(app, ["methods", "--model", name]).stdout
+    for name, architecture in MODELS.items():
+        assert f"{architecture.head}.weight" in runner.invoke(app, ["methods", "--model", name]).stdout
+        assert name in listing
     result = runner.invoke(app, ["prepare", "digits", "--out", str(tmp_path)])
     assert result.exit_code == 0
     assert "1797 images" in result.stdout
@@ -221,3 +222,21 @@ def test_unknown_names_have_status_2(monkeypatch, capsys):
             main()
         assert caught.value.code == 2
         assert "nown" in capsys.readouterr().err
+
+
+def test_a_file_is_laid_over_its_base_key_by_key(tmp_path):
+    (tmp_path / "below.yaml").write_text("rounds: 3\nlocal: {lr: 0.1, epochs: 2}\nmethods: [fedprox]\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "above.yaml").write_text("base: ../below.yaml\nlocal: {lr: 0.5}\nmethods: []\n")
+    raw = read_config(tmp_path / "sub" / "above.yaml", ["rounds=9"])
+    assert raw == {"rounds": 9, "local": {"lr": 0.5, "epochs": 2}, "methods": []}
+
+
+def test_bases_in_a_circle_and_missing_bases_are_faults(tmp_path):
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    with pytest.raises(ConfigError, match="leads back"):
+        read_config(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text("base: nowhere.yaml\n")
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_config(tmp_path / "a.yaml")

@@ -6,128 +6,29 @@ import os
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
-from raysim.core.method import Batch, Message, Method, Outputs, Partition, Vector
-from raysim.core.weights import RightMap, normalised
+from raysim.core.method import Method, Partition
+from raysim.core.weights import RightMap
 
 
-def scaffold():
-    """Control variates: client memory, a Vector, server state; weights are left to others."""
-
-    def init(params, layout):
-        return {"control": torch.zeros_like(params)}
-
-    def broadcast(message, state):
-        return Message(message.params, {"control": state["control"]})
+def remembers_gradients():
+    """Keeps the mean gradient of the round, as methods before it in the list left it."""
 
     def grads(inner, client):
-        own = client.memory.setdefault("control", torch.zeros_like(client.start))
-        return lambda params, batch: inner(params, batch).add_(client.message["control"]).sub_(own)
+        total = client.scratch["total"] = torch.zeros_like(client.start)
 
-    def report(client):
-        old = client.memory["control"]
-        new = old - client.message["control"] - (client.params - client.start) / (client.num_steps * client.lr)
-        client.memory["control"] = new
-        return {"change": Vector(new - old)}
-
-    def server_update(update, state, server):
-        ones = torch.full((len(server.clients),), 1 / server.population, dtype=torch.float64)
-        change = server.total("change", {leaf.name: ones for leaf in server.layout.params})
-        return update, {"control": state["control"] + change.float()}
-
-    needs = frozenset({"plain-sgd", "client-memory"})
-    return Method(
-        "scaffold", init=init, broadcast=broadcast, grads=grads, report=report, server_update=server_update, needs=needs
-    )
-
-
-def flfa(*, layers: list[str], first: str):
-    """Feedback through the broadcast weights in one layer, chosen by the updates' agreement (map_updates)."""
-
-    def init(params, layout):
-        return {"layer": first}
-
-    def broadcast(message, state):
-        return Message(message.params, {"layer": state["layer"]})
-
-    def forward(ops, client):
-        layer = client.message["layer"]
-        anchor = client.layout.view(client.start, f"{layer}.weight")
-
-        def op(module, x):
-            scale = module.weight.detach().norm() / anchor.norm()
-            probe = F.linear(x, anchor * scale)
-            return F.linear(x.detach(), module.weight, module.bias) + (probe - probe.detach())
-
-        return {**ops, layer: op}
-
-    def server_update(update, state, server):
-        leaves = [server.layout.by_name[f"{layer}.weight"] for layer in layers]
-        spans = [(leaf.offset, leaf.end) for leaf in leaves]
-        cosines = torch.tensor(server.map_updates(agreement, {"mean": update, "spans": spans}))
-        return update, {"layer": layers[int(cosines.mean(0).argmin())]}
-
-    claims = frozenset(f"backward:{layer}" for layer in layers)
-    return Method("flfa", init=init, broadcast=broadcast, forward=forward, server_update=server_update, claims=claims)
-
-
-def agreement(update, shared):
-    """Cosine of one client's update to the mean update, per layer."""
-    return [float(F.cosine_similarity(update[a:b], shared["mean"][a:b], dim=0)) for a, b in shared["spans"]]
-
-
-def livar(*, trained: list[str], head: str = "fc2"):
-    """Frozen leaves, importance sums over steps, feature variance, per-row head weights."""
-    mine = frozenset(trained) | {f"{head}.weight", f"{head}.bias"}
-
-    def partition(part: Partition):
-        return Partition(part.trained & mine, part.shared & mine, part.head)
-
-    def loss(inner, client):
-        def value(outputs: Outputs, batch: Batch):
-            client.scratch.setdefault("z", []).append((outputs.features.detach(), batch.labels))
-            return inner(outputs, batch)
-
-        return value
-
-    def close(client):
-        if "last" in client.scratch:
-            before, grad = client.scratch.pop("last")
-            product = grad * (before - client.params)
-            sums = torch.stack([client.layout.view(product, name).sum().abs() for name in trained])
-            client.scratch["importance"] = client.scratch.get("importance", 0) + sums
-
-    def grads(inner, client):
         def gradient(params, batch):
-            close(client)
             grad = inner(params, batch)
-            client.scratch["last"] = (params.clone(), grad.clone())
+            total.add_(grad)
             return grad
 
         return gradient
 
     def report(client):
-        close(client)
-        features, labels = (torch.cat(part) for part in zip(*client.scratch["z"], strict=True))
-        classes = len(client.class_counts)
-        spread = [
-            features[labels == c].var(0).mean() if (labels == c).sum() > 1 else features.new_zeros(())
-            for c in range(classes)
-        ]
-        return {"importance": client.scratch["importance"].double(), "variance": torch.stack(spread).double()}
+        client.memory["mean"] = client.scratch["total"] / client.num_steps
+        return {}
 
-    def weigh(weights, server):
-        rows = normalised(server.report["variance"])
-        layers = normalised(server.report["importance"])
-        mine = {name: layers[:, i] for i, name in enumerate(trained)}
-        return {name: mine.get(name, rows if name.startswith(head) else w) for name, w in weights.items()}
-
-    claims = frozenset({f"weights:{name}" for name in trained} | {f"weights:{head}.*"})
-    needs = frozenset({"features", "linear-head"})
-    return Method(
-        "livar", partition=partition, loss=loss, grads=grads, report=report, weigh=weigh, claims=claims, needs=needs
-    )
+    return Method("remembers_gradients", grads=grads, report=report, needs=frozenset({"client-memory"}))
 
 
 def regmean(*, head: str = "fc2"):
@@ -154,56 +55,6 @@ def regmean(*, head: str = "fc2"):
     )
 
 
-def ccvr(*, head: str = "fc2"):
-    """A phase without local steps: the head is set from pooled class means of the features."""
-
-    def report(client):
-        classes = len(client.class_counts)
-        sums = 0
-        for batch in client.batches():
-            z = client.model.apply(client.params, batch.images).features.double()
-            sums = sums + F.one_hot(batch.labels, classes).double().T @ z
-        return {"sums": sums, "counts": client.class_counts}
-
-    def server_update(update, state, server):
-        counts = server.report["counts"].sum(0).clamp_min(1)
-        means = (server.report["sums"].sum(0) / counts[:, None]).float()
-        update = update.clone()
-        views, old = server.layout.views(update), server.layout.views(server.start)
-        views[f"{head}.weight"].copy_(means - old[f"{head}.weight"])
-        views[f"{head}.bias"].copy_(-(means * means).sum(1) / 2 - old[f"{head}.bias"])
-        return update, {"means": means}
-
-    return Method(
-        "ccvr",
-        report=report,
-        server_update=server_update,
-        claims=frozenset({f"weights:{head}.*"}),
-        needs=frozenset({"features", "linear-head"}),
-        is_phase=True,
-    )
-
-
-def elastic(*, tau: float = 0.5):
-    """Sensitivities at the start point, which `report` still has; the server scales each tensor's update."""
-
-    def report(client):
-        total = 0
-        for batch in client.batches():
-            grad = client.model.gradient(lambda out, b: out.logits.norm(dim=1).mean(), client.start, batch)
-            total = total + client.layout.norms(grad)
-        return {"sensitivity": total}
-
-    def server_update(update, state, server):
-        weight = normalised(server.num_examples.double())
-        omega = weight @ server.report["sensitivity"]
-        zeta = 1 + tau - omega / omega.max()
-        scale = torch.cat([z.expand(leaf.size) for z, leaf in zip(zeta, server.layout.params, strict=True)])
-        return update * scale.float(), {"zeta": zeta}
-
-    return Method("elastic", report=report, server_update=server_update)
-
-
 def personal_head(*, head: str = "fc2"):
     """The head is trained but never shared."""
 
@@ -211,16 +62,6 @@ def personal_head(*, head: str = "fc2"):
         return Partition(part.trained, frozenset(n for n in part.shared if not n.startswith(head)), part.head)
 
     return Method("personal_head", partition=partition)
-
-
-def fednova_like():
-    """A modifier of weights: multiplies what it is given (order matters)."""
-
-    def weigh(weights, server):
-        steps = server.num_steps.double().clamp_min(1)
-        return {name: w * (steps.mean() / steps) for name, w in weights.items()}
-
-    return Method("fednova_like", weigh=weigh)
 
 
 def spy():
@@ -251,6 +92,19 @@ def raises(*, client: int, round_index: int):
         return {}
 
     return Method("raises", report=report)
+
+
+def raises_once(*, round_index: int, marker: str):
+    """A client raises in one round, unless the marker's file is there already."""
+
+    def report(view):
+        path = Path(marker)
+        if view.round_index == round_index and not path.exists():
+            path.write_text("")
+            raise ArithmeticError("the toy fails once")
+        return {}
+
+    return Method("raises_once", report=report)
 
 
 def poison(*, client: int, value: float = float("nan")):

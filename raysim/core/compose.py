@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
 
@@ -10,14 +11,19 @@ from raysim.core.layout import Layout
 from raysim.core.method import Method
 
 #: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
-REPLACES = {"criterion": "loss", "weights": "weigh"}
+REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
+
+#: In a claim: the path of the classifier layer, which a method does not know when it is built.
+HEAD = "@head"
 
 REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
     "plain-sgd": "set local.optimizer to sgd and local.momentum to 0: it divides a displacement by the learning rate",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",
     "linear-head": "use a model whose classifier is one linear layer",
     "client-memory": "nothing to do: the engine keeps it",
+    "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
 }
 
 
@@ -25,18 +31,29 @@ def resources_of(layout: Layout) -> list[str]:
     """Names of everything that can be claimed with this layout."""
     layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
     weights = [f"weights:{leaf.name}" for leaf in layout.shared]
-    return ["criterion", "broadcast-point", "server-optimizer", *weights, *(f"backward:{name}" for name in layers)]
+    return [
+        "criterion",
+        "merge",
+        "broadcast-point",
+        "server-optimizer",
+        *weights,
+        *(f"backward:{name}" for name in layers),
+    ]
 
 
-def conflicts(methods: Sequence[Method], resources: Sequence[str], available: Collection[str]) -> list[str]:
+def conflicts(
+    methods: Sequence[Method], resources: Sequence[str], available: Collection[str], *, head: str = ""
+) -> list[str]:
     """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
 
     Args:
       methods: in the order of the list, which is the order in which hooks apply.
       resources: see `resources_of`.
       available: the needs that this run can meet.
+      head: path of the classifier layer.
     """
     found: list[str] = []
+    methods = [replace(m, claims=frozenset(claim.replace(HEAD, head) for claim in m.claims)) for m in methods]
     for name in {m.name for m in methods if sum(other.name == m.name for other in methods) > 1}:
         found.append(f"{name} is listed twice; list it once")
     for method in methods:
@@ -56,7 +73,8 @@ def conflicts(methods: Sequence[Method], resources: Sequence[str], available: Co
                 f"drop one, or build one of them without that part (see `raysim methods`)"
             )
         for kind, hook in REPLACES.items():
-            if _replaces(second, kind) and not _replaces(first, kind) and getattr(first, hook) is not None:
+            replaces = _replaces(second, kind) and getattr(second, hook) is not None
+            if replaces and not _replaces(first, kind) and getattr(first, hook) is not None:
                 found.append(
                     f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
                     f"put {second.name} before {first.name}"

@@ -50,6 +50,10 @@ class MethodError(RaysimError):
     """Methods that cannot run together, or a hook that broke its contract."""
 
 
+class ModelError(RaysimError):
+    """Pretrained weights that cannot be had, or that do not fit the model."""
+
+
 class ClientError(RaysimError):
     """A client failed: carries the original type and message, the client id, the round, the block and the worker."""
 

@@ -78,6 +78,11 @@ class Layout:
         """Names of the layer blocks, in order of first appearance."""
         return tuple(dict.fromkeys(leaf.block for leaf in self.leaves))
 
+    @cached_property
+    def personal(self) -> tuple[Leaf, ...]:
+        """Trained leaves that never leave their client."""
+        return tuple(leaf for leaf in self.params if not leaf.is_shared)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of one float32 copy of everything shared."""
@@ -97,6 +102,12 @@ class Layout:
             return part.view(leaf.shape)
         out, channels, height, width = leaf.shape
         return part.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+    def zero_personal_(self, vector: Tensor) -> Tensor:
+        """The vector [num_params], its personal leaves set to 0 in place: what is not sent has no global counterpart."""
+        for leaf in self.personal:
+            vector[leaf.offset : leaf.end] = 0
+        return vector
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> view for every leaf that the vector covers ([num_params] or [num_state])."""
@@ -172,35 +183,70 @@ def _persistent_names(module: nn.Module) -> set[str]:
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept."""
-    return {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
+    """Counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept.
+
+    Integer tensors with dimensions are tables (the relative positions of Swin transformers): constants, left alone.
+    """
+    counters = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
+    persistent = _persistent_names(module)
+    return {name: buffer for name, buffer in counters.items() if buffer.dim() == 0 and name in persistent}
 
 
 def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Callable[[str], str]:
     """Leaf name -> layer block.
 
-    "residual" (FedVG, section on granularity): each residual or encoder block (a numbered, composite child of a
-    sequence), the head, and "stem" for all the rest. "stage" (FedVG's released code): each named sequence of such
-    blocks, unless the model has only one. A model without composite blocks has one block per layer.
+    "residual" (FedVG, section on granularity): each residual or encoder block, the head, and "stem" for all the rest:
+    first convolution, class token, embeddings, final normalisation. A convolution behind the blocks in the same sequence
+    is a block (MobileNetV2's last), and so is what a stage holds beside its blocks (ConvNeXt's down-sampling).
+    "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one. A model without such
+    blocks has one block per layer.
     """
     if blocks not in ("residual", "stage"):
         raise ValueError(f"block_namer: blocks must be 'residual' or 'stage', got {blocks!r}")
-    paths: list[str] = []
-    for path, child in module.named_modules():
-        is_numbered = path.rpartition(".")[2].isdigit()
-        is_composite = any(True for _ in child.children()) and any(True for _ in child.parameters())
-        inside = any(path.startswith(found + ".") for found in paths)
-        if is_numbered and is_composite and not inside:
-            paths.append(path)
-    stages = list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
-    if blocks == "stage" and len(stages) > 1:
-        paths = stages
+    prefixes = _layer_blocks(module)
+    if blocks == "stage" and len(set(prefixes.values())) > 1:
+        prefixes = {stage: stage for stage in prefixes.values()}
+    longest_first = sorted(prefixes, key=len, reverse=True)
 
     def block_of(name: str) -> str:
         if name.startswith(head + "."):
             return head
-        if not paths:
+        if not prefixes:
             return name.rpartition(".")[0] or "stem"
-        return next((path for path in paths if name.startswith(path + ".")), "stem")
+        return next((path for path in longest_first if name.startswith(path + ".")), "stem")
 
     return block_of
+
+
+def _layer_blocks(module: nn.Module) -> dict[str, str]:
+    """Path prefix of each layer block -> that of its stage.
+
+    A block is a numbered child of a sequence with at least two weights (tensors of two or more dimensions). It is a
+    stage instead if it is, or has inside, a sequence of such blocks: at least two, or it holds nothing else.
+    """
+    # Path of a sequence -> its numbered children -> their number of weights.
+    sequences: dict[str, dict[str, int]] = {}
+    for path, child in module.named_modules():
+        parent, _, number = path.rpartition(".")
+        weights = sum(parameter.dim() > 1 for parameter in child.parameters())
+        if number.isdigit() and weights:
+            sequences.setdefault(parent, {})[path] = weights
+    large = {path for children in sequences.values() for path, weights in children.items() if weights > 1}
+
+    def around(path: str) -> list[str]:
+        """The large children that are, or hold, the module at the path; the outermost first."""
+        return [other for other in sorted(large, key=len) if (path + ".").startswith(other + ".")]
+
+    # Path of a sequence of blocks -> its first block and all that follows.
+    members: dict[str, list[str]] = {}
+    for sequence, children in sequences.items():
+        blocks = [path for path in children if path in large]
+        holds_nothing_else = sequence in large and len(blocks) == len(children)
+        if blocks and (not around(sequence) or len(blocks) > 1 or holds_nothing_else):
+            members[sequence] = list(children)[list(children).index(blocks[0]) :]
+    stages = {path for sequence in members for path in around(sequence)}
+    found = {path: around(path)[0] for path in stages}
+    for sequence, paths in members.items():
+        stands_alone = not stages.isdisjoint(paths)  # a block in a sequence of stages is a stage of its own
+        found |= {path: [*around(sequence), path if stands_alone else sequence][0] for path in paths}
+    return found

@@ -1,4 +1,4 @@
-"""What a method is: a frozen record of up to eight hooks, and the objects of a round that hooks see.
+"""What a method is: a frozen record of up to nine hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -14,6 +14,11 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | report        | client, after the last step  | report(Client) -> {name: number, Tensor or Vector}    |
 | weigh         | server, after the reports    | weigh(Weights, Server) -> Weights                     |
 | server_update | server, last                 | server_update(update, state, Server) -> (update, state) |
+| evaluated     | server, before a scoring     | evaluated(state, Server) -> {leaf name: Tensor}       |
+
+`evaluated` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
+what it broadcasts): its tensors stand in the place of those leaves while the global model is scored on the test set, and
+may have any shape with which the model can run.
 
 Messages, client memory, scratch, reports and server state are namespaced: a hook sees its own method's only.
 """
@@ -100,7 +105,7 @@ class Client:
     Attributes:
       num_examples: n_k, training examples of this client.
       class_counts: (classes,) int64.
-      lr, momentum: of the client optimiser in this round.
+      lr, momentum, batch_size: of the local steps in this round.
       num_steps: optimiser steps taken: 0 until the local loop has ended.
       start: [num_params], the broadcast point.
       params: [num_params], the live parameters; after the loop, the client's final ones.
@@ -133,6 +138,7 @@ class Client:
     batches: Callable[[], Iterable[Batch]]
     validation_gradient: Callable[[str], Tensor]
     momentum: float = 0.0
+    batch_size: int = 32
     num_steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
 
@@ -161,8 +167,11 @@ class Server:
         [num_params]; results should be small.
       validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
         of the model that these weights would give before any `server_update` (needs "validation-set").
+      move_frozen: move_frozen(name, change) adds to a frozen parameter of the model, in its shape, from the next round
+        on; the sum of all changes then travels down with every message and is part of checkpoints.
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
+      generator: this method's own random stream of this round at the server.
     """
 
     round_index: int
@@ -178,7 +187,9 @@ class Server:
     total: Callable[[str, Weights], Tensor]
     map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
     validation_loss: Callable[[Weights], float]
+    move_frozen: Callable[[str, Tensor], None]
     log: Log
+    generator: torch.Generator
 
     @property
     def is_active(self) -> Tensor:
@@ -196,8 +207,9 @@ class Method:
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
       claims: exclusive resources as shell patterns: "criterion", "weights:<leaf>", "backward:<layer>",
-        "broadcast-point", "server-optimizer".
-      needs: "validation-set", "plain-sgd", "features", "linear-head", "client-memory".
+        "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
+        it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
+      needs: "validation-set", "sgd", "plain-sgd", "features", "linear-head", "client-memory", "lora".
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
@@ -213,6 +225,7 @@ class Method:
     report: Callable[[Client], Mapping[str, Any]] | None = None
     weigh: Callable[[Weights, Server], Weights] | None = None
     server_update: Callable[[Tensor, State, Server], tuple[Tensor, State]] | None = None
+    evaluated: Callable[[State, Server], Mapping[str, Tensor]] | None = None
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"

@@ -49,10 +49,8 @@ class Pool(Protocol):
         """function(update, shared) for every kept client; one list per part, in its order."""
         ...
 
-    def evaluate(
-        self, name: str, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
-    ) -> list[Score]:
-        """Scores of a model on slices of a held-out set ("test" or "validation")."""
+    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
+        """Scores of a model (see `Trainer.evaluate`) on slices of a held-out set ("test" or "validation")."""
         ...
 
 
@@ -91,7 +89,5 @@ class SerialPool:
     ) -> list[list[Any]]:
         return [self._trainer.map_updates(function, shared, [rows], result.vectors) for result, rows in parts]
 
-    def evaluate(
-        self, name: str, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
-    ) -> list[Score]:
-        return [self._trainer.evaluate(name, state, counters, start, end) for start, end in slices]
+    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
+        return [self._trainer.evaluate(name, point, start, end) for start, end in slices]

@@ -105,8 +105,8 @@ class _TrainerActor:
     def map_updates(self, function: Any, shared: Any, rows: Any, *vectors: Any) -> list[Any]:
         return self._trainer.map_updates(function, shared, rows, *vectors)
 
-    def evaluate(self, name: str, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
-        return self._trainer.evaluate(name, state, counters, start, end)
+    def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
+        return self._trainer.evaluate(name, point, start, end)
 
     def ping(self) -> int:
         return self._trainer.ping()
@@ -171,12 +171,10 @@ class RayPool:
         with _plain_errors():
             return ray.get(calls)
 
-    def evaluate(
-        self, name: str, state: np.ndarray, counters: dict[str, int], slices: Sequence[tuple[int, int]]
-    ) -> list[Score]:
-        sent = ray.put(state)
+    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
+        sent = ray.put(point)
         calls = [
-            self._trainers[number % self.num_trainers].evaluate.remote(name, sent, counters, start, end)
+            self._trainers[number % self.num_trainers].evaluate.remote(name, sent, start, end)
             for number, (start, end) in enumerate(slices)
         ]
         with _plain_errors():

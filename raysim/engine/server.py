@@ -11,7 +11,7 @@ import hashlib
 import math
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from raysim.core import method as core
 from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Message
+from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import RightMap, Weights, normalised, take
 from raysim.engine.plan import assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool, TaskResult
@@ -98,6 +99,7 @@ class Server:
       state: [num_state] float32, parameters then buffers.
       phases: run one after the other; their rounds are numbered through.
       on_nonfinite: "error" stops the run, "skip" drops the client from the round.
+      frozen: parameter name -> by how much a frozen parameter was moved since it was built (LIVAR's fold).
     """
 
     pool: Pool
@@ -111,6 +113,7 @@ class Server:
     evaluate_every: int = 1
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, core.State] = field(default_factory=dict)
+    frozen: dict[str, Tensor] = field(default_factory=dict)
     _memories: dict[int, Any] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
     _numbers: dict[str, float] = field(default_factory=dict)
@@ -152,7 +155,10 @@ class Server:
         self._commit_memories(cohort)
         weights = self._aggregate(cohort, phase, round_index, start)
         aggregated = time.perf_counter()
-        metrics = self._metrics(cohort, message) | self._evaluation(round_index) | self._numbers
+        metrics = self._metrics(cohort, message)
+        if self._is_due(round_index):
+            metrics |= self.evaluate(self._evaluated(cohort, phase, round_index, start, weights))
+        metrics |= self._numbers
         ended = time.perf_counter()
         metrics |= {
             "system/round_s": ended - began,
@@ -191,6 +197,7 @@ class Server:
             "state": pack(state),
             "counters": dict(self.counters),
             "fields": fields,
+            "frozen": pack(self.frozen),
         }
         return packed, params
 
@@ -243,6 +250,22 @@ class Server:
             self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
         return weights
 
+    def _evaluated(
+        self, cohort: Cohort, phase: Phase, round_index: int, start: Tensor, weights: Weights
+    ) -> dict[str, Tensor]:
+        """What the methods put in the place of leaves while the model of this round is scored."""
+        view = self._view(cohort, round_index, start)
+        tensors: dict[str, Tensor] = {}
+        for method in phase.methods:
+            if method.evaluated is not None:
+                own = self._view_for(view, method.name, cohort, weights)
+                tensors |= method.evaluated(self.method_state.get(method.name, {}), own)
+        return tensors
+
+    def _move_frozen(self, name: str, change: Tensor) -> None:
+        moved = change.float()
+        self.frozen = {**self.frozen, name: self.frozen[name] + moved if name in self.frozen else moved}
+
     def _moved_buffers(self, total: Tensor) -> Tensor:
         return self.state[self.layout.num_params :] + total[self.layout.num_params :].float()
 
@@ -278,7 +301,9 @@ class Server:
             total=lambda name, weights: self._total(cohort, name, weights),
             map_updates=map_updates,
             validation_loss=lambda weights: self._validation_loss(cohort, start, weights),
+            move_frozen=self._move_frozen,
             log=_log_nothing,
+            generator=torch_generator(0),
         )
 
     def _view_for(self, view: core.Server, name: str, cohort: Cohort, weights: Weights) -> core.Server:
@@ -300,7 +325,8 @@ class Server:
 
         report = cohort.report["methods"].get(name, {})
         kept = {key: cohort.kept(values) for key, values in report.items()}
-        return replace(view, report=kept, weights=weights, total=total, log=log)
+        generator = torch_generator(derive_seed(self.seed, f"server/{name}", view.round_index))
+        return replace(view, report=kept, weights=weights, total=total, log=log, generator=generator)
 
     def _total(self, cohort: Cohort, name: str, weights: Weights) -> Tensor:
         """Exact weighted sum of a vector over the cohort: [num_state] for the update, else [num_params], float64."""
@@ -325,7 +351,7 @@ class Server:
             count * (self.layout.shared_bytes if name == "update" else 4 * self.layout.num_params)
             for name in report["peaks"]
         )
-        down = count * (self.layout.shared_bytes + num_bytes(message["fields"]))
+        down = count * (self.layout.shared_bytes + num_bytes(message["fields"]) + num_bytes(message["frozen"]))
         steps = report["num_steps"][cohort.is_kept]
         losses = report["train_loss"][cohort.is_kept]
         return {
@@ -335,19 +361,19 @@ class Server:
             "clients/dropped": float((~cohort.is_kept).sum()),
         }
 
-    def _evaluation(self, round_index: int) -> dict[str, float]:
-        """Scores if this round is one to evaluate: every so many, and the last."""
+    def _is_due(self, round_index: int) -> bool:
+        """Whether this round is one to evaluate: every so many, and the last."""
         is_due = self.evaluate_every > 0 and (round_index + 1) % self.evaluate_every == 0
-        return self.evaluate() if is_due or round_index + 1 == self.num_rounds else {}
+        return is_due or round_index + 1 == self.num_rounds
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, evaluated: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Accuracy and loss on the test set; `clients/*` weigh the per-class accuracies by each client's classes.
 
         That is the accuracy expected on a client's own label distribution, for all clients of the population.
         """
         if not self.facts.num_test:
             return {}
-        score = self._score("test", self.state, self.facts.num_test)
+        score = self._score("test", self.state, self.facts.num_test, evaluated)
         per_class = (score.correct.double() / score.count.clamp_min(1)).numpy()
         shares = self.facts.class_counts / np.maximum(1, self.facts.class_counts.sum(axis=1, keepdims=True))
         clients = np.sort(shares @ per_class)
@@ -359,10 +385,11 @@ class Server:
             "clients/accuracy_worst": float(clients[0]),
         }
 
-    def _score(self, name: str, state: Tensor, count: int) -> Score:
+    def _score(self, name: str, state: Tensor, count: int, evaluated: Mapping[str, Tensor] | None = None) -> Score:
         """Score of a model on a held-out set of so many examples, in slices on the trainers."""
         slices = [(start, min(count, start + EVALUATION_SLICE)) for start in range(0, count, EVALUATION_SLICE)]
-        parts = self.pool.evaluate(name, pack(state), dict(self.counters), slices)
+        point = {"state": state, "counters": dict(self.counters), "frozen": self.frozen, "evaluated": evaluated or {}}
+        parts = self.pool.evaluate(name, pack(point), slices)
         return functools.reduce(operator.add, parts)
 
     def _client_columns(self, cohort: Cohort, weights: Weights) -> dict[str, np.ndarray]:
@@ -399,13 +426,19 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything of the server that a later round depends on, packed, without client memory."""
-        return {"state": pack(self.state), "counters": dict(self.counters), "methods": pack(self.method_state)}
+        return {
+            "state": pack(self.state),
+            "counters": dict(self.counters),
+            "methods": pack(self.method_state),
+            "frozen": pack(self.frozen),
+        }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot; client memories follow one by one."""
         self.state = unpack(snapshot["state"])
         self.counters = dict(snapshot["counters"])
         self.method_state = unpack(snapshot["methods"])
+        self.frozen = unpack(snapshot["frozen"])
 
     def restore_memory(self, client: int, memory: Any) -> None:
         """Put back the packed memory of one client."""
@@ -426,13 +459,13 @@ class Server:
 
     def params_sha256(self) -> str:
         """SHA-256 over name, shape and values of every leaf: what "the same result" means."""
-        return state_sha256(self.layout, self.state)
+        return state_sha256(self.layout, self.state, self.frozen)
 
 
-def state_sha256(layout: Layout, state: Tensor) -> str:
-    """Digest of a state vector that does not depend on how leaves lie in memory."""
+def state_sha256(layout: Layout, state: Tensor, frozen: Mapping[str, Tensor] | None = None) -> str:
+    """Digest of a state vector, and of how frozen parameters were moved, whatever the order of leaves in memory."""
     digest = hashlib.sha256()
-    for name, value in layout.views(state).items():
+    for name, value in (layout.views(state) | dict(frozen or {})).items():
         digest.update(f"{name}{tuple(value.shape)}".encode())
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,9 @@ class Phase:
         return share_of_work(client, self.stragglers, self.straggler_work, seed=seed, round_index=round_index)
 
 
+#: Validation inputs of up to 256 MiB stay in memory as floats, resized: every client of every round is scored on them.
+KEPT_INPUT_BYTES = 2**28
+
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -93,8 +96,9 @@ class Trainer:
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
         self.evaluation_batch = evaluation_batch
         self._held_out: dict[str, Examples] = {}
+        self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
-        self._personal = [leaf for leaf in layout.params if not leaf.is_shared]
+        self._personal = layout.personal
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -137,6 +141,7 @@ class Trainer:
                 "state": torch.from_numpy(message["state"].copy()).to(self.device),
                 "fields": {name: _to(unpack(fields), self.device) for name, fields in message["fields"].items()},
             }
+        self.model.move_frozen(unpack(message["frozen"]))
         self._round["message"] = message
 
     def _train_client(
@@ -234,6 +239,7 @@ class Trainer:
             class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
             lr=settings.lr_of(round_index),
             momentum=settings.momentum,
+            batch_size=settings.batch_size,
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
@@ -327,14 +333,21 @@ class Trainer:
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
-    def evaluate(self, name: str, state: np.ndarray, counters: dict[str, int], start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation")."""
-        self.model.load(torch.from_numpy(state.copy()), counters)
+    def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
+        """Score of a global model on examples start..end of a held-out set ("test" or "validation").
+
+        Args:
+          point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
+            place of leaves.
+        """
+        self.model.load(unpack(point["state"]), point["counters"])
+        self.model.move_frozen(unpack(point["frozen"]))
         held_out = self._set(name)
         part = Examples(held_out.images[start:end], held_out.labels[start:end])
-        return evaluate(
-            self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-        )
+        with self.model.replaced(unpack(point["evaluated"])):
+            return evaluate(
+                self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+            )
 
     def ping(self) -> int:
         """This process's id: answers once the trainer is ready."""
@@ -363,9 +376,19 @@ class Trainer:
             seed=derive_seed(self.seed, "validation", round_index, client),
         )
 
-    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterator[Batch]:
-        # The clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
-        return passes(examples, self.transform, batch_size)
+    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterable[Batch]:
+        """Passes over the validation set, ready for the model: made once where they take little room.
+
+        In the clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
+        """
+        height, width, channels = examples.images.shape[1:]
+        rows, columns = self.transform.output_size(height, width)
+        size_bytes = 4 * len(examples) * rows * columns * (self.transform.channels or channels)
+        if size_bytes > KEPT_INPUT_BYTES:
+            return passes(examples, self.transform, batch_size)
+        if batch_size not in self._ready:
+            self._ready[batch_size] = list(passes(examples, self.transform, batch_size))
+        return self._ready[batch_size]
 
 
 def keep_freed_memory() -> None:

@@ -102,7 +102,9 @@ class InputTransform:
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, h, w, C) -> (B, *size, C) float32 in the same units."""
+    """(B, h, w, C) -> (B, *size, C) float32 in the same units; as they are where they have that size already."""
+    if images.shape[1:3] == size:
+        return images
     x = images.permute(0, 3, 1, 2).float()
     return F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).permute(0, 2, 3, 1)
 

@@ -8,7 +8,7 @@ from methods import METHODS
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError
 from tests import toys
-from tests.helpers import plan_of
+from tests.helpers import lora_plan, plan_of
 
 
 def faults_of(root, methods, **groups):
@@ -19,25 +19,23 @@ def faults_of(root, methods, **groups):
 
 def test_empty_list_and_every_single_method_compose(root):
     plan_of(root)
-    for name in METHODS:
-        plan_of(root, [name])
+    for name, make in METHODS.items():
+        (lora_plan if "lora" in make().needs else plan_of)(root, [name])
 
 
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
         (["uniform", "fedvg"], ["uniform and fedvg both decide", "drop one"]),
-        (
-            ["tests.toys:fednova_like", "fedvg"],
-            ["fedvg after fednova_like would discard", "put fedvg before fednova_like"],
-        ),
+        (["fednova", "fedvg"], ["fedvg after fednova would discard", "put fedvg before fednova"]),
+        (["fedavgm", "fedadam"], ["fedavgm and fedadam both decide server-optimizer"]),
+        (["fedyogi", "fedadagrad"], ["fedyogi and fedadagrad both decide server-optimizer"]),
         (
             ["tests.toys:criterion", "tests.toys:other_criterion"],
             ["criterion and other_criterion both decide criterion"],
         ),
         (["fedvg", "tests.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
         (["fedprox", "fedprox"], ["fedprox is listed twice"]),
-        ([{"tests.toys:flfa": {"layers": ["fc9"], "first": "fc9"}}], ["flfa claims backward:fc9", "backward:fc1"]),
         (["tests.toys:personal_head", "tests.toys:regmean"], ["regmean claims weights:fc2.weight"]),
         (["fedrs", "fedlc"], ["fedrs and fedlc both decide criterion", "drop one"]),
         (["flfa", {"fa": {"layers": ["fc1"]}}], ["flfa and fa both decide backward:fc1"]),
@@ -45,7 +43,7 @@ def test_empty_list_and_every_single_method_compose(root):
         (["flfa", "dfa"], ["flfa and dfa both decide backward:conv1"]),
         ([{"flfa": {"candidates": ["fc9"]}}], ["flfa claims backward:fc9", "there are conv1, conv2, fc1, fc2"]),
         (["fedacg", "fedavgm"], ["fedacg and fedavgm both decide server-optimizer"]),
-        (["freeze", "tests.toys:regmean"], ["regmean claims weights:fc2.weight", "nothing like it is trained"]),
+        (["freeze", "ccvr"], ["ccvr claims weights:", "nothing like it is trained"]),
         (["freeze", {"flfa": {"candidates": ["fc2"]}}], ["flfa claims backward:fc2"]),
         (["univarfl", "fedrs"], ["fedrs after univarfl would discard", "put fedrs before univarfl"]),
         (["moon", "fedlc"], ["put fedlc before moon"]),
@@ -59,16 +57,16 @@ def test_conflicts_name_methods_and_remedy(root, methods, words):
 
 
 def test_right_order_of_modifier_and_replacer_is_legal(root):
-    plan_of(root, ["fedvg", "tests.toys:fednova_like"])
     plan_of(root, ["fedrs", "univarfl", "moon"])
     plan_of(root, ["fedvg", {"freeze": {"trains_locally": True}}])
     plan_of(root, [{"flfa": {"candidates": ["fc2"]}}, {"fa": {"layers": ["fc1"]}}])
+    plan_of(root, ["fedvg", "fednova"])
 
 
 def test_needs_name_the_remedy(root):
     assert "data.validation" in faults_of(root, ["fedvg"], data={"root": str(root), "validation": 0})[0]
     plan_of(root, [{"fedvg": {"norm": "update"}}], data={"root": str(root), "validation": 0})
-    assert "local.momentum" in faults_of(root, ["tests.toys:scaffold"], local={"momentum": 0.9})[0]
+    assert "local.momentum" in faults_of(root, ["scaffold"], local={"momentum": 0.9})[0]
 
 
 def test_claims_match_only_what_is_trained_and_shared(root):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import plan_of, run
+from tests.helpers import lora_plan, plan_of, run, server_on
 
 BATCH_NORM = {"norm": "batch"}
 
@@ -32,13 +32,41 @@ METHODS = {
     "fedacg": ["fedacg"],
     "freeze": ["freeze"],
     "fedrs-moon-fedsol-flfa": ["fedrs", "moon", "fedsol", {"flfa": {"candidates": ["conv2", "fc1"]}}],
-    "toy-scaffold-fedvg": ["tests.toys:scaffold", "fedvg"],
-    "toy-livar": [{"tests.toys:livar": {"trained": ["fc1.weight"]}}],
-    "toy-regmean": ["tests.toys:regmean"],
-    "toy-ccvr": ["tests.toys:ccvr"],
-    "toy-elastic": ["tests.toys:elastic"],
-    "toy-flfa": [{"tests.toys:flfa": {"layers": ["fc1", "fc2"], "first": "fc2"}}],
+    "scaffold": ["scaffold"],
+    "scaffold-i": [{"scaffold": {"option": "i"}}],
+    "scaffold-fl-bench": [{"scaffold": {"as_in": "fl-bench"}}],
+    "scaffold-fedvg": ["scaffold", "fedvg"],
+    "feddyn": ["feddyn"],
+    "feddyn-clipped-fedvg": ["fedvg", {"feddyn": {"max_grad_norm": 0.5}}],
+    "feddyn-fl-bench": [{"feddyn": {"as_in": "fl-bench"}}],
+    "elastic": ["elastic"],
+    "elastic-tensor-fedvg": [{"elastic": {"granularity": "tensor"}}, {"fedvg": {"granularity": "layer"}}],
+    "elastic-fl-bench": [{"elastic": {"as_in": "fl-bench"}}],
+    "fedadam": [{"fedadam": {"bias_correction": True}}],
+    "fedyogi": ["fedyogi"],
+    "fedadagrad": ["fedadagrad"],
+    "fednova": ["fednova"],
+    "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
     "toy-personal": ["tests.toys:personal_head"],
+    "fedproto": [{"fedproto": {"strength": 0.5}}],
+    "ccvr": ["ccvr"],
+    "ccvr-mammoth": [{"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}],
+    "fisher": [{"fisher": {"num_examples": 8}}],
+    "fisher-mammoth": [{"fisher": {"as_in": "fed-mammoth"}}],
+    "regmean": ["regmean"],
+    "livar-head": [{"livar": {"components": "head"}}],
+}
+
+#: With adapters.
+LORA_METHODS = {
+    "fedavg": [],
+    "livar": ["livar"],
+    "livar-svd": [{"livar": {"next": "svd", "accumulate": "round"}}],
+    "livar-fold-ccvr": [{"livar": {"next": "fold"}}, {"ccvr": {"epochs": 1}}],
+    "livar-ccvr": ["livar", {"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}],
+    "fedproto": ["fedproto"],
+    "fisher": [{"fisher": {"kind": "empirical", "num_examples": 8}}],
+    "regmean": ["regmean"],
 }
 
 
@@ -52,6 +80,27 @@ def test_any_number_of_trainers_gives_the_same_bits(name, norm, root, ray_pools)
     assert expected.params_sha256() != run(plan, root, rounds=0).params_sha256()  # something was learned at all
 
 
+@pytest.mark.parametrize("name", LORA_METHODS)
+def test_adapters_give_the_same_bits_and_scores_on_any_number_of_trainers(name, root, ray_pools):
+    plan = lora_plan(root, LORA_METHODS[name], data={"test": 0.7}, rounds=2, cohort={"size": 5})
+
+    def outcome(pool=None):
+        server = server_on(plan, root, pool)
+        records = [server.run_round(index) for index in range(plan.num_rounds)]
+        return server.params_sha256(), [record.metrics["server/loss"] for record in records]
+
+    expected = outcome()
+    assert [outcome(pool) for pool in ray_pools(plan)] == [expected] * 3
+
+
+def test_vision_transformer_gives_the_same_bits_too(root, ray_pools):
+    part, local = {"alpha": 10.0, "num_clients": 24}, {"batch_size": 8, "epochs": 0.5}
+    model = {"name": "vit", "dim": 16, "depth": 2}
+    plan = plan_of(root, model=model, rounds=2, cohort={"size": 3}, partition=part, local=local)
+    expected = run(plan, root).params_sha256()
+    assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
+
+
 def test_different_methods_give_different_results(root):
     digests = {name: run(plan_of(root, METHODS[name]), root).params_sha256() for name in METHODS}
     assert len(set(digests.values())) == len(digests), digests
@@ -62,7 +111,7 @@ def test_run_depends_on_the_seed(root):
 
 
 def test_client_memory_and_method_state_are_the_same_on_ray(root, ray_pools):
-    plan = plan_of(root, METHODS["toy-scaffold-fedvg"])
+    plan = plan_of(root, [*METHODS["scaffold-fedvg"], "feddyn"])
     expected = run(plan, root)
     for pool in ray_pools(plan):
         server = run(plan, root, pool)
@@ -73,3 +122,4 @@ def test_client_memory_and_method_state_are_the_same_on_ray(root, ray_pools):
         for client in clients:
             mine, theirs = server.client_memory(client), expected.client_memory(client)
             assert (mine["scaffold"]["control"] == theirs["scaffold"]["control"]).all()
+            assert (mine["feddyn"]["h"] == theirs["feddyn"]["h"]).all()

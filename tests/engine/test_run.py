@@ -94,16 +94,12 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
 
 
 def test_bytes_are_those_of_the_tensors_sent(root):
-    plan = plan_of(root, ["tests.toys:scaffold"])
+    plan = plan_of(root, ["scaffold"])
     server = run(plan, root, rounds=0)
     record = server.run_round(0)
     size = 4 * plan.layout.num_params
     assert record.metrics["comm/down_mb"] * 1e6 == pytest.approx(7 * 2 * size)
     assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(7 * 2 * size)
-    head_only = plan_of(root, [{"tests.toys:livar": {"trained": ["fc1.weight"]}}])
-    record = run(head_only, root, rounds=0).run_round(0)
-    assert record.metrics["comm/down_mb"] * 1e6 == pytest.approx(7 * 4 * head_only.layout.num_params)
-    assert head_only.layout.num_params < plan.layout.num_params
 
 
 def test_finished_run_is_never_overwritten(root, tmp_path):
@@ -191,7 +187,7 @@ def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
-    methods = ["tests.toys:scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
+    methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
     expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
     marker = tmp_path / "killed"
     killer = {"tests.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
@@ -258,7 +254,7 @@ def test_three_hundred_clients_on_shapes(tmp_path):
 def write_config(path, root, tmp_path, backend, **groups):
     raw = raw_config(
         root,
-        ["tests.toys:scaffold", "fedavgm", "fedvg"],
+        ["scaffold", "fedavgm", "fedvg"],
         name="killed",
         storage=str(tmp_path / "runs"),
         rounds=12,

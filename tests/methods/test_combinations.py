@@ -16,6 +16,7 @@ HOSTS = {
     "fedrs": ["fedrs"],
     "fedlc": ["fedlc"],
     "fedacg": ["fedacg"],
+    "feddyn": ["feddyn"],
 }
 #: All clients in both rounds: MOON needs a previous model.
 SMALL = {"model": {"norm": "batch"}, "partition": {"num_clients": 5}, "cohort": {"size": 5}}

@@ -237,3 +237,25 @@ def test_zero_step_client_has_no_weight(root):
         lonely = torch.tensor(plan.manifest.sizes == 1)
         assert bool((weights[lonely] == 0).all())
         assert abs(float(weights.sum()) - 1) < 1e-12
+
+
+def test_auto_takes_the_granularity_with_the_lowest_validation_loss(root):
+    losses = {}
+    for granularity in ("model", "layer", "block"):
+        server = run(plan_of(root, [{"fedvg": {"granularity": granularity}}]), root, rounds=1)
+        losses[granularity] = server._score("validation", server.state, server.facts.num_validation).mean_loss
+    auto = server_on(plan_of(root, [{"fedvg": {"granularity": "auto"}}]), root)
+    record = auto.run_round(0)
+    best = min(losses, key=losses.__getitem__)
+    assert len(set(losses.values())) == 3
+    assert ("model", "layer", "block")[int(record.metrics["fedvg/granularity"])] == best
+    assert (
+        auto.params_sha256() == run(plan_of(root, [{"fedvg": {"granularity": best}}]), root, rounds=1).params_sha256()
+    )
+
+
+def test_norms_are_logged_by_client_and_tensor(root):
+    server = server_on(plan_of(root, ["fedvg"]), root)
+    record = server.run_round(0)
+    assert record.arrays["fedvg.norms"].shape == (7, len(server.layout.params))
+    assert record.arrays["fedvg.norms:columns"].tolist() == [leaf.name for leaf in server.layout.params]

@@ -1,0 +1,223 @@
+"""CCVR: the classifier is trained again on features drawn from Gaussians of the classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.moments import class_covariances, class_means, local_features, one_thread, unpack_symmetric
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Client, Method, Server, State
+
+
+def ccvr(
+    *,
+    when: Literal["end", "every_round"] = "end",
+    num_samples: int = 256,
+    epochs: int = 5,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    batch_size: int = 32,
+    schedule: Literal["constant", "cosine"] = "cosine",
+    gaussians: Literal["pooled", "clients"] = "pooled",
+    covariance: Literal["full", "diagonal"] = "full",
+    loss: Literal["plain", "normalised"] = "plain",
+    as_in: Literal["fed-mammoth"] | None = None,
+) -> Method:
+    """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.
+
+    Luo et al. 2021 (NeurIPS). Clients report count, mean and unbiased covariance of each class's features (the input of
+    the head, in eval mode); the server pools them (`pooled_moments`), draws from the random stream of the round through
+    eigenvectors with negative eigenvalues at 0, and trains the head from where it is by SGD. The body stays as it is.
+
+    Args:
+      when: "end": a phase after the last round, with all clients and the final global model; "every_round": on what the
+        round's clients see with their own trained models, after everything listed before has made the head.
+      num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
+      epochs, lr, momentum, batch_size, schedule: of the SGD; 0 epochs change nothing. The defaults are fed-mammoth's.
+      gaussians: "pooled", or "clients": a mixture of the clients' own Gaussians, weighted by class counts.
+      covariance: "diagonal" reports variances only: 1 + 2 d numbers per class instead of 1 + d + d (d + 1) / 2.
+      loss: cross-entropy, or cross-entropy of logits / (0.1 ||logits||), "normalised".
+      as_in: "fed-mammoth", LIVAR's baseline: every_round, clients with two examples of the class or more, diagonal,
+        normalised, cosine.
+    Degenerate cases: a class with one example is drawn as that example; one that nobody has is not drawn. Clients
+    without a step still count: their statistics are of the model that they hold.
+    Raises:
+      ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
+    """
+    if num_samples < 1 or epochs < 0 or batch_size < 1:
+        raise ValueError(
+            f"ccvr: num_samples and batch_size must be >= 1 and epochs >= 0, got {num_samples}, {batch_size}, {epochs}"
+        )
+    if lr <= 0 or not 0 <= momentum < 1:
+        raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
+    if as_in == "fed-mammoth":
+        when, gaussians, covariance = "every_round", "clients", "diagonal"
+        loss, schedule = "normalised", "cosine"
+    smallest = 2 if as_in == "fed-mammoth" else 1
+    is_diagonal = covariance == "diagonal"
+
+    def init(params: Tensor, layout: Layout) -> State:
+        _head(layout)
+        return {}
+
+    def report(client: Client) -> dict[str, Tensor]:
+        features = local_features(client)
+        classes = len(client.class_counts)
+        covariances = class_covariances(features.values, features.labels, classes, diagonal=is_diagonal)
+        return {
+            "counts": client.class_counts,
+            "means": class_means(features.values, features.labels, classes).nan_to_num(0.0),
+            # float32: what grows with the square of the width; the means, which are subtracted, stay float64.
+            "covariances": covariances.float(),
+        }
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        head = _head(server.layout)
+        counts, means = server.report["counts"], server.report["means"]
+        counts = torch.where(counts >= smallest, counts, 0)
+        covariances = server.report["covariances"].double()
+        if not is_diagonal:
+            covariances = unpack_symmetric(covariances, means.shape[2])
+        if gaussians == "pooled":
+            counts, means, covariances = (part[None] for part in pooled_moments(counts, means, covariances))
+        now = server.start + update
+        with one_thread():
+            values, labels = draw_features(counts, means, covariances, num_samples, server.generator)
+            trained = train_head(
+                [server.layout.view(now, leaf) for leaf in head],
+                values,
+                labels,
+                epochs=epochs,
+                lr=lr,
+                momentum=momentum,
+                batch_size=batch_size,
+                is_cosine=schedule == "cosine",
+                is_normalised=loss == "normalised",
+                generator=server.generator,
+            )
+        update = update.clone()
+        for leaf, value in zip(head, trained, strict=True):
+            server.layout.view(update, leaf).copy_(value - server.layout.view(server.start, leaf))
+        return update, state
+
+    return Method(
+        "ccvr",
+        init=init,
+        report=report,
+        server_update=server_update,
+        claims=frozenset({"weights:@head.*"}) if when == "end" else frozenset(),
+        needs=frozenset({"features", "linear-head"}),
+        is_phase=when == "end",
+    )
+
+
+def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and unbiased covariance of each class over all clients' examples.
+
+    Luo et al. 2021, section 4.2, with the means' part in the form that does not cancel:
+        N = sum n_k,  mu = sum (n_k / N) mu_k,
+        S = sum ((n_k - 1) / (N - 1)) S_k + sum (n_k / (N - 1)) (mu_k - mu)(mu_k - mu)'
+
+    Args:
+      counts: (K, classes); means: (K, classes, d) float64; covariances: (K, classes, d, d), or (K, classes, d) for
+        variances; where the count is 0, 0 or anything finite.
+    Returns:
+      (classes,), (classes, d), (classes, d, d) or (classes, d); S is 0 where N < 2.
+    """
+    total = counts.sum(0)
+    weights = counts.double() / total.clamp_min(1)
+    mean = (weights[:, :, None] * means).sum(0)
+    pooled = torch.zeros_like(covariances[0])
+    for count, own_mean, own in zip(counts, means, covariances, strict=True):
+        centred = own_mean - mean
+        is_matrix = own.dim() == 3
+        between = centred[:, :, None] * centred[:, None, :] if is_matrix else centred.square()
+        shape = (-1, 1, 1) if is_matrix else (-1, 1)
+        pooled += (count - 1).clamp_min(0).view(shape) * own + count.view(shape) * between
+    return total, mean, pooled / (total - 1).clamp_min(1).view((-1,) + (1,) * (pooled.dim() - 1))
+
+
+def draw_features(
+    counts: Tensor, means: Tensor, covariances: Tensor, num_samples: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Features of each class that anybody has, from a mixture of G Gaussians with weights in proportion to the counts.
+
+    Args:
+      counts: (G, classes); means, covariances: as in `pooled_moments`.
+    Returns:
+      (n, d) float32 and (n,) int64, n = num_samples times the number of such classes.
+    """
+    values, labels = [], []
+    for label in range(counts.shape[1]):
+        mixture = counts[:, label].double()
+        if not bool(mixture.sum() > 0):
+            continue
+        chosen = torch.multinomial(mixture, num_samples, replacement=True, generator=generator)
+        noise = torch.randn(num_samples, means.shape[2], dtype=torch.float64, generator=generator)
+        for component in chosen.unique().tolist():
+            mine = chosen == component
+            spread = _spread(noise[mine], covariances[component, label])
+            values.append(means[component, label] + spread)
+            labels.append(torch.full((int(mine.sum()),), label))
+    if not values:
+        return torch.zeros(0, means.shape[2]), torch.zeros(0, dtype=torch.int64)
+    return torch.cat(values).float(), torch.cat(labels)
+
+
+def _spread(noise: Tensor, covariance: Tensor) -> Tensor:
+    """Standard normal rows -> rows with this covariance, which may be rank-deficient."""
+    if covariance.dim() == 1:
+        return noise * covariance.clamp_min(0).sqrt()
+    values, vectors = torch.linalg.eigh(covariance)
+    return (noise * values.clamp_min(0).sqrt()) @ vectors.T
+
+
+def train_head(
+    head: Sequence[Tensor],
+    values: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int,
+    lr: float,
+    momentum: float,
+    batch_size: int,
+    is_cosine: bool,
+    is_normalised: bool,
+    generator: torch.Generator,
+) -> list[Tensor]:
+    """SGD on the features, each epoch in a fresh order; with `is_cosine` epoch e runs at lr (1 + cos(pi e / E)) / 2.
+
+    Args:
+      head: weight (classes, d) and, if there is one, bias (classes,).
+    Returns:
+      the trained head; `head` is not modified.
+    """
+    trained = [value.detach().clone().requires_grad_() for value in head]
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum)
+    for epoch in range(epochs):
+        if is_cosine:
+            optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        for rows in torch.randperm(len(labels), generator=generator).split(batch_size):
+            if not len(rows):
+                continue
+            logits = F.linear(values[rows], *trained)
+            if is_normalised:
+                logits = logits / (0.1 * logits.norm(dim=1, keepdim=True).clamp_min(1e-7))
+            optimizer.zero_grad()
+            F.cross_entropy(logits, labels[rows]).backward()
+            optimizer.step()
+    return [value.detach() for value in trained]
+
+
+def _head(layout: Layout) -> list[Leaf]:
+    """Weight and, if there is one, bias of the classifier layer."""
+    leaves = [leaf for leaf in layout.params if leaf.is_head and leaf.is_shared]
+    if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
+        raise ValueError("ccvr: the head must be one linear layer that is trained and shared")
+    return leaves

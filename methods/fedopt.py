@@ -1,0 +1,118 @@
+"""FedAdam, FedYogi and FedAdagrad: adaptive optimisers on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import Method, Server, State
+
+NextMoment = Callable[[Tensor, Tensor], Tensor]
+
+
+def fedadam(
+    *,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    init_v: float = 0.0,
+    bias_correction: bool = False,
+) -> Method:
+    """Adam on the server, the aggregated update Δ in the place of a negative gradient.
+
+    Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
+        m <- beta1 m + (1 - beta1) Δ,   v <- beta2 v + (1 - beta2) Δ^2,   w <- w + server_lr m / (sqrt(v) + tau)
+    Δ is weighted by examples, as in the paper's experiments, unless other methods say otherwise. Parameters only:
+    BatchNorm statistics are averaged as they are, since an optimiser can drive a running variance below zero. A round
+    in which nobody took a step changes nothing.
+
+    Args:
+      server_lr: > 0. The paper tunes it for every task; with sqrt(v) well above tau it is about the size of a step of
+        one parameter, so 0.01 is a careful start.
+      beta1, beta2: in [0, 1); the paper's 0.9 and 0.99.
+      tau: > 0, added outside the root: below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      init_v: v at the start, >= 0; 0 in the paper's experiments, though Algorithm 2 asks for at least tau^2.
+      bias_correction: the authors' code (Keras) multiplies the step by sqrt(1 - beta2^t) / (1 - beta1^t), with t from
+        1; Algorithm 2 does not.
+    Raises:
+      ValueError: a value out of range.
+    """
+
+    def next_v(v: Tensor, square: Tensor) -> Tensor:
+        return beta2 * v + (1 - beta2) * square
+
+    betas = (beta1, beta2)
+    return _fedopt("fedadam", next_v, server_lr, betas, tau=tau, init_v=init_v, corrects=bias_correction)
+
+
+def fedyogi(
+    *,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    init_v: float = 0.0,
+    bias_correction: bool = False,
+) -> Method:
+    """Yogi on the server: as `fedadam`, but v moves by at most (1 - beta2) Δ^2.
+
+    Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
+        v <- v - (1 - beta2) Δ^2 sign(v - Δ^2);   m and the step as in `fedadam`
+    With init_v 0 the first round is fedadam's. Options and errors as in `fedadam`.
+    """
+
+    def next_v(v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - beta2) * square * torch.sign(v - square)
+
+    betas = (beta1, beta2)
+    return _fedopt("fedyogi", next_v, server_lr, betas, tau=tau, init_v=init_v, corrects=bias_correction)
+
+
+def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, init_v: float = 0.0) -> Method:
+    """Adagrad on the server: as `fedadam`, but v is the sum of all Δ^2.
+
+    Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
+        v <- v + Δ^2;   m and the step as in `fedadam`
+    beta1 is 0 in the paper's experiments. Other options and errors as in `fedadam`.
+    """
+    return _fedopt("fedadagrad", torch.add, server_lr, (beta1, 0.0), tau=tau, init_v=init_v, corrects=False)
+
+
+def _fedopt(
+    name: str,
+    next_v: NextMoment,
+    server_lr: float,
+    betas: tuple[float, float],
+    *,
+    tau: float,
+    init_v: float,
+    corrects: bool,
+) -> Method:
+    """The method around a rule for the second moment, next_v(v, Δ^2)."""
+    for key, beta, usual in zip(("beta1", "beta2"), betas, (0.9, 0.99), strict=True):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name}: {key} must be in [0, 1), got {beta}; {usual} is common")
+    for key, value, usual in (("server_lr", server_lr, 0.01), ("tau", tau, 1e-3)):
+        if value <= 0:
+            raise ValueError(f"{name}: {key} must be > 0, got {value}; {usual} is common")
+    if init_v < 0:
+        raise ValueError(f"{name}: init_v must be >= 0, got {init_v}; 0 is common, tau^2 is Algorithm 2's least")
+    beta1, beta2 = betas
+
+    def init(params: Tensor, layout: Layout) -> State:
+        return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v), "t": 0}
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        if not bool(server.is_active.any()):
+            return update, state
+        t = state["t"] + 1
+        m = beta1 * state["m"] + (1 - beta1) * update
+        v = next_v(state["v"], update * update)
+        rate = server_lr * ((1 - beta2**t) ** 0.5 / (1 - beta1**t) if corrects else 1.0)
+        return rate * m / (v.sqrt() + tau), {"m": m, "v": v, "t": t}
+
+    return Method(name, init=init, server_update=server_update, claims=frozenset({"server-optimizer"}))

@@ -1,0 +1,132 @@
+"""FedProto: features are pulled to global class prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.moments import class_means, local_features
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, Client, LossFn, Message, Method, Outputs, Partition, Server, State
+from raysim.core.weights import normalised
+
+
+def fedproto(
+    *,
+    strength: float = 1.0,
+    share: Literal["weights", "nothing"] = "weights",
+    prototypes: Literal["clients", "examples"] = "clients",
+    as_in: Literal["fed-mammoth"] | None = None,
+) -> Method:
+    """Adds strength * MSE(z, P_y) to the loss, P_c the global prototype: the mean of the clients' mean features of c.
+
+    Tan et al. 2022 (AAAI). z is the input of the head; the MSE is over batch and dimensions, and examples of a class
+    without a prototype add nothing, so the first round is without the term. Client means are taken after training, in
+    eval mode, over all local examples (the released code: during the last epoch). A class that is absent from a round
+    keeps its prototype.
+
+    Args:
+      strength: >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
+      share: "nothing" is the original, in which every client keeps a model of its own and the global one, which is
+        scored, stays as it began; "weights" averages models as well, which is what LIVAR compares with.
+      prototypes: means over the clients that hold the class (the released code), or over all their examples (the paper).
+      as_in: "fed-mammoth", LIVAR's baseline: for each class of a batch the distance of the batch's mean feature to the
+        prototype, summed over classes; prototypes over examples; uniform aggregation weights. It fails at a class without
+        a prototype, where this adds nothing.
+    Degenerate cases: clients without a step do not count in prototypes.
+    Raises:
+      ValueError: strength < 0, as_in with share "nothing"; or, when the run starts, a model without a trained head, or
+        with BatchNorm statistics and share "nothing".
+    """
+    if strength < 0:
+        raise ValueError(f"fedproto: strength must be >= 0, got {strength}; 1 is the released code's")
+    if as_in and share == "nothing":
+        raise ValueError("fedproto: as_in fed-mammoth shares weights; drop share: nothing")
+    over_examples = prototypes == "examples" or as_in == "fed-mammoth"
+
+    def partition(part: Partition) -> Partition:
+        return Partition(part.trained, frozenset(), part.head)
+
+    def init(params: Tensor, layout: Layout) -> State:
+        if share == "nothing" and layout.buffers:
+            raise ValueError("fedproto: BatchNorm statistics are always shared; use a model without for share: nothing")
+        head = [leaf for leaf in layout.params if leaf.is_head and len(leaf.shape) == 2]
+        if not head:
+            raise ValueError("fedproto: the head is not trained, so its classes and width are not known; train it")
+        return {"prototypes": torch.full(head[0].shape, torch.nan)}
+
+    def broadcast(message: Message, state: State) -> Message:
+        return Message(message.params, {"prototypes": state["prototypes"]})
+
+    def loss(inner: LossFn, client: Client) -> LossFn:
+        table = client.message["prototypes"]
+        is_known = ~table.isnan().any(dim=1)
+        if strength == 0 or not bool(is_known.any()):
+            return inner
+        table = table.nan_to_num(0.0)
+        term = batch_mean_distance if as_in == "fed-mammoth" else prototype_distance
+
+        def value(outputs: Outputs, batch: Batch) -> Tensor:
+            assert outputs.features is not None
+            return inner(outputs, batch) + strength * term(outputs.features, batch.labels, table, is_known)
+
+        return value
+
+    def report(client: Client) -> dict[str, Tensor]:
+        features = local_features(client)
+        return {
+            "means": class_means(features.values, features.labels, len(client.class_counts)).float(),
+            "counts": client.class_counts,
+        }
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        counts = server.report["counts"] * server.is_active[:, None]
+        table = merged_prototypes(server.report["means"], counts, over_examples=over_examples)
+        return update, {"prototypes": torch.where(table.isnan(), state["prototypes"], table)}
+
+    return Method(
+        "fedproto",
+        partition=partition if share == "nothing" else None,
+        init=init,
+        broadcast=broadcast,
+        loss=loss,
+        report=report,
+        server_update=server_update,
+        needs=frozenset({"features", "linear-head"} | ({"client-memory"} if share == "nothing" else set())),
+        base_weights="uniform" if as_in == "fed-mammoth" else "examples",
+    )
+
+
+def prototype_distance(features: Tensor, labels: Tensor, table: Tensor, is_known: Tensor) -> Tensor:
+    """Mean over batch and dimensions of (z - P_y)^2; 0 for examples whose class has no prototype.
+
+    Args:
+      features: (B, width); labels: (B,); table: (classes, width); is_known: (classes,) bool.
+    """
+    target = torch.where(is_known[labels, None], table[labels], features.detach())
+    return F.mse_loss(features, target)
+
+
+def batch_mean_distance(features: Tensor, labels: Tensor, table: Tensor, is_known: Tensor) -> Tensor:
+    """fed-mammoth: sum over the classes of the batch of the mean over dimensions of (mean z - P_c)^2."""
+    members = F.one_hot(labels, len(table)).to(features.dtype)
+    counts = members.sum(0)
+    chosen = is_known & (counts > 0)
+    means = (members.T @ features)[chosen] / counts[chosen, None]
+    return (means - table[chosen]).square().mean(1).sum()
+
+
+def merged_prototypes(means: Tensor, counts: Tensor, *, over_examples: bool) -> Tensor:
+    """Global prototypes.
+
+    Args:
+      means: (K, classes, width), whatever where the count is 0; counts: (K, classes).
+    Returns:
+      (classes, width) float32; NaN for a class that nobody holds.
+    """
+    weights = normalised((counts if over_examples else counts > 0).double())
+    table = (weights[:, :, None] * torch.where(counts[:, :, None] > 0, means.double(), 0.0)).sum(0)
+    return torch.where((counts.sum(0) > 0)[:, None], table, torch.nan).float()

@@ -1,0 +1,261 @@
+"""LIVAR: adapters merged by layer importance, head rows by feature variance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from methods.livar_math import (
+    Adapter,
+    Reduction,
+    adapters_of,
+    class_variances,
+    layer_coefficients,
+    reduced,
+    row_weights,
+    stacked,
+    truncated,
+)
+from methods.moments import local_features, one_thread
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Batch, Client, GradFn, Method, Server, State
+from raysim.core.weights import Weights, normalised
+
+
+def livar(
+    *,
+    components: Literal["both", "lora", "head"] = "both",
+    importance: Reduction = "abs_of_sum",
+    accumulate: Literal["run", "round"] = "run",
+    table: Literal["released", "paper"] = "released",
+    variance: Literal["correct", "all"] = "correct",
+    next: Literal["factors", "svd", "fold"] = "factors",
+    evaluate: Literal["merged", "code", "factors"] = "merged",
+) -> Method:
+    """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
+
+    LIVAR (sheet 3.2): lambda from the importances I_A, I_B that each step adds up and a 3 x 3 table over their bins,
+    normalised over clients; w proportional to the variance of the class's features at each client, which takes one pass
+    over the local examples after training. The merged update of a layer is sum_i lambda_i B_i A_i (eq. 3).
+    List it first: the importance then sees the gradient of the loss without other methods' terms.
+
+    Args:
+      components: "lora" or "head" alone leave the other part to n_i-weighted averaging (the paper's table 4); "head"
+        needs no adapters.
+      importance: what a step adds, with g the gradient before clipping and d = before - after of what the step really
+        did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|.
+      accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
+        in every round.
+      table: the released code's constants, or the paper's.
+      variance: over the correctly classified local examples (the paper), or all (the released code).
+      next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
+        sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank; "fold": the frozen matrix
+        takes the update up, A is as at the start of the run and B zero, and dense changes travel down.
+      evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code", as
+        released), or what is broadcast ("factors").
+    Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
+    variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get
+    weight 0; if nobody took one, all stays.
+    Raises:
+      ValueError: evaluate "code" with next "fold", which has no other model to score than the folded one; or, when the
+        run starts, a head that is not one matrix and one vector.
+    """
+    has_lora, has_head = components != "head", components != "lora"
+    if next == "fold" and evaluate == "code":
+        raise ValueError("livar: next fold ships the merged model itself; drop evaluate: code")
+
+    def init(params: Tensor, layout: Layout) -> State:
+        if has_head:
+            _head_leaves(layout)
+        adapters = adapters_of(layout) if has_lora else []
+        return {"a": [layout.view(params, pair.a).clone() for pair in adapters]} if next == "fold" else {}
+
+    def grads(inner: GradFn, client: Client) -> GradFn:
+        count = _ImportanceCount(client, importance)
+        client.scratch["count"] = count
+
+        def gradient(params: Tensor, batch: Batch) -> Tensor:
+            count.close_step()
+            grad = inner(params, batch)
+            count.open_step(grad)
+            return grad
+
+        return gradient
+
+    def report(client: Client) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        if has_lora:
+            count = client.scratch["count"]
+            count.close_step()
+            total = count.sums.cpu()
+            if accumulate == "run":
+                total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
+                client.memory["importance"] = total
+            values["importance"] = total
+            if next == "fold":
+                values["scale"] = _scales(client)
+        if has_head:
+            features = local_features(client)
+            classes, usable = len(client.class_counts), features.is_correct
+            values["variance_all"] = class_variances(features.values, features.labels, classes)
+            if variance == "correct":
+                values["variance"] = class_variances(features.values[usable], features.labels[usable], classes)
+        return values
+
+    def weigh(weights: Weights, server: Server) -> Weights:
+        shares = normalised(server.num_examples.double() * server.is_active)
+        merged = dict(weights)
+        if has_lora:
+            adapters = adapters_of(server.layout)
+            coefficients = layer_coefficients(server.report["importance"], server.is_active, shares, table)
+            _log(server, adapters, coefficients)
+            for index, pair in enumerate(adapters):
+                merged |= dict.fromkeys((pair.a.name, pair.b.name), coefficients[:, index].clone())
+        if has_head:
+            first = [server.report["variance"]] if variance == "correct" else []
+            rows = row_weights([*first, server.report["variance_all"], server.class_counts.double()], server.is_active)
+            server.log("head_weights", rows, [f"class {label}" for label in range(rows.shape[1])])
+            merged |= {leaf.name: rows for leaf in _head_leaves(server.layout)}
+        return merged
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        if not bool(server.is_active.any()):
+            return update, state
+        update = update.clone()
+        old, views = server.layout.views(server.start), server.layout.views(update)
+        for index, (pair, weights, a, b) in enumerate(_products(server, None)):
+            rank = pair.a.shape[0]
+            if next == "svd":
+                new_a, new_b = truncated(*stacked(weights, a, b), rank)
+            else:
+                left, right = stacked(weights * server.report["scale"][:, index], a, b)
+                server.move_frozen(f"{pair.layer}.base_layer.weight", left @ right)
+                new_a, new_b = state["a"][index], torch.zeros_like(b[0])
+            views[pair.a.name].copy_(new_a - old[pair.a.name])
+            views[pair.b.name].copy_(new_b - old[pair.b.name])
+        return update, state
+
+    def evaluated(state: State, server: Server) -> Mapping[str, Tensor]:
+        if not bool(server.is_active.any()):
+            return {}
+        shares = normalised(server.num_examples.double() * server.is_active) if evaluate == "code" else None
+        tensors: dict[str, Tensor] = {}
+        for pair, weights, a, b in _products(server, shares):
+            left, right = stacked(weights, a, b)
+            tensors |= {pair.a.name: right.float(), pair.b.name: left.float()}
+        return tensors
+
+    is_override = has_lora and next != "fold" and evaluate != "factors"
+    is_product = has_lora and (next != "factors" or is_override)
+    claims = {"weights:*.lora_[AB].*"} if has_lora else set()
+    claims |= {"weights:@head.*"} if has_head else set()
+    claims |= {"merge"} if is_product else set()
+    # What is scored, or folded, is made from the clients' factors: a server optimizer would go unseen.
+    claims |= {"server-optimizer"} if is_override or (has_lora and next == "fold") else set()
+    needs = {"lora"} if has_lora else set()
+    needs |= {"features", "linear-head"} if has_head else set()
+    needs |= {"client-memory"} if has_lora and accumulate == "run" else set()
+    return Method(
+        "livar",
+        init=init,
+        grads=grads if has_lora else None,
+        report=report,
+        weigh=weigh,
+        server_update=_on_one_thread(server_update) if has_lora and next != "factors" else None,
+        evaluated=_on_one_thread(evaluated) if is_override else None,
+        claims=frozenset(claims),
+        needs=frozenset(needs),
+    )
+
+
+class _ImportanceCount:
+    """Sums over the steps of one client's round; `sums` is (L, 2) float64. Owns copies of a step's gradient and start."""
+
+    def __init__(self, client: Client, reduction: Reduction):
+        self._client, self._reduction = client, reduction
+        self._adapters = adapters_of(client.layout)
+        self.sums = torch.zeros(len(self._adapters), 2, dtype=torch.float64, device=client.params.device)
+        self._grad, self._before = torch.empty_like(client.start), torch.empty_like(client.start)
+        self._is_open = False
+
+    def open_step(self, grad: Tensor) -> None:
+        # Copies: the optimizer and other methods work in place.
+        self._grad.copy_(grad)
+        self._before.copy_(self._client.params)
+        self._is_open = True
+
+    def close_step(self) -> None:
+        """Count the step since `open_step`: the parameters now stand where it has put them."""
+        if not self._is_open:
+            return
+        moved = self._before.sub_(self._client.params)
+        parts = [
+            reduced(self._grad[leaf.offset : leaf.end], moved[leaf.offset : leaf.end], self._reduction)
+            for pair in self._adapters
+            for leaf in (pair.a, pair.b)
+        ]
+        # A step on a non-finite gradient counts 0 (the released code).
+        self.sums += torch.stack(parts).view(-1, 2).nan_to_num(0.0, 0.0, 0.0)
+        self._is_open = False
+
+
+def _scales(client: Client) -> Tensor:
+    """(L,) float64: by how much each layer's product is scaled, alpha / rank."""
+    layers: list[Any] = [client.model.module.get_submodule(pair.layer) for pair in adapters_of(client.layout)]
+    return torch.tensor([layer.scaling["default"] for layer in layers], dtype=torch.float64)
+
+
+def _products(server: Server, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
+    """(adapter, weights (K,), A (K, rank, d_in), B (K, d_out, rank)) of every layer, float64, in order of the layout.
+
+    The clients' factors are fetched one layer block at a time: small beside the model, K times what is broadcast.
+
+    Args:
+      shares: (K,) weights of the products; None: the final weights of the leaves.
+    """
+    blocks: dict[str, list[Adapter]] = {}
+    for pair in adapters_of(server.layout):
+        blocks.setdefault(pair.a.block, []).append(pair)
+    for pairs in blocks.values():
+        spans = [(leaf.offset, leaf.end) for pair in pairs for leaf in (pair.a, pair.b)]
+        updates = server.map_updates(parts_of, spans)
+        for index, pair in enumerate(pairs):
+            a = torch.stack([_value(server, pair.a, parts[2 * index]) for parts in updates])
+            b = torch.stack([_value(server, pair.b, parts[2 * index + 1]) for parts in updates])
+            weights = server.weights[pair.a.name]
+            assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
+            yield pair, weights if shares is None else shares, a, b
+
+
+def parts_of(update: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Stretches of one client's update."""
+    return [update[start:end] for start, end in spans]
+
+
+def _value(server: Server, leaf: Leaf, update: Tensor) -> Tensor:
+    return (server.start[leaf.offset : leaf.end].double() + update.double()).view(leaf.shape)
+
+
+def _head_leaves(layout: Layout) -> list[Leaf]:
+    leaves = [leaf for leaf in layout.params if leaf.is_head]
+    if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
+        raise ValueError(f"livar: the head must be one linear layer, got {[leaf.name for leaf in leaves]}")
+    return leaves
+
+
+def _log(server: Server, adapters: list[Adapter], coefficients: Tensor) -> None:
+    layers = [pair.layer for pair in adapters]
+    for factor, name in enumerate(("importance_a", "importance_b")):
+        server.log(name, server.report["importance"][..., factor], layers)
+    server.log("coefficients", coefficients, layers)
+
+
+def _on_one_thread(hook: Any) -> Any:
+    def run(*values: Any) -> Any:
+        with one_thread():
+            return hook(*values)
+
+    return run

@@ -1,0 +1,90 @@
+"""What several methods report of a client's features, and the server's linear algebra on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raysim.core.method import Client
+
+
+@dataclass(frozen=True)
+class Features:
+    """A client's local examples as its current model sees them, in eval mode, without augmentation.
+
+    values: (n, width) float32, the input of the head; labels: (n,) int64; is_correct: (n,) bool, by the model's logits.
+    """
+
+    values: Tensor
+    labels: Tensor
+    is_correct: Tensor
+
+
+def local_features(client: Client) -> Features:
+    """One pass over the local examples (needs "features")."""
+    parts = []
+    for batch in client.batches():
+        outputs = client.model.apply(client.params, batch.images)
+        assert outputs.features is not None
+        parts.append((outputs.features, batch.labels, outputs.logits.argmax(1) == batch.labels))
+    values, labels, is_correct = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Features(values, labels, is_correct)
+
+
+def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """(classes, width) float64: mean feature of each class; NaN where a class has no example."""
+    means = torch.full((num_classes, values.shape[1]), torch.nan, dtype=torch.float64, device=values.device)
+    for label in labels.unique().tolist():
+        means[label] = values[labels == label].double().mean(0)
+    return means
+
+
+def class_covariances(values: Tensor, labels: Tensor, num_classes: int, *, diagonal: bool = False) -> Tensor:
+    """Unbiased covariance of each class, in float64, 0 where a class has fewer than two examples.
+
+    Returns:
+      (classes, width * (width + 1) / 2), see `pack_symmetric`, or with `diagonal` (classes, width).
+    """
+    width = values.shape[1]
+    size = width if diagonal else width * (width + 1) // 2
+    covariances = torch.zeros(num_classes, size, dtype=torch.float64, device=values.device)
+    for label in labels.unique().tolist():
+        own = values[labels == label].double()
+        if len(own) < 2:
+            continue
+        centred = own - own.mean(0)
+        if diagonal:
+            covariances[label] = centred.square().sum(0) / (len(own) - 1)
+        else:
+            covariances[label] = pack_symmetric(centred.T @ centred / (len(own) - 1))
+    return covariances
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """The upper triangle of (..., n, n) symmetric matrices, row by row: (..., n * (n + 1) / 2)."""
+    rows, columns = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    return matrix[..., rows, columns]
+
+
+def unpack_symmetric(packed: Tensor, size: int) -> Tensor:
+    """The reverse: (..., size, size)."""
+    rows, columns = torch.triu_indices(size, size, device=packed.device)
+    matrix = packed.new_empty(*packed.shape[:-1], size, size)
+    matrix[..., rows, columns] = packed
+    matrix[..., columns, rows] = packed
+    return matrix
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Linear algebra with one thread: its bits may depend on the number, and a server's number on where it runs."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)

@@ -1,0 +1,106 @@
+"""RegMean: the merged linear layers that best reproduce all clients' outputs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.moments import one_thread, pack_symmetric, unpack_symmetric
+from raysim.core.layout import Leaf
+from raysim.core.method import Client, Method, Server
+from raysim.core.weights import RightMap, Weights
+
+
+def regmean(
+    *, shrink: float = 0.9, rows: Literal["mean", "sum"] = "mean", as_in: Literal["fed-mammoth"] | None = None
+) -> Method:
+    """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
+
+    Jin et al. 2023 (ICLR), eq. 2. The Gram matrices are taken after training, at the client's own model, in eval mode,
+    without augmentation. Each client's weight on the layer is the linear map G_k (sum G)^+, of float64; where no
+    client's inputs reach, the layer stays as broadcast. Biases, convolutions and all else keep the weights given.
+    Adapters are linear layers too: A and B are merged by themselves.
+    Dear: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
+
+    Args:
+      shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
+      rows: "mean" divides G_k by its number of rows, so that clients count equally (the authors' code); "sum" does
+        not: with shrink 1 that is the pooled regression.
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. It takes augmented inputs, which this does not.
+    Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
+    Raises:
+      ValueError: shrink out of range.
+    """
+    if not 0 <= shrink <= 1:
+        raise ValueError(f"regmean: shrink must be in [0, 1], got {shrink}; 0.9 is the paper's, 1 is none")
+    if as_in == "fed-mammoth":
+        shrink, rows = 0.5, "sum"
+
+    def report(client: Client) -> dict[str, Any]:
+        grams, counts = gram_matrices(client)
+        return {name: pack_symmetric(gram / counts[name] if rows == "mean" else gram) for name, gram in grams.items()}
+
+    def weigh(weights: Weights, server: Server) -> Weights:
+        merged = dict(weights)
+        with one_thread():
+            for name in server.report:
+                gram = unpack_symmetric(server.report[name], server.layout.by_name[name].shape[1])
+                gram[~server.is_active] = 0
+                merged[name] = RightMap(regression_maps(shrunk(gram, shrink)))
+        return merged
+
+    return Method("regmean", report=report, weigh=weigh, claims=frozenset({"weights:*", "merge"}))
+
+
+def gram_matrices(client: Client) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Gram matrix of the inputs, and number of rows, of every linear layer whose weight is trained and shared.
+
+    Returns:
+      weight leaf name -> (d_in, d_in) float64; inputs of more axes count as rows (attention: one per token).
+    """
+    module, layers = client.model.module, linear_leaves(client)
+    grams = {
+        leaf.name: torch.zeros(leaf.shape[1], leaf.shape[1], dtype=torch.float64, device=client.params.device)
+        for leaf in layers
+    }
+    counts = dict.fromkeys(grams, 0)
+
+    def counter(name: str) -> Any:
+        def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach().flatten(0, -2).double()
+            grams[name].addmm_(x.T, x)
+            counts[name] += len(x)
+
+        return count
+
+    handles = [module.get_submodule(leaf.layer).register_forward_pre_hook(counter(leaf.name)) for leaf in layers]
+    try:
+        for batch in client.batches():
+            client.model.apply(client.params, batch.images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return grams, counts
+
+
+def linear_leaves(client: Client) -> list[Leaf]:
+    """The weights of linear layers that are trained and shared."""
+    return [
+        leaf
+        for leaf in client.layout.params
+        if leaf.is_shared
+        and leaf.name == f"{leaf.layer}.weight"
+        and isinstance(client.model.module.get_submodule(leaf.layer), nn.Linear)
+    ]
+
+
+def shrunk(gram: Tensor, factor: float) -> Tensor:
+    """a G + (1 - a) diag(G) for (..., d, d)."""
+    return factor * gram + (1 - factor) * torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1))
+
+
+def regression_maps(gram: Tensor) -> Tensor:
+    """G_k (sum G)^+ for (K, d, d) float64: applied from the right; they sum to the identity where sum G has full rank."""
+    return gram @ torch.linalg.pinv(gram.sum(0), hermitian=True)

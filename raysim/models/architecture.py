@@ -1,0 +1,54 @@
+"""What is known of a model beyond its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from raysim.models.lora import LoraSpec
+
+#: Height, width and channels of the inputs.
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One kind of model.
+
+    Attributes:
+      build: build(shape, classes, **options) -> module. Its keyword parameters are the options of the config.
+      head: path of the classifier: one nn.Linear with a row for every class.
+      published: published(shape, classes, **options) -> state dict of the library's own pretrained weights. On the meta
+        device: only their names and shapes, without a download. None: there are none.
+      prefers_channels_last: whether it was measured to train faster with channels-last convolutions.
+      size: height and width of the images that it was made for.
+      needs_trial: whether inputs that it cannot take show only when it runs, and not already when it is built.
+    """
+
+    build: Callable[..., nn.Module]
+    head: str
+    published: Callable[..., Mapping[str, Tensor]] | None = None
+    prefers_channels_last: bool = False
+    size: int = 32
+    needs_trial: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that determines a model and its initial values, besides the seed.
+
+    Attributes:
+      input_shape: (height, width, channels).
+      pretrained: None, "default" (the library's own download) or the path of a file of weights.
+      lora: adapters beside some layers; only they and the classifier are then trained. None: everything is.
+    """
+
+    name: str
+    num_classes: int
+    input_shape: Shape
+    options: dict[str, Any] = field(default_factory=dict)
+    pretrained: str | None = None
+    lora: LoraSpec | None = None

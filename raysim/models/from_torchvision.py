@@ -1,0 +1,150 @@
+"""ResNets and MobileNetV2 of torchvision, with stems for small images and GroupNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from raysim.models.architecture import Architecture, Shape
+from raysim.models.parts import Norm, norm_layer, projector
+
+Stem = Literal["imagenet", "small"]
+
+#: Stages of MobileNetV2 for 28 and 32 pixels: expansion, channels, blocks, stride (the code that came before FLFA's).
+SMALL_STAGES = [
+    [1, 16, 1, 1],
+    [6, 24, 2, 1],
+    [6, 32, 3, 1],
+    [6, 64, 4, 2],
+    [6, 96, 3, 1],
+    [6, 160, 3, 2],
+    [6, 320, 1, 1],
+]
+
+
+def resnet(
+    network: str,
+    shape: Shape,
+    classes: int,
+    *,
+    stem: Stem = "imagenet",
+    first_stride: Literal[1, 2] = 1,
+    norm: Norm = "batch",
+    groups: int = 2,
+    projector_width: int = 0,
+) -> nn.Module:
+    """A ResNet of torchvision.
+
+    UniVarFL's ResNet-18 is stem small, first_stride 2, projector_width 512.
+
+    Args:
+      stem: "imagenet": 7x7 convolution with stride 2 and max pooling; "small": 3x3 with stride 1, no pooling.
+      first_stride: of the first stage. 2 puts a down-sampling convolution into its first block.
+      norm: "batch" or "group", everywhere.
+      groups: of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      projector_width: width of a two-layer projector in front of the classifier, the layer block `avgpool.2`; 0: none.
+    """
+    from torchvision import models
+
+    module = getattr(models, network)(num_classes=classes, norm_layer=norm_layer(norm, groups))
+    if stem == "small":
+        module.conv1 = _conv(shape[2], 64, kernel=3, stride=1)
+        module.maxpool = nn.Identity()
+    elif shape[2] != 3:
+        module.conv1 = _conv(shape[2], 64, kernel=7, stride=2)
+    if first_stride == 2:
+        _halve(module)
+    if projector_width:
+        width = module.fc.in_features
+        made = projector(width, projector_width, norm_layer(norm, groups, dims=1))
+        # Unnamed, so that the projector is a layer block of its own; `fc` stays the path of the classifier.
+        module.avgpool = nn.Sequential(module.avgpool, nn.Flatten(), made)
+        module.fc = nn.Linear(projector_width, classes)
+    return module
+
+
+def _conv(channels: int, width: int, *, kernel: int, stride: int) -> nn.Conv2d:
+    """A convolution with torchvision's initial values."""
+    conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _halve(module: Any) -> None:
+    """Give a ResNet's first stage stride 2, as torchvision gives it to the others."""
+    first = module.layer1[0]
+    strided = first.conv1 if not hasattr(first, "conv3") else first.conv2
+    strided.stride = (2, 2)
+    width = 64 * first.expansion
+    if first.downsample is None:
+        first.downsample = nn.Sequential(_conv(64, width, kernel=1, stride=2), module._norm_layer(width))
+    else:
+        first.downsample[0].stride = (2, 2)
+    first.stride = 2
+
+
+def mobilenetv2(
+    shape: Shape,
+    classes: int,
+    *,
+    stem: Stem = "imagenet",
+    width: float = 1.0,
+    dropout: float = 0.2,
+    norm: Norm = "batch",
+    groups: int = 2,
+) -> nn.Module:
+    """MobileNetV2 of torchvision.
+
+    Layer blocks: the first convolution (stem), each inverted residual, the last 1x1 convolution (`features.18`), the
+    classifier.
+
+    Args:
+      stem: "imagenet": five strides of 2; "small": for 28 and 32 pixels, strides of 2 only at 64 and 160 channels.
+      width: factor of all widths.
+      dropout: in front of the classifier.
+      groups: of GroupNorm; all widths are multiples of 8.
+    """
+    from torchvision import models
+
+    if width <= 0:
+        raise ValueError(f"width must be > 0, got {width}")
+    is_small = stem == "small"
+    module = models.mobilenet_v2(
+        num_classes=classes,
+        width_mult=width,
+        dropout=dropout,
+        norm_layer=norm_layer(norm, groups),
+        inverted_residual_setting=SMALL_STAGES if is_small else None,
+    )
+    if is_small or shape[2] != 3:
+        first = module.features[0][0].out_channels
+        module.features[0][0] = _conv(shape[2], first, kernel=3, stride=1 if is_small else 2)
+    return module
+
+
+def _published(network: str, shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
+    """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
+    from torchvision import models
+
+    if torch.get_default_device().type == "meta":
+        return models.get_model(network).state_dict()
+    return models.get_model_weights(network).DEFAULT.get_state_dict(progress=False, check_hash=True)
+
+
+def _resnet(network: str) -> Architecture:
+    build: Callable[..., nn.Module] = partial(resnet, network)
+    return Architecture(build, "fc", partial(_published, network), size=224)
+
+
+TORCHVISION = {
+    "resnet18": _resnet("resnet18"),
+    "resnet34": _resnet("resnet34"),
+    "resnet50": _resnet("resnet50"),
+    "mobilenetv2": Architecture(
+        mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), prefers_channels_last=True, size=224
+    ),
+}

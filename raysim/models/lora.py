@@ -1,0 +1,60 @@
+"""LoRA: low-rank adapters beside frozen linear layers (Hu et al. 2021, arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+#: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
+VIT_TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """W x -> W x + (alpha / rank) B A x with W frozen, A [rank, d_in], B [d_out, rank].
+
+    Attributes:
+      alpha: rank if None, so that the product B A counts once (LIVAR).
+      targets: a layer is adapted if its path is one of these or ends in ".<one of these>".
+      dropout: of the adapters' input while training.
+    """
+
+    rank: int = 16
+    alpha: float | None = None
+    targets: tuple[str, ...] = VIT_TARGETS
+    dropout: float = 0.0
+
+
+def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
+    """The module with adapters in it; only they and the head, which is trained whole, still require gradients.
+
+    A is Kaiming-uniform with a = sqrt(5) from the global random stream, B zero: the module computes what it did before.
+    The leaves of a layer are then <layer>.lora_A.default.weight and <layer>.lora_B.default.weight, the frozen matrix is
+    <layer>.base_layer.weight.
+
+    Raises:
+      ValueError: no layer has such a path, or the head is one of them.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # 3 s to import
+
+    found = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
+    if not found:
+        linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+        raise ValueError(
+            f"no layer for LoRA: model.lora.targets is {list(spec.targets)}, linear layers are {', '.join(linear[:8])}"
+        )
+    if head in found:
+        raise ValueError(f"model.lora.targets includes the head {head!r}, which is trained whole; leave it out")
+    alpha = spec.rank if spec.alpha is None else spec.alpha
+    # alpha is typed int there, but only ever divided by the rank.
+    config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=found, lora_dropout=spec.dropout)  # type: ignore[arg-type]
+    module = inject_adapter_in_model(config, module)
+    for parameter in module.get_submodule(head).parameters():
+        parameter.requires_grad_(True)
+    return module
+
+
+def _is_target(name: str, targets: Sequence[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in targets)

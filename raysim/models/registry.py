@@ -1,0 +1,41 @@
+"""Names of models: raysim's own, and all of timm's."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
+from raysim.models.from_torchvision import TORCHVISION
+from raysim.models.small import SMALL
+
+if TYPE_CHECKING:
+    from raysim.models.architecture import Architecture, ModelSpec
+
+MODELS: dict[str, Architecture] = {**SMALL, **TORCHVISION, **TRANSFORMERS}
+
+
+def find_architecture(name: str) -> Architecture:
+    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's.
+
+    Raises:
+      LookupError: there is none (says what is near), or its classifier is not one layer.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    prefix, _, network = name.rpartition(":")
+    if prefix in ("", "timm") and knows(network):
+        return timm_architecture(network)
+    near = difflib.get_close_matches(network, [*MODELS, *names()], n=3)
+    hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise LookupError(f"unknown model {name!r}. {hint}Known: {', '.join(sorted(MODELS))}, and every model of timm")
+
+
+def head_of(spec: ModelSpec) -> str:
+    """Path of the classifier layer."""
+    return find_architecture(spec.name).head
+
+
+def prefers_channels_last(spec: ModelSpec) -> bool:
+    """Whether this model was measured to train faster with channels-last convolutions."""
+    return find_architecture(spec.name).prefers_channels_last

@@ -1,0 +1,124 @@
+"""Small networks, layer by layer. What is frozen in their tests: the names and the order of their leaves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+from torch import nn
+
+from raysim.models.architecture import Architecture, Shape
+from raysim.models.parts import Norm, norm_layer, projector
+
+
+def cnn(
+    shape: Shape,
+    classes: int,
+    *,
+    width: int = 32,
+    hidden: int = 512,
+    norm: Literal["none", "batch", "group"] = "none",
+    groups: int = 2,
+) -> nn.Module:
+    """Two 5x5 convolutions, each with 2x2 max pooling, and a hidden layer: LeNet's shape in modern width.
+
+    On 3 x 32 x 32 input with the default widths: 2,156,490 parameters.
+    """
+    if width < 1 or hidden < 1:
+        raise ValueError(f"width and hidden must be >= 1, got {width} and {hidden}")
+    height, breadth, channels = shape
+    pixels = (height // 4) * (breadth // 4)
+    if not pixels:
+        raise ValueError(f"{height} x {breadth} images are smaller than 4 x 4")
+    make_norm = norm_layer(norm, groups)
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, width, 5, padding=2),
+        "norm1": make_norm(width),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(width, 2 * width, 5, padding=2),
+        "norm2": make_norm(2 * width),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(2 * width * pixels, hidden),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(hidden, classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
+    """LeNet-5 with max pooling and ReLU, as federated learning uses it; 61,706 parameters on 1 x 32 x 32 input.
+
+    Args:
+      padding: of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
+    """
+    height, breadth, channels = shape
+    rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
+    if min(rows, columns) < 1:
+        raise ValueError(f"{height} x {breadth} images with padding {padding} are smaller than 16 x 16")
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, 6, 5, padding=padding),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(6, 16, 5),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(16 * rows * columns, 120),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(120, 84),
+        "relu4": nn.ReLU(),
+        "fc3": nn.Linear(84, classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
+    """One hidden layer on the flattened pixels."""
+    if hidden < 1:
+        raise ValueError(f"hidden must be >= 1, got {hidden}")
+    layers: dict[str, nn.Module] = {
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(shape[0] * shape[1] * shape[2], hidden),
+        "relu": nn.ReLU(),
+        "fc2": nn.Linear(hidden, classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+#: Convolutions of UniVarFL's small network: output channels, kernel size, stride.
+UNIVARFL = ((16, 3, 1), (16, 1, 1), (32, 3, 2), (32, 3, 1), (32, 1, 1), (64, 3, 2), (64, 3, 1), (64, 1, 1))
+
+
+def univarfl_cnn(
+    shape: Shape, classes: int, *, projector_width: int = 256, norm: Norm = "batch", groups: int = 2
+) -> nn.Module:
+    """UniVarFL's network for STL-10: eight unpadded convolutions without bias, and a two-layer projector.
+
+    The paper's appendix that describes it is missing; this is FedUV's, on which UniVarFL builds.
+    """
+    make_norm = norm_layer(norm, groups)
+    layers: dict[str, nn.Module] = {}
+    channels, side = shape[2], min(shape[:2])
+    for number, (width, kernel, stride) in enumerate(UNIVARFL, 1):
+        layers[f"conv{number}"] = nn.Conv2d(channels, width, kernel, stride, bias=False)
+        layers[f"norm{number}"] = make_norm(width)
+        layers[f"relu{number}"] = nn.ReLU()
+        channels, side = width, (side - kernel) // stride + 1
+    if side < 1:
+        raise ValueError(f"{shape[0]} x {shape[1]} images are smaller than 21 x 21")
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["projector"] = projector(channels, projector_width, norm_layer(norm, groups, dims=1))
+    layers["fc"] = nn.Linear(projector_width, classes)
+    return nn.Sequential(OrderedDict(layers))
+
+
+SMALL = {
+    "cnn": Architecture(cnn, "fc2", prefers_channels_last=True),
+    "lenet": Architecture(lenet, "fc3", prefers_channels_last=True),
+    "mlp": Architecture(mlp, "fc2"),
+    "univarfl_cnn": Architecture(univarfl_cnn, "fc", prefers_channels_last=True, size=96),
+}

@@ -1,0 +1,122 @@
+"""Pretrained weights: from a file, or from the library that made them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core.errors import ModelError
+from raysim.models.architecture import Architecture, ModelSpec
+
+
+def load_pretrained(module: nn.Module, architecture: Architecture, spec: ModelSpec) -> None:
+    """Overwrite the module's values with the weights that the specification asks for, if any.
+
+    Under the meta device only names and shapes are compared: nothing is fetched, and no values are read.
+    Raises:
+      ModelError: the weights cannot be had or do not fit.
+    """
+    if spec.pretrained is None:
+        return
+    if spec.pretrained == "default":
+        weights, source = _published(architecture, spec), f"the published weights of {spec.name}"
+    else:
+        path = Path(spec.pretrained).expanduser()
+        weights, source = read_weights(path), str(path)
+    load_weights(module, weights, head=architecture.head, source=source)
+
+
+def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tensor]:
+    if architecture.published is None:
+        raise ModelError(f"{spec.name} has no published weights", mend="give the path of a file, or drop pretrained")
+    try:
+        return architecture.published(spec.input_shape, spec.num_classes, **spec.options)
+    except LookupError as error:
+        raise ModelError(str(error), mend="give the path of a file, or drop pretrained") from error
+    except Exception as error:  # of the network, the hub, the disk: each library has its own kinds
+        raise ModelError(
+            f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})",
+            mend="fetch them where there is a network and set model.pretrained to the path of the file",
+        ) from error
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a state dict in a .safetensors, .pth or .pt file; nothing but tensors is unpickled.
+
+    Raises:
+      ModelError: no such file, another kind of file, or no dictionary of tensors in it.
+    """
+    on_meta = torch.get_default_device().type == "meta"
+    if not path.is_file():
+        raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
+    try:
+        weights = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
+    except Exception as error:  # of two formats and their parsers
+        raise ModelError(
+            f"not a readable file of weights ({error})", str(path), "save a state dict as .safetensors, .pth or .pt"
+        ) from error
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
+    return weights
+
+
+def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    if not on_meta:
+        return load_file(path)
+    with safe_open(path, framework="pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def _read_torch(path: Path, on_meta: bool) -> Any:
+    if path.suffix not in (".pth", ".pt"):
+        raise ValueError(f"unknown suffix {path.suffix!r}")
+    # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
+    is_mappable = zipfile.is_zipfile(path)
+    return torch.load(path, map_location="meta" if on_meta else "cpu", weights_only=True, mmap=is_mappable)
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str, source: str) -> None:
+    """Copy weights into a module, tensor by tensor.
+
+    Names and shapes must be the module's, with three exceptions. The classifier keeps its values if it has another
+    number of classes. A first convolution over three channels becomes one over a single channel by summing, which gives
+    the same features as repeating the grey image. Counters such as BatchNorm's may be missing.
+    Raises:
+      ModelError: names every tensor that does not fit; nothing was copied then.
+    """
+    own: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    is_counter = {name: not value.is_floating_point() and value.dim() == 0 for name, value in own.items()}
+    first = next((name for name, value in own.items() if value.dim() == 4), "")
+    given = dict(weights)
+    if first in given and given[first].dim() == 4 and (own[first].shape[1], given[first].shape[1]) == (1, 3):
+        given[first] = given[first].sum(1, keepdim=True)
+    kept = set()
+    row = f"{head}.weight"
+    if row in given and given[row].shape[1:] == own[row].shape[1:] and len(given[row]) != len(own[row]):
+        kept = {name for name in own if name.startswith(head + ".")}
+    faults = [f"{name} is missing" for name in own if name not in given and not is_counter[name] and name not in kept]
+    faults += [f"{name} is not in the model" for name in given if name not in own]
+    faults += [
+        f"{name} is {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in given and name not in kept and given[name].shape != own[name].shape
+    ]
+    if faults:
+        more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
+        raise ModelError(
+            f"the model needs other tensors: {'; '.join(faults[:8])}{more},",
+            source,
+            "choose the model, its options and data.resize as the weights need them",
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            if name in given and name not in kept:
+                value.copy_(given[name])

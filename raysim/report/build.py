@@ -1,0 +1,183 @@
+"""`raysim report`: from run directories to a folder with report.md, table.csv, table.tex and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.config import ReportGroup, nearest, parse_report, read_config
+from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.report import figures, traces
+from raysim.report.contents import Report
+from raysim.report.document import document
+from raysim.report.panels import NothingToDraw, styles_of
+from raysim.report.published import published
+from raysim.report.render import latex, write_csv
+from raysim.report.runs import Run, find_runs
+from raysim.report.significance import over_seeds, over_tables
+from raysim.report.tables import Table, all_rows, cells_of, make_tables, published_cells, resolve_row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Settings of the group that are lists; several sweeps join theirs.
+LISTS = ("published", "figures")
+
+#: FedVG's figures by kind.
+KINDS = {
+    "figure_1": "bars",
+    "figure_3": "lines",
+    "figure_5": "integration",
+    "figure_7": "imbalance",
+    "figure_8": "weights",
+    "figure_9": "strategies",
+    "figure_A1": "norms",
+}
+
+
+def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
+    """Read runs and published tables, average, rank and test.
+
+    Args:
+      paths: run directories or folders of runs; none to report published tables alone.
+      given: settings of the `report` group from the command line; they go before the recipe's.
+    Raises:
+      ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
+    """
+    runs = find_runs(paths) if paths else []
+    group = settings(runs, given)
+    theirs = [cell for name in group.published for cell in published(name)]
+    if not paths and not theirs:
+        raise ConfigError([Fault("report", "give run directories, or --published NAME")], "the command line")
+    finished = [run for run in runs if run.is_finished]
+    if runs and not finished:
+        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
+        raise DataError(
+            f"none of {len(runs)} runs is finished ({listed})", mend="finish them: the same command resumes"
+        )
+    cells = cells_of(finished, group.metric, theirs) if runs else published_cells(theirs)
+    if not cells:
+        raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
+    ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
+    tables = make_tables(cells, rows=group.rows, columns=group.columns, order=theirs, **({} if theirs else ends))
+    notes: list[str] = []
+    subject = _row(group.against, "against", tables, given, notes)
+    baseline = _row(group.baseline, "baseline", tables, given, notes)
+    others = [row for row in all_rows(tables) if row not in (subject, baseline)]
+    if subject is not None:
+        pairs = [(subject, row) for row in all_rows(tables) if row != subject]
+    else:
+        pairs = [(row, baseline) for row in others] if baseline is not None else []
+    by_table = over_tables(tables, pairs) if len(tables) > 1 else []
+    by_seed = {table.title: found for table in tables if (found := over_seeds(table, pairs))}
+    return Report(group, runs, tables, theirs, subject, baseline, by_table, by_seed, notes)
+
+
+def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
+    """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
+
+    Raises:
+      ConfigError: a fault in a group, or sweeps that contradict each other.
+    """
+    sources: dict[str, ReportGroup] = {}
+    for run in runs:
+        sweep = next((path for path in _sweep_files(run.folder) if path.is_file()), None)
+        if sweep is None:
+            where = run.folder / "config.yaml"
+            sources[str(where)] = parse_report(run.config.get("report"), str(where))
+        elif str(sweep) not in sources:
+            sources[str(sweep)] = parse_report(read_config(sweep).get("report"), str(sweep))
+    merged: dict[str, Any] = {}
+    faults = []
+    for place, group in sources.items():
+        for key, value in group.model_dump(exclude_defaults=True).items():
+            if key in LISTS:
+                merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
+            elif merged.setdefault(key, value) != value and key not in given:
+                told = f"is {value!r} in {place}, {merged[key]!r} in another; set it on the command line"
+                faults.append(Fault(f"report.{key}", told))
+    if faults:
+        raise ConfigError(faults, "the recipes of these runs")
+    return parse_report(merged | dict(given), "the command line")
+
+
+def _sweep_files(folder: Path) -> list[Path]:
+    return [folder.parent / "sweep.yaml", folder.parent.parent / "sweep.yaml"]
+
+
+def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str, Any], notes: list[str]) -> str | None:
+    """The row of that name. One that is missing is a fault if the command line asked for it, else a note."""
+    row = resolve_row(name, tables) if name is not None else None
+    if name is not None and row is None:
+        message = f"no row {name!r}. {nearest(name, all_rows(tables))}"
+        if key in given:
+            raise ConfigError([Fault(f"report.{key}", message)], "the command line")
+        notes.append(f"`report.{key}`: {message}")
+    return row
+
+
+def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
+    """File name -> figure, for the figures asked for.
+
+    Args:
+      on_missing: on_missing(kind, reason) for a figure that the runs do not hold.
+    """
+    tables, group = report.tables, report.group
+    styles = styles_of(all_rows(tables), report.subject)
+    makers: dict[str, Callable[[], dict[str, Figure]]] = {
+        "bars": lambda: {"bars": figures.bars(tables, styles)},
+        "lines": lambda: {"lines": figures.lines(tables, styles)},
+        "integration": lambda: {"integration": figures.integration(tables)},
+        "imbalance": lambda: {"imbalance": figures.imbalance(tables, styles)},
+        "strategies": lambda: {"strategies": figures.strategies(tables)},
+        "weights": lambda: {"weights": traces.weights(tables, client=group.client)},
+        "curves": lambda: _numbered("curves", [partial(traces.curves, table, styles) for table in tables]),
+        "norms": lambda: _numbered(
+            "norms", [partial(traces.norms, c, title=n) for n, c in traces.cells_with_norms(tables)]
+        ),
+    }
+    default = ["bars"] + ["lines"] * (figures.numeric_label(tables) is not None) + ["curves"] * bool(report.runs)
+    drawn: dict[str, Figure] = {}
+    asked = default if group.figures is None else group.figures
+    for kind in dict.fromkeys(KINDS.get(name, name) for name in asked):
+        try:
+            drawn |= makers[kind]()
+        except NothingToDraw as reason:
+            on_missing(kind, str(reason))
+    return drawn
+
+
+def _numbered(name: str, makers: Sequence[Callable[[], Figure]]) -> dict[str, Figure]:
+    """name.png for one figure, name_1.png, name_2.png ... for several; those with nothing in them are left out."""
+    drawn = []
+    reason = NothingToDraw(f"no run holds what {name} shows")
+    for make in makers:
+        try:
+            drawn.append(make())
+        except NothingToDraw as why:
+            reason = why
+    if not drawn:
+        raise reason
+    return {name if len(drawn) == 1 else f"{name}_{index + 1}": figure for index, figure in enumerate(drawn)}
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
+
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    notes = list(report.notes)
+    drawn = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for name, figure in drawn.items():
+            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
+        write_csv(folder / "table.csv", report.tables, report.group.metric)
+        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
+        (folder / "report.md").write_text(document(report, list(drawn), notes))
+    except OSError as error:
+        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
+    return folder / "report.md"

@@ -1,0 +1,47 @@
+"""What a report holds, before it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raysim.config import ReportGroup
+from raysim.report.published import Published
+from raysim.report.runs import Run
+from raysim.report.significance import Comparison
+from raysim.report.tables import Cell, Table
+
+METRICS = {
+    "best_accuracy": "best accuracy of the evaluated rounds",
+    "accuracy": "accuracy after the last round",
+    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a report says.
+
+    Attributes:
+      theirs: cells of the published tables that were asked for.
+      subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
+      by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
+    """
+
+    group: ReportGroup
+    runs: Sequence[Run]
+    tables: Sequence[Table]
+    theirs: Sequence[Published]
+    subject: str | None
+    baseline: str | None
+    by_table: Sequence[Comparison]
+    by_seed: Mapping[str, Sequence[Comparison]]
+    notes: Sequence[str]
+
+    @property
+    def metric(self) -> str:
+        return METRICS[self.group.metric] if self.runs else "published accuracy"
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for table in self.tables for cell in table.cells.values()]

@@ -1,0 +1,213 @@
+"""Run directories: found, read, and labelled."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.config import Config
+from raysim.core.errors import DataError
+from raysim.report.published import Label, canonical
+
+#: Files of which a run directory has at least one, from its first second on.
+MARKS = ("config.yaml", "COMPLETED", "FAILED")
+
+#: Keys and groups that tell nothing about what a run is.
+SILENT = (
+    "name",
+    "storage",
+    "resume",
+    "checkpoint",
+    "resources",
+    "labels",
+    "report",
+    "tune",
+    "scale",
+    "seed",
+    "methods",
+)
+SILENT_KEYS = ("data.root", "data.name", "model.name")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory. `status` is "finished", or says what it is instead."""
+
+    folder: Path
+    status: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    labels: Mapping[str, Label]
+    seed: Label
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status == "finished"
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """Every run directory at or below the paths, in the order of their names, labelled.
+
+    Raises:
+      DataError: a path that is not there, or without a run below it.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise DataError(f"no folder {path}", mend="give run directories, or folders that hold some")
+        found = sorted(_below(path))
+        if not found:
+            raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
+        folders |= dict.fromkeys(folder.resolve() for folder in found)
+    return label([_read(folder) for folder in folders])
+
+
+def _below(path: Path) -> Iterable[Path]:
+    for folder, inner, files in os.walk(path):
+        inner[:] = [name for name in inner if name not in ("checkpoints", "arrays")]
+        if any(mark in files for mark in MARKS):
+            yield Path(folder)
+
+
+def _read(folder: Path) -> Run:
+    config, summary, environment = (_mapping(folder / name) for name in ("config.yaml", "summary.json", "env.json"))
+    status = _status(folder, config, summary)
+    labels = config.get("labels") if isinstance(config, dict) else None
+    labels = dict(labels) if isinstance(labels, dict) else {}
+    seed = labels.pop("seed", (config or {}).get("seed", 0))
+    return Run(folder, status, config or {}, summary or {}, environment or {}, labels, seed)
+
+
+def _status(folder: Path, config: dict[str, Any] | None, summary: dict[str, Any] | None) -> str:
+    if config is None:
+        return "damaged: no readable config.yaml"
+    if (folder / "COMPLETED").exists():
+        if summary is None:
+            return "damaged: no readable summary.json"
+        return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
+    if (folder / "FAILED").exists():
+        lines = (folder / "FAILED").read_text(errors="replace").strip().splitlines()
+        return f"failed: {lines[0]}" if lines else "failed"
+    return f"unfinished: {len(read_progress(folder))} of {config.get('rounds', '?')} rounds"
+
+
+def _mapping(path: Path) -> dict[str, Any] | None:
+    try:
+        text = path.read_text()
+        read = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def read_progress(folder: Path) -> list[dict[str, str]]:
+    """Rows of progress.csv; none if it is not there."""
+    try:
+        with open(folder / "progress.csv", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:
+        return []
+
+
+def label(runs: Sequence[Run]) -> list[Run]:
+    """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
+
+    Settings are named by their dotted keys (`partition.alpha`). Options of a method that differ between runs of the same
+    methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
+    """
+    bare = [run for run in runs if not run.labels and run.config]
+    flat = {run.folder: settings(run.config) for run in bare}
+    varying = differing([{key: value for key, value in flat[run.folder].items() if _tells(key)} for run in bare])
+    options = {run.folder: _options(run.config) for run in bare}
+    result = []
+    for run in runs:
+        labels: dict[str, Label] = {
+            "dataset": str(_at(run.config, "data", "name")),
+            "model": str(_at(run.config, "model", "name")),
+            "method": method_names(run.config),
+        }
+        if run.labels:
+            labels |= run.labels
+        elif run.config:
+            values = {key: flat[run.folder].get(key) for key in varying}
+            labels |= {key: as_label(value) for key, value in values.items() if value is not None}
+            alike = [options[other.folder] for other in bare if method_names(other.config) == labels["method"]]
+            told = [f"{key}={options[run.folder][key]}" for key in differing(alike) if key in options[run.folder]]
+            labels["method"] = f"{labels['method']} ({', '.join(told)})" if told else labels["method"]
+        result.append(replace(run, labels=labels))
+    return result
+
+
+def method_names(config: Mapping[str, Any]) -> str:
+    """The methods in order, `fedprox + fedvg`; fedavg for none."""
+    specs = config.get("methods") or []
+    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the methods, as `mu` if only one method is listed, else as `fedprox.mu`."""
+    specs = config.get("methods") or []
+    found: dict[str, Any] = {}
+    for spec in specs:
+        if isinstance(spec, dict):
+            ((name, options),) = spec.items()
+            prefix = f"{name}." if len(specs) > 1 else ""
+            found |= {f"{prefix}{key}": value for key, value in (options or {}).items()}
+    return found
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration by dotted keys, with today's defaults for keys that an older run did not write."""
+    return flatten(Config().model_dump(mode="json")) | flatten(config)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def misnamed(runs: Sequence[Run]) -> list[str]:
+    """Labels of data set or model that the configuration does not bear out: `CIFAR-10` on the set `digits`.
+
+    So it is with recipes that were scaled down; what they give says nothing about published numbers. A name bears a
+    label out if its letters and digits are part of the label's, or the other way round (`dermamnist_224`).
+    """
+    found: dict[str, None] = {}
+    for run in runs:
+        for key, group in (("dataset", "data"), ("model", "model")):
+            told, used = str(run.labels[key]), str(_at(run.config, group, "name"))
+            short, long = sorted((canonical(told), canonical(used)), key=len)
+            if short not in long:
+                found[f"{told} (ran on {used})" if key == "dataset" else f"{told} (was {used})"] = None
+    return list(found)
+
+
+def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that not all mappings have with one value, in order of first appearance."""
+    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
+    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
+
+
+def _tells(key: str) -> bool:
+    return key.split(".")[0] not in SILENT and key not in SILENT_KEYS
+
+
+def as_label(value: Any) -> Label:
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
+
+
+def _at(config: Mapping[str, Any], group: str, key: str) -> Any:
+    values = config.get(group)
+    return values.get(key, "?") if isinstance(values, dict) else "?"

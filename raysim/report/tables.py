@@ -1,0 +1,234 @@
+"""Cells of runs that differ in their seed alone, and tables of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from raysim.config import nearest
+from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.report.published import ACCURACIES, Label, Published, is_same, match, number
+from raysim.report.runs import Run
+
+#: Values of the column labels; None where a cell lacks the label.
+Column = tuple[Label | None, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting. Accuracies in percent; `std` is over seeds with ddof 1, None for one seed.
+
+    A cell of a published table has no scores, and n = 0.
+    """
+
+    labels: Mapping[str, Label]
+    mean: float
+    std: float | None
+    scores: Mapping[Label, float]
+    folders: Mapping[Label, Path]
+    published: Published | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.scores)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published mean."""
+        known = self.published is not None and self.published.value is not None and self.scores
+        return self.mean - self.published.value if known else None  # type: ignore[union-attr,operator]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels."""
+
+    labels: Mapping[str, Label]
+    names: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+    cells: Mapping[tuple[str, Column], Cell]
+
+    @property
+    def title(self) -> str:
+        return describe(self.labels)
+
+    @cached_property
+    def marks(self) -> dict[tuple[str, Column], str]:
+        """ "best" or "second" for the cells of a column that print the highest and the next lower mean.
+
+        Cells that print the same number get the same mark. A column of one cell has none.
+        """
+        marks: dict[tuple[str, Column], str] = {}
+        for column in self.columns:
+            printed = {row: round(self.cells[row, column].mean, 2) for row in self.rows if (row, column) in self.cells}
+            ranks = sorted(set(printed.values()), reverse=True)
+            if len(printed) > 1:
+                marks |= {(row, column): "best" for row in printed if printed[row] == ranks[0]}
+                marks |= {(row, column): "second" for row in printed if printed[row] in ranks[1:2]}
+        return marks
+
+
+def describe(labels: Mapping[str, Label]) -> str:
+    """`CIFAR-10 / ResNet-18, rho = 0.5`: data set and model first, without their names."""
+    named = [text(labels[name]) for name in ("dataset", "model") if name in labels]
+    rest = [f"{key} = {text(value)}" for key, value in labels.items() if key not in ("dataset", "model")]
+    return ", ".join([" / ".join(named)] * bool(named) + rest) or "all runs"
+
+
+def heading(names: Sequence[str], column: Column) -> str:
+    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no rho`."""
+    told = [f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in zip(names, column, strict=True)]
+    return ", ".join(told) or "accuracy"
+
+
+def text(value: Label | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def cells_of(runs: Sequence[Run], metric: str, tables: Sequence[Published]) -> list[Cell]:
+    """Average the finished runs over their seeds, and find the published number of each cell.
+
+    Raises:
+      DataError: two runs of one setting and seed, or a run without that metric.
+    """
+    groups: dict[tuple[tuple[str, Label], ...], dict[Label, Run]] = {}
+    for run in runs:
+        same = groups.setdefault(tuple(sorted(run.labels.items())), {})
+        if run.seed in same:
+            what = f"two runs of {describe(run.labels)} with seed {run.seed}"
+            where = f"{same[run.seed].folder} and {run.folder}"
+            raise DataError(what, where, "report one of them, or tell them apart by `labels` in their configurations")
+        same[run.seed] = run
+    cells = []
+    for same in groups.values():
+        scores = {seed: _score(same[seed], metric) for seed in sorted(same, key=_order)}
+        labels = next(iter(same.values())).labels
+        mean, std = mean_and_std(list(scores.values()))
+        folders = {seed: same[seed].folder for seed in scores}
+        cells.append(Cell(labels, mean, std, scores, folders, match(tables, labels)))
+    return cells
+
+
+def _score(run: Run, metric: str) -> float:
+    score = run.summary.get(metric)
+    if not isinstance(score, int | float):
+        raise DataError(f"summary.json has no {metric}", str(run.folder), "choose another metric")
+    return 100.0 * score
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation with ddof 1; no deviation of one value."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def published_cells(tables: Sequence[Published]) -> list[Cell]:
+    """The accuracies of published tables as cells without runs; "-" is left out, and so is a cell told before."""
+    cells: dict[tuple[tuple[str, Label], ...], Cell] = {}
+    for row in tables:
+        if row.metric in ACCURACIES and row.value is not None:
+            names = {"dataset": row.dataset, "model": row.model, "method": row.method}
+            values = {key: _number_or_text(value) for key, value in row.setting.items()}
+            labels: dict[str, Label] = {**names, **values}
+            cells.setdefault(tuple(sorted(labels.items())), Cell(labels, row.value, row.std, {}, {}, row))
+    return list(cells.values())
+
+
+def _number_or_text(value: str) -> Label:
+    known = number(value)
+    return value if known is None else known
+
+
+def make_tables(
+    cells: Sequence[Cell],
+    *,
+    rows: str,
+    columns: Sequence[str],
+    first: Sequence[str] = (),
+    last: Sequence[str] = (),
+    order: Sequence[Published] = (),
+) -> list[Table]:
+    """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
+
+    Args:
+      columns: column labels; if empty, every label that varies besides data set, model and rows.
+      first, last: rows that stand at the ends.
+      order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
+        ascend.
+    Raises:
+      ConfigError: no cell has such a label. DataError: two cells fall on one place.
+    """
+    known = list(dict.fromkeys(key for cell in cells for key in cell.labels))
+    faults = [
+        Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}")
+        for key, names in (("rows", [rows]), ("columns", columns))
+        for name in names
+        if name not in known
+    ]
+    if faults:
+        raise ConfigError(faults, "the report")
+    varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
+    names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
+    apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]
+    groups: dict[tuple[tuple[str, Label], ...], dict[tuple[str, Column], Cell]] = {}
+    for cell in cells:
+        group = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
+        place = (text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names))
+        if place in group:
+            raise DataError(
+                f"two settings in one cell ({place[0]}, {heading(names, place[1])})", mend="name more labels"
+            )
+        group[place] = cell
+    rank = _ranking(order)
+    tables = []
+    for labels, found in groups.items():
+        in_order = sorted({row for row, _ in found}, key=lambda row: (_end(row, first, last), rank(rows, row)))
+        across = sorted(
+            {column for _, column in found}, key=lambda c: [rank(n, v) for n, v in zip(names, c, strict=True)]
+        )
+        tables.append(Table(dict(labels), names, tuple(in_order), tuple(across), found))
+    return sorted(tables, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
+
+
+def _end(row: str, first: Sequence[str], last: Sequence[str]) -> int:
+    """-1 for rows that come first, 1 for rows that come last."""
+    return any(is_same(row, name) for name in last) - any(is_same(row, name) for name in first)
+
+
+def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], tuple[int, int, float, str]]:
+    """A sort key for label values: as published, then numbers, then names."""
+
+    def rank(name: str, value: Label | None) -> tuple[int, int, float, str]:
+        seen = published_values.setdefault(name, _values(order, name))
+        place = next((index for index, other in enumerate(seen) if is_same(other, value)), len(seen))
+        as_number = number(value)
+        return (place, as_number is None, as_number or 0.0, text(value).casefold())
+
+    published_values: dict[str, list[str]] = {}
+    return rank
+
+
+def _values(order: Sequence[Published], name: str) -> list[str]:
+    named = ("dataset", "model", "method")
+    return list(dict.fromkeys(getattr(row, name) if name in named else row.setting.get(name, "") for row in order))
+
+
+def _order(value: Label) -> tuple[bool, float, str]:
+    return (isinstance(value, str), 0.0 if isinstance(value, str) else value, str(value))
+
+
+def resolve_row(name: str, tables: Sequence[Table]) -> str | None:
+    """The row that a user means by a name, however it is written; None if there is none."""
+    rows = list(dict.fromkeys(row for table in tables for row in table.rows))
+    return name if name in rows else next((row for row in rows if is_same(row, name)), None)
+
+
+def all_rows(tables: Sequence[Table]) -> list[str]:
+    """The rows of all tables, in the order of the first table that has them."""
+    return list(dict.fromkeys(row for table in tables for row in table.rows))

@@ -1,0 +1,187 @@
+"""Sweeps as data: a configuration file with a `tune.param_space` becomes one plain configuration per trial.
+
+Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipes expand them here.
+
+    tune:
+      param_space:
+        local.lr: {loguniform: [1e-3, 1e-1]}          # a key of the configuration and Tune's own name of a domain
+        seed: {grid_search: [0, 1, 2]}
+        method:                                       # a name of your own: each label stands for settings
+          grid_search:
+            FedAvg: {methods: []}
+            FedVG: {methods: [fedvg]}
+        case: {grid_search: [small, large]}           # labels, too, where tune.settings.case says what they stand for
+      settings:
+        case: {small: {model.name: mlp}, large: {model: {name: cnn, width: 64}}}
+    scale: {rounds: 2, data.name: digits}             # laid over every trial (or run) with --scaled
+
+A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
+line does. What a trial chose is written to its `labels`, which is what `raysim report` makes rows and columns of;
+settings may write `labels.x` themselves, then the axis adds none of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raysim.core.errors import ConfigError, Fault
+
+#: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
+LISTED = ("grid_search", "choice")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a sweep. values: axis -> chosen label or value."""
+
+    name: str
+    values: dict[str, Any]
+    raw: dict[str, Any]
+
+
+def assign(raw: dict[str, Any], key: str, value: Any) -> None:
+    """raw[a][b] = value for the key "a.b"; groups on the way are made.
+
+    After `tune.param_space.` comes an axis, whose own name may hold dots.
+    Raises:
+      KeyError: something on the way is a value, not a group; holds its path.
+    """
+    head, space, axis = key.partition("tune.param_space.")
+    *parents, last = ["tune", "param_space", axis] if space and not head else key.split(".")
+    group = raw
+    for depth, parent in enumerate(parents):
+        group = group.setdefault(parent, {})
+        if not isinstance(group, dict):
+            raise KeyError(".".join(parents[: depth + 1]))
+    group[last] = copy.deepcopy(value)
+
+
+def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The configuration with its `scale` settings laid over it; its `tune` group may be shrunk by them, too.
+
+    Raises:
+      ConfigError: there is no `scale` group, or one of its keys cannot be set.
+    """
+    settings = raw.get("scale")
+    if not isinstance(settings, Mapping) or not settings:
+        raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
+    return _laid_over(raw, settings, "scale", source)
+
+
+def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> Trial:
+    """The configuration of one trial.
+
+    Args:
+      raw: with `tune.param_space`.
+      values: axis -> its label (named settings) or its value.
+      is_scaled: `scale` has the last word.
+    """
+    space, result = axes(raw, source), dict(raw)
+    labels: dict[str, Any] = {}
+    for axis, value in values.items():
+        named = _named(raw, axis, space[axis])
+        settings = {axis: value} if named is None else named[value]
+        if settings is None:
+            settings = {}
+        result = _laid_over(result, settings, f"tune.param_space.{axis}", source)
+        if not any(str(key).partition(".")[0] == "labels" for key in settings):
+            labels[_short(axis, space)] = value
+    if is_scaled:
+        result = scaled(result, source)
+    for group in ("tune", "scale"):
+        result.pop(group, None)
+    result["labels"] = {**labels, **(result.get("labels") or {})}
+    return Trial(trial_name(values, space), dict(values), result)
+
+
+def grid(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> list[Trial]:
+    """All trials of a sweep whose axes are all lists, in the order of the file, the last axis fastest.
+
+    Raises:
+      ConfigError: an axis is drawn at random, or something is malformed.
+    """
+    shrunk = scaled(raw, source) if is_scaled else raw
+    space = axes(shrunk, source)
+    drawn = [axis for axis, domain in space.items() if next(iter(domain)) not in LISTED]
+    if drawn:
+        faults = [Fault(f"tune.param_space.{axis}", "is drawn at random; a grid needs grid_search") for axis in drawn]
+        raise ConfigError(faults, source)
+    choices = [options(domain) for domain in space.values()]
+    combinations = itertools.product(*choices)
+    return [trial(shrunk, dict(zip(space, c, strict=True)), source, is_scaled=is_scaled) for c in combinations]
+
+
+def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """Axis -> {domain: its arguments}, checked for shape.
+
+    Raises:
+      ConfigError: no `tune.param_space`, or an axis that is not one domain.
+    """
+    group = raw.get("tune")
+    space = group.get("param_space") if isinstance(group, Mapping) else None
+    if not isinstance(space, Mapping) or not space:
+        text = "is missing or empty; write axes such as `local.lr: {grid_search: [0.1, 0.01]}`"
+        raise ConfigError([Fault("tune.param_space", text)], source)
+    faults = []
+    for axis, domain in space.items():
+        if not isinstance(domain, Mapping) or len(domain) != 1:
+            faults.append(
+                Fault(
+                    f"tune.param_space.{axis}", f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
+                )
+            )
+        elif next(iter(domain)) in LISTED and not options(domain):
+            faults.append(Fault(f"tune.param_space.{axis}", "has nothing to choose from; list at least one value"))
+        elif next(iter(domain)) in LISTED and (named := _named(raw, str(axis), domain)) is not None:
+            unknown = [str(label) for label in options(domain) if label not in named]
+            if unknown:
+                text = (
+                    f"tune.settings.{axis} does not say what {', '.join(unknown)} stands for; known: {', '.join(named)}"
+                )
+                faults.append(Fault(f"tune.param_space.{axis}", text))
+    if faults:
+        raise ConfigError(faults, source)
+    return {str(axis): dict(domain) for axis, domain in space.items()}
+
+
+def options(domain: Mapping[str, Any]) -> list[Any]:
+    """What a listed domain chooses from: labels of named settings, or values."""
+    (values,) = domain.values()
+    return list(values) if isinstance(values, Mapping | list | tuple) else []
+
+
+def trial_name(values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """A folder name: "alpha=0.1,method=FedVG" with what no folder name should hold replaced by -."""
+    parts = [f"{_short(axis, space)}={value}" for axis, value in values.items()]
+    return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
+
+
+def _named(raw: Mapping[str, Any], axis: str, domain: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """label -> settings where the choices are named, in the axis itself or in `tune.settings`."""
+    (values,) = domain.values()
+    known = (raw["tune"].get("settings") or {}).get(axis)
+    return values if isinstance(values, Mapping) else known
+
+
+def _short(axis: str, names: Iterable[str]) -> str:
+    """The last part of a dotted key where no other axis ends in it."""
+    last = axis.rpartition(".")[2]
+    return last if sum(name.rpartition(".")[2] == last for name in names) == 1 else axis
+
+
+def _laid_over(raw: Mapping[str, Any], settings: Any, where: str, source: str) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)
+    result = copy.deepcopy(dict(raw))
+    for key, value in settings.items():
+        try:
+            assign(result, str(key), value)
+        except KeyError as error:
+            fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]} is a value, not a group of keys")
+            raise ConfigError([fault], source) from error
+    return result

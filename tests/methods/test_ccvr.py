@@ -1,0 +1,202 @@
+"""CCVR: pooled moments, drawing, training the head, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from methods.ccvr import draw_features, pooled_moments, train_head
+from methods.moments import class_covariances, class_means, pack_symmetric, unpack_symmetric
+from raysim.core.errors import ConfigError
+from raysim.core.seeding import torch_generator
+from tests.helpers import lora_plan, plan_of, run, server_on
+
+FEW = {"test": 0.6}
+D = 5
+
+
+def clients(sizes=((4, 1, 0), (9, 1, 1), (1, 3, 0))):
+    """[(features, labels)] of three clients, with counts per class; one-sample and absent classes included."""
+    generator = torch_generator(0)
+    sets = []
+    for counts in sizes:
+        labels = torch.cat([torch.full((n,), c) for c, n in enumerate(counts)])
+        shift = 10 * torch.randn(1, D, generator=generator)  # far from zero: what cancels badly
+        sets.append((torch.randn(len(labels), D, generator=generator) + labels[:, None] + shift, labels))
+    return sets
+
+
+def statistics(sets, correction=1):
+    counts = torch.stack([torch.bincount(y, minlength=3) for _, y in sets])
+    means = torch.stack([class_means(z, y, 3) for z, y in sets]).nan_to_num(0.0)
+    covariances = torch.stack([unpack_symmetric(class_covariances(z, y, 3), D) for z, y in sets])
+    if correction == 0:
+        covariances = covariances * ((counts - 1).clamp_min(0) / counts.clamp_min(1))[..., None, None]
+    return counts, means, covariances
+
+
+def test_pooled_moments_are_those_of_all_features_together():
+    sets = clients()
+    total, mean, covariance = pooled_moments(*statistics(sets))
+    values, labels = torch.cat([z for z, _ in sets]).double(), torch.cat([y for _, y in sets])
+    for label in range(2):
+        own = values[labels == label]
+        assert int(total[label]) == len(own)
+        assert torch.allclose(mean[label], own.mean(0), atol=1e-12)
+        assert torch.allclose(covariance[label], torch.cov(own.T), atol=1e-11)
+    assert torch.allclose(mean[2], values[labels == 2][0], atol=1e-12)
+    assert not covariance[2].any()  # one sample
+    assert bool(torch.isfinite(covariance).all())
+
+
+def test_diagonal_moments_are_the_diagonal():
+    sets = clients()
+    counts, means, covariances = statistics(sets)
+    variances = torch.stack([class_covariances(z, y, 3, diagonal=True) for z, y in sets])
+    assert torch.allclose(variances, covariances.diagonal(dim1=2, dim2=3))
+    full, diagonal = pooled_moments(counts, means, covariances)[2], pooled_moments(counts, means, variances)[2]
+    assert torch.allclose(diagonal, full.diagonal(dim1=1, dim2=2))
+
+
+def test_biased_local_covariances_do_not_pool():
+    sets = clients()
+    values, labels = torch.cat([z for z, _ in sets]).double(), torch.cat([y for _, y in sets])
+    own = torch.cov(values[labels == 0].T)
+    assert not torch.allclose(pooled_moments(*statistics(sets, correction=0))[2][0], own, atol=1e-2)
+
+
+def test_one_client_with_everything_keeps_its_covariance():
+    counts, means, covariances = statistics(clients()[1:2])
+    _, mean, covariance = pooled_moments(counts, means, covariances)
+    assert torch.allclose(covariance, covariances[0], atol=1e-12)
+    assert torch.equal(mean, means[0])
+
+
+def test_symmetric_matrices_pack_and_unpack():
+    matrix = torch.randn(2, 3, 4, 4)
+    matrix = matrix + matrix.mT
+    assert pack_symmetric(matrix).shape == (2, 3, 10)
+    assert torch.equal(unpack_symmetric(pack_symmetric(matrix), 4), matrix)
+
+
+def test_drawn_features_have_the_moments_even_of_deficient_rank():
+    direction = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    covariance = torch.outer(direction, direction)[None, None]
+    mean = torch.tensor([[[1.0, 0.0, -3.0]]], dtype=torch.float64)
+    values, labels = draw_features(torch.tensor([[7]]), mean, covariance, 20_000, torch_generator(1))
+    assert values.shape == (20_000, 3)
+    assert not labels.any()
+    assert torch.allclose(values.mean(0), mean[0, 0].float(), atol=0.05)
+    assert torch.allclose(torch.cov(values.T), covariance[0, 0].float(), atol=0.1)
+    assert torch.allclose(values[:, 2], torch.tensor(-3.0), atol=1e-5)
+
+
+def test_single_examples_are_drawn_as_they_are_and_absent_classes_not_at_all():
+    counts, means, covariances = pooled_moments(*statistics(clients()))
+    counts[0] = 0
+    values, labels = draw_features(counts[None], means[None], covariances[None], 6, torch_generator(0))
+    assert torch.bincount(labels, minlength=3).tolist() == [0, 6, 6]
+    assert torch.equal(values[labels == 2], means[2].float().expand(6, -1))
+    nobody, none = draw_features(0 * counts[None], means[None], covariances[None], 6, torch_generator(0))
+    assert len(nobody) == len(none) == 0
+
+
+def test_a_mixture_draws_each_client_in_proportion_to_its_counts():
+    means = torch.tensor([[[0.0]], [[100.0]]], dtype=torch.float64)
+    variances = torch.ones(2, 1, 1, dtype=torch.float64)
+    values, _ = draw_features(torch.tensor([[30], [10]]), means, variances, 8000, torch_generator(2))
+    assert float((values < 50).double().mean()) == pytest.approx(0.75, abs=0.02)
+    assert float(values[values < 50].std()) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(("is_cosine", "is_normalised"), [(False, False), (True, True)])
+def test_head_is_trained_as_torch_would(is_cosine, is_normalised):
+    generator = torch_generator(3)
+    values, labels = torch.randn(20, D, generator=generator), torch.randint(3, (20,), generator=generator)
+    head = nn.Linear(D, 3)
+    got = train_head(
+        list(head.parameters()), values, labels, epochs=3, lr=0.1, momentum=0.9, batch_size=8, is_cosine=is_cosine,
+        is_normalised=is_normalised, generator=torch_generator(4),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    order = torch_generator(4)
+    for _ in range(3):
+        for rows in torch.randperm(20, generator=order).split(8):
+            logits = head(values[rows])
+            logits = F.normalize(logits) / 0.1 if is_normalised else logits
+            optimizer.zero_grad()
+            F.cross_entropy(logits, labels[rows]).backward()
+            optimizer.step()
+        if is_cosine:
+            schedule.step()
+    for value, parameter in zip(got, head.parameters(), strict=True):
+        assert torch.allclose(value, parameter, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_the_phase_changes_the_head_only_and_helps(norm, root):
+    groups = {"model": {"norm": norm}, "data": FEW}
+    before = run(plan_of(root, **groups), root)
+    after = run(plan_of(root, ["ccvr"], **groups), root)
+    mine, theirs = (server.layout.views(server.state) for server in (after, before))
+    assert {name for name in mine if not torch.equal(mine[name], theirs[name])} == {"fc2.weight", "fc2.bias"}
+    assert after.evaluate()["server/loss"] < before.evaluate()["server/loss"] - 0.005
+
+
+@pytest.mark.parametrize("when", ["end", "every_round"])
+def test_no_epoch_is_no_calibration(when, root):
+    plan = plan_of(root, [{"ccvr": {"epochs": 0, "when": when}}], data=FEW)
+    got, want = (server.layout.views(server.state) for server in (run(plan, root), run(plan_of(root, data=FEW), root)))
+    for name, value in got.items():
+        assert torch.allclose(value, want[name], atol=1e-6), name  # start + (new - start) rounds
+
+
+def test_reported_statistics_pool_to_those_of_the_final_model(root):
+    plan = plan_of(root, ["ccvr", "tests.toys:spy"], data=FEW)
+    server = run(plan, root, rounds=3)
+    images, found = server.pool._trainer, []
+    model = images.model
+    model.load(server.state)
+    for client in range(12):
+        pixels, labels = images.federation.client(client)
+        examples = images._examples(pixels, labels)
+        found.append((model.apply(model.params, images.transform(examples.images)).features, examples.labels))
+    record = server.run_round(3)
+    assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(
+        12 * (plan.layout.shared_bytes + 10 * (8 + 16 * 8 + 16 * 17 // 2 * 4))
+    )
+    values, labels = torch.cat([z for z, _ in found]).double(), torch.cat([y for _, y in found])
+    counts = torch.stack([torch.bincount(y, minlength=10) for _, y in found])
+    means = torch.stack([class_means(z, y, 10) for z, y in found]).nan_to_num(0.0)
+    packed = torch.stack([class_covariances(z, y, 10) for z, y in found]).float().double()
+    _, mean, covariance = pooled_moments(counts, means, unpack_symmetric(packed, 16))
+    for label in range(10):
+        own = values[labels == label]
+        assert torch.allclose(mean[label], own.mean(0), atol=1e-10)
+        assert torch.allclose(covariance[label], torch.cov(own.T), rtol=1e-6, atol=1e-6)
+
+
+def test_calibration_in_every_round_is_broadcast(root):
+    groups = {"data": FEW, "cohort": {"size": 4}}
+    plan = lora_plan(root, ["livar", {"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}], **groups)
+    plain = lora_plan(root, ["livar"], **groups)
+    assert plan.num_rounds == plain.num_rounds == 3
+    first, second = server_on(plan, root), server_on(plain, root)
+    for server in (first, second):
+        server.run_round(0)
+    mine, theirs = (server.layout.views(server.state) for server in (first, second))
+    assert {name for name in mine if not torch.equal(mine[name], theirs[name])} == {"head.weight", "head.bias"}
+
+
+def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
+    for methods, words in (
+        ([{"ccvr": {"num_samples": 0}}], "num_samples and batch_size must be >= 1"),
+        ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
+        (["tests.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
+        (["tests.toys:personal_head", {"ccvr": {"when": "every_round"}}], "trained and shared"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan_of(root, methods)

@@ -1,0 +1,184 @@
+"""Fisher merging: the Fishers against loops over examples, and the merge's property checks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from methods.fisher import fisher, fisher_sum
+from raysim.core.errors import ConfigError
+from raysim.core.layout import layout_of
+from raysim.core.method import Batch
+from raysim.training.model import BoundModel
+from tests.helpers import lora_plan, plan_of, server_on
+from tests.reference import Naive
+
+FEW = {"test": 0.7}
+
+
+def naive_fisher(model, x, y, kind):
+    """name -> sum over examples, one forward and backward for each label."""
+    model.eval()
+    values = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in values.items()}
+    for image, label in zip(x, y, strict=True):
+        p = model(image[None]).softmax(1)[0].detach()
+        for c in range(len(p)) if kind == "exact" else [int(label)]:
+            grads = torch.autograd.grad(F.log_softmax(model(image[None]), 1)[0, c], list(values.values()))
+            weight = 1.0 if kind == "empirical" else float(p[c])
+            for name, grad in zip(values, grads, strict=True):
+                total[name] += weight * grad.double() ** 2
+    return total
+
+
+def client_of(module, head, images, labels, batch=4):
+    model = BoundModel(module, layout_of(module, head=head), head=head)
+    batches = [Batch(images[i : i + batch], labels[i : i + batch]) for i in range(0, len(labels), batch)]
+    return SimpleNamespace(layout=model.layout, params=model.params, model=model, batches=lambda: batches)
+
+
+@pytest.mark.parametrize("kind", ["exact", "empirical", "weighted"])
+def test_fishers_equal_a_loop_over_examples_with_batch_norm_in_eval_mode(kind):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    module(torch.randn(20, 1, 4, 4))  # running statistics that are not 0 and 1
+    images, labels = torch.randn(7, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2, 2])
+    want = naive_fisher(module, images, labels, kind)
+    module.train()
+    client = client_of(module, "4", images, labels)
+    before = client.model.state.clone()
+    total, count = fisher_sum(client, kind)
+    assert count == 7
+    for name, value in client.layout.views(total).items():
+        assert torch.allclose(value, want[name], rtol=1e-5, atol=1e-10), name
+    assert torch.equal(client.model.state, before)
+    assert module.training
+    some, count = fisher_sum(client, kind, 5)
+    assert count == 5
+    assert torch.allclose(some, fisher_sum(client_of(module, "4", images[:5], labels[:5]), kind)[0])
+
+
+def test_logistic_regression_has_the_closed_form():
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3, 2, bias=False))
+    images, labels = torch.randn(6, 1, 1, 3), torch.zeros(6, dtype=torch.int64)
+    p = module(images).softmax(1)[:, 1].detach().double()
+    want = (images[:, 0, 0].double().square() * (p * (1 - p))[:, None]).sum(0)
+    total, _ = fisher_sum(client_of(module, "1", images, labels), "exact")
+    assert torch.allclose(total.view(2, 3), want.expand(2, 3), rtol=1e-5)
+
+
+LAYOUT = layout_of(nn.Sequential(nn.Linear(2, 2, bias=False)), head="0")
+
+
+def merged(fishers, updates, weights=None, normalise=False):
+    """The server's step for these Fishers; totals are plain sums."""
+    count = len(fishers)
+    vectors = {"fisher": fishers, "product": fishers * updates}
+    weights = torch.full((count,), 1 / count, dtype=torch.float64) if weights is None else weights
+    server = SimpleNamespace(
+        layout=LAYOUT,
+        weights={"0.weight": weights},
+        report={"norm": fishers.norm(dim=1)},
+        total=lambda name, w: (w["0.weight"][:, None] * vectors[name]).sum(0),
+    )
+    update, _ = fisher(normalise=normalise).server_update(torch.full((4,), 9.0), {}, server)
+    return update.double()
+
+
+def some(count=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(count, 4, dtype=torch.float64, generator=generator) + 0.1 for _ in range(2))
+
+
+def test_equal_fishers_give_the_weighted_mean():
+    fishers, updates = some()
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    assert torch.allclose(merged(fishers[:1].expand(3, -1), updates, weights), weights @ updates, atol=1e-6)
+
+
+def test_a_common_factor_changes_nothing_and_each_clients_own_none_if_normalised():
+    fishers, updates = some()
+    want = merged(fishers, updates)
+    assert torch.allclose(merged(1e3 * fishers, updates), want, atol=1e-6)
+    own = torch.tensor([1.0, 1e-4, 30.0], dtype=torch.float64)[:, None]
+    assert not torch.allclose(merged(own * fishers, updates), want, atol=1e-2)
+    want = merged(fishers, updates, normalise=True)
+    assert torch.allclose(merged(own * fishers, updates, normalise=True), want, atol=1e-6)
+
+
+def test_the_merge_is_stationary_and_its_weights_sum_to_one():
+    fishers, updates = some()
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    result = merged(fishers, updates, weights)
+    gradient = (weights[:, None] * fishers * (result - updates)).sum(0)
+    assert gradient.abs().max() < 1e-6
+    assert torch.allclose(merged(fishers, torch.ones_like(updates), weights), torch.ones(4, dtype=torch.float64))
+
+
+def test_one_client_is_that_client_and_none_leaves_all():
+    fishers, updates = some(1)
+    assert torch.allclose(merged(fishers, updates), updates[0], atol=1e-6)
+    assert not merged(fishers, updates, torch.zeros(1, dtype=torch.float64)).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "options"),
+    [
+        ("exact", "none", {"num_examples": 6}),
+        ("empirical", "batch", {"kind": "empirical", "num_examples": 9}),
+        ("not-normalised", "none", {"kind": "empirical", "num_examples": 9, "normalise": False}),
+        ("fed-mammoth", "batch", {"as_in": "fed-mammoth"}),
+    ],
+)
+def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root):
+    methods = [{"fisher": options}]
+    plan = plan_of(root, methods, cohort={"size": 3}, data=FEW, model={"norm": norm, "width": 2, "hidden": 8})
+    server, naive = server_on(plan, root), Naive(plan)
+    clients = server.run_round(0).clients["client"].tolist()
+    clients.sort()
+    above, below, sizes = {}, {}, [len(plan.manifest.clients[c]) for c in clients]
+    for client in clients:
+        model, _ = naive.local(client, 0)
+        rows = plan.manifest.clients[client]
+        count = min(len(rows), options.get("num_examples", len(rows)))
+        kind = "weighted" if name == "fed-mammoth" else options.get("kind", "exact")
+        found = naive_fisher(model, *naive.batch(rows[:count]), kind)
+        if name == "fed-mammoth":
+            found, scale = {n: f + 1e-12 for n, f in found.items()}, 1.0
+        else:
+            found = {n: (f / count).clamp_min(1e-6) for n, f in found.items()}
+            scale = len(rows) / sum(sizes)
+            if options.get("normalise", True):
+                scale /= float(torch.cat([f.flatten() for f in found.values()]).norm())
+        for n, p in model.named_parameters():
+            above[n] = above.get(n, 0) + scale * found[n] * p.detach().double()
+            below[n] = below.get(n, 0) + scale * found[n]
+    views = server.layout.views(server.state)
+    for n in above:
+        assert torch.allclose(views[n].double(), above[n] / below[n], atol=2e-6), n
+
+
+def test_attention_and_adapters_have_fishers(root):
+    plan = lora_plan(root, [{"fisher": {"kind": "empirical"}}, "tests.toys:spy"], cohort={"size": 2}, data=FEW)
+    server = server_on(plan, root)
+    start = server.params.clone()
+    record = server.run_round(0)
+    assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(2 * (12 * plan.layout.num_params + 8))
+    assert ((server.params - start).abs() > 0).double().mean() > 0.9
+
+
+def test_composition(root):
+    plan_of(root, ["fedvg", "fisher"])
+    plan_of(root, ["fisher", "fedavgm"])
+    for methods, words in (
+        (["fedavgm", "fisher"], "fisher after fedavgm would discard"),
+        (["regmean", "fisher"], "regmean and fisher both decide merge"),
+        ([{"fisher": {"floor": 0}}], "floor must be > 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan_of(root, methods)

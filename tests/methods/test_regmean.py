@@ -1,0 +1,142 @@
+"""RegMean: the merge's property checks, and a round against the formula on naive clients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.regmean import regression_maps, shrunk
+from raysim.core.errors import ConfigError
+from raysim.core.weights import RightMap
+from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.reference import Naive
+
+FEW = {"test": 0.6}
+
+
+def inputs(sizes=(6, 9, 20), d=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, d, dtype=torch.float64, generator=generator) for n in sizes]
+
+
+def grams(xs):
+    return torch.stack([x.T @ x for x in xs])
+
+
+def merge(weights, maps):
+    return sum(w @ m for w, m in zip(weights, maps, strict=True))
+
+
+def some_weights(count=3, out=2, d=4):
+    return list(torch.randn(count, out, d, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+
+
+def test_identical_grams_give_the_mean():
+    gram = grams(inputs()[:1]).expand(3, -1, -1)
+    weights = some_weights()
+    assert torch.allclose(merge(weights, regression_maps(gram)), sum(weights) / 3)
+
+
+def test_the_merge_is_the_stationary_point_of_the_outputs_error():
+    xs, weights = inputs(), some_weights()
+    result = merge(weights, regression_maps(grams(xs)))
+    gradient = sum((result - w) @ x.T @ x for w, x in zip(weights, xs, strict=True))
+    assert gradient.abs().max() < 1e-10
+    assert torch.allclose(regression_maps(grams(xs)).sum(0), torch.eye(4, dtype=torch.float64), atol=1e-12)
+
+
+def test_least_squares_solutions_merge_to_the_pooled_one():
+    xs = inputs()
+    ys = [torch.randn(len(x), 2, dtype=torch.float64) for x in xs]
+    weights = [torch.linalg.lstsq(x, y).solution.T for x, y in zip(xs, ys, strict=True)]
+    pooled = torch.linalg.lstsq(torch.cat(xs), torch.cat(ys)).solution.T
+    assert torch.allclose(merge(weights, regression_maps(grams(xs))), pooled, atol=1e-12)
+    mean = torch.stack([x.T @ x / len(x) for x in xs])  # another weighting of the clients
+    assert not torch.allclose(merge(weights, regression_maps(mean)), pooled, atol=1e-3)
+
+
+def test_full_shrinkage_is_a_weighted_mean_of_each_input_column():
+    gram, weights = grams(inputs()), some_weights()
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    want = sum(w * g for w, g in zip(weights, diagonal, strict=True)) / diagonal.sum(0)
+    assert torch.allclose(merge(weights, regression_maps(shrunk(gram, 0.0))), want)
+    assert torch.equal(shrunk(gram, 1.0), gram)
+    half = shrunk(gram, 0.5)
+    assert torch.equal(half.diagonal(dim1=1, dim2=2), diagonal)
+    assert torch.allclose(half[:, 0, 1], gram[:, 0, 1] / 2)
+
+
+def test_directions_without_inputs_stay():
+    xs = inputs()
+    for x in xs:
+        x[:, 2] = 0.0  # a dead unit
+    maps = regression_maps(grams(xs))
+    assert torch.isfinite(maps).all()
+    want = torch.diag(torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
+    assert torch.allclose(maps.sum(0), want, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [("none", {}), ("batch", {"rows": "sum", "shrink": 1.0}), ("none", {"as_in": "fed-mammoth"})],
+)
+def test_a_round_matches_the_formula_on_naive_clients(norm, options, root):
+    plan = plan_of(root, [{"regmean": options}], cohort={"size": 4}, data=FEW, model={"norm": norm})
+    server, naive = server_on(plan, root), Naive(plan)
+    record = server.run_round(0)
+    clients = sorted(record.clients["client"].tolist())
+    models = [naive.local(client, 0)[0].eval() for client in clients]
+    sizes = [len(plan.manifest.clients[c]) for c in clients]
+    start = {name: p.detach().double().clone() for name, p in naive.model.named_parameters()}
+    factor = 0.5 if "as_in" in options else options.get("shrink", 0.9)
+    views = server.layout.views(server.state)
+    for layer in ("fc1", "fc2"):
+        total, products = 0, 0
+        for client, model in zip(clients, models, strict=True):
+            x = inputs_of(model, layer, naive.batch(plan.manifest.clients[client])[0])
+            gram = x.T @ x / (len(x) if options.get("rows", "mean") == "mean" and "as_in" not in options else 1)
+            gram = factor * gram + (1 - factor) * torch.diag(gram.diagonal())
+            weight = model.get_submodule(layer).weight.detach().double()
+            total, products = total + gram, products + (weight - start[f"{layer}.weight"]) @ gram
+        want = start[f"{layer}.weight"] + products @ torch.linalg.pinv(total, hermitian=True)
+        assert torch.allclose(views[f"{layer}.weight"].double(), want, atol=2e-5), layer
+    for name in ("fc1.bias", "fc2.bias", "conv1.weight", "conv2.bias"):
+        mean = sum(n * m.get_parameter(name).detach().double() for n, m in zip(sizes, models, strict=True)) / sum(sizes)
+        assert torch.allclose(views[name].double(), mean, atol=1e-6), name
+
+
+@torch.no_grad()
+def inputs_of(model, layer, images):
+    kept = []
+    handle = model.get_submodule(layer).register_forward_pre_hook(lambda m, x: kept.append(x[0].double()))
+    model(images)
+    handle.remove()
+    return kept[0]
+
+
+def test_layers_without_a_gram_are_fedavg(root):
+    groups = {"model": {"norm": "batch"}, "data": FEW}
+    got, want = (
+        server.layout.views(server.state)
+        for server in (run(plan_of(root, m, **groups), root, rounds=1) for m in (["regmean"], []))
+    )
+    different = {name for name in got if not torch.equal(got[name], want[name])}
+    assert different == {"fc1.weight", "fc2.weight"}
+
+
+def test_linear_layers_of_attention_and_adapters_are_merged(root):
+    plan = lora_plan(root, ["regmean", "tests.toys:spy"], cohort={"size": 2}, data=FEW)
+    server = run(plan, root, rounds=1)
+    weights = server.method_state["spy"]["weights"]
+    mapped = {name for name, value in weights.items() if isinstance(value, RightMap)}
+    assert mapped == {leaf.name for leaf in plan.layout.params if leaf.name != "head.bias"}
+
+
+def test_refused(root):
+    for methods, words in (
+        (["regmean", "fedvg"], "regmean and fedvg both decide weights"),
+        ([{"regmean": {"shrink": 1.5}}], "shrink must be in"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan_of(root, methods)
+    plan_of(root, ["fedavgm", "regmean"])

@@ -1,0 +1,118 @@
+"""Sweeps as data: trials, labels, names, and the scale group."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from raysim.core.errors import ConfigError
+from raysim.sweep import assign, grid, scaled, trial
+
+RAW = {
+    "name": "s",
+    "model": {"name": "resnet18", "stem": "small"},
+    "tune": {
+        "param_space": {
+            "case": {
+                "grid_search": {
+                    "big": {"data.name": "cifar10", "labels.dataset": "CIFAR-10", "labels.model": "ResNet-18"},
+                    "small": {"data": {"name": "digits"}, "labels.dataset": "digits", "labels.model": "CNN"},
+                }
+            },
+            "method": {"grid_search": {"FedAvg": {"methods": []}, "FedAvg + FedVG": {"methods": ["fedvg"]}}},
+            "partition.alpha": {"grid_search": [0.1, 1]},
+            "seed": {"grid_search": [0, 1]},
+        }
+    },
+    "scale": {"rounds": 2, "model": {"name": "cnn"}, "tune.param_space.seed": {"grid_search": [0]}},
+}
+
+
+def test_grid_is_the_product_with_labels_and_unique_names():
+    before = copy.deepcopy(RAW)
+    trials = grid(RAW, "a test")
+    assert before == RAW  # nothing is written to the file's own dictionary
+    assert len(trials) == 2 * 2 * 2 * 2
+    assert len({t.name for t in trials}) == 16
+    assert trials[1].values == {"case": "big", "method": "FedAvg", "partition.alpha": 0.1, "seed": 1}
+    last = trials[-1].raw
+    assert last["labels"] == {"dataset": "digits", "model": "CNN", "method": "FedAvg + FedVG", "alpha": 1, "seed": 1}
+    assert last["methods"] == ["fedvg"]
+    assert last["partition"] == {"alpha": 1}
+    assert last["data"] == {"name": "digits"}
+    assert "tune" not in last
+    assert "scale" not in last
+    assert trials[-1].name == "case=small_method=FedAvg-+-FedVG_alpha=1_seed=1"
+
+
+def test_scale_has_the_last_word_and_may_shrink_the_grid():
+    trials = grid(RAW, "a test", is_scaled=True)
+    assert len(trials) == 8
+    assert {t.raw["rounds"] for t in trials} == {2}
+    assert trials[0].raw["model"] == {"name": "cnn"}  # a group is replaced whole: no option of another model stays
+    assert trials[0].raw["labels"]["model"] == "ResNet-18"
+
+
+def test_scale_overrides_what_a_trial_set():
+    raw = {**RAW, "scale": {"data.name": "digits", "tune.param_space.seed": {"grid_search": [0]}}}
+    assert {t.raw["data"]["name"] for t in grid(raw, "a test", is_scaled=True)} == {"digits"}
+
+
+def test_axes_with_the_same_last_part_keep_their_full_names():
+    raw = {"tune": {"param_space": {"local.lr": {"grid_search": [1]}, "server.lr": {"grid_search": [2]}}}}
+    (only,) = grid(raw, "a test")
+    assert only.raw["labels"] == {"local.lr": 1, "server.lr": 2}
+
+
+def test_settings_may_stand_apart_from_the_choice():
+    settings = {"case": {"a": {"rounds": 1}, "b": {"rounds": 2}, "c": {}}}
+    raw = {"tune": {"settings": settings, "param_space": {"case": {"grid_search": ["a", "b"]}}}}
+    assert [t.raw for t in grid(raw, "a test")] == [
+        {"rounds": 1, "labels": {"case": "a"}},
+        {"rounds": 2, "labels": {"case": "b"}},
+    ]
+    raw["tune"]["param_space"]["case"]["grid_search"].append("d")
+    with pytest.raises(ConfigError, match="does not say what d stands for"):
+        grid(raw, "a test")
+
+
+def test_drawn_values_become_settings():
+    raw = {"tune": {"param_space": {"local.lr": {"loguniform": [1e-3, 1e-1]}}}}
+    assert trial(raw, {"local.lr": 0.02}, "a test").raw == {"local": {"lr": 0.02}, "labels": {"lr": 0.02}}
+    with pytest.raises(ConfigError, match="drawn at random"):
+        grid(raw, "a test")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({}, "tune.param_space: is missing"),
+        ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be one domain"),
+        ({"tune": {"param_space": {"seed": {"grid_search": []}}}}, "nothing to choose from"),
+        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is a value"),
+        ({"tune": {"param_space": {"m": {"grid_search": {"a": 3}}}}}, "must hold settings"),
+    ],
+)
+def test_malformed_sweeps_are_refused(raw, words):
+    with pytest.raises(ConfigError, match=words):
+        grid(raw, "a test")
+
+
+def test_scaled_needs_a_scale_group():
+    with pytest.raises(ConfigError, match="scale: is missing"):
+        scaled({"rounds": 3}, "a test")
+
+
+def test_an_axis_with_dots_can_be_replaced():
+    raw = {"tune": {"param_space": {"partition.alpha": {"grid_search": [1, 2]}}}}
+    assign(raw, "tune.param_space.partition.alpha", {"grid_search": [3]})
+    assert raw == {"tune": {"param_space": {"partition.alpha": {"grid_search": [3]}}}}
+
+
+def test_assign_makes_groups_and_names_what_is_in_the_way():
+    raw = {"a": 1}
+    assign(raw, "b.c.d", 2)
+    assert raw == {"a": 1, "b": {"c": {"d": 2}}}
+    with pytest.raises(KeyError, match="a"):
+        assign(raw, "a.b", 3)
