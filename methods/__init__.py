@@ -6,35 +6,54 @@ from collections.abc import Callable
 
 from methods.ccvr import ccvr
 from methods.elastic import elastic
+from methods.fedacg import fedacg
 from methods.fedavgm import fedavgm
 from methods.feddyn import feddyn
+from methods.fedlc import fedlc
 from methods.fednova import fednova
 from methods.fedopt import fedadagrad, fedadam, fedyogi
 from methods.fedproto import fedproto
 from methods.fedprox import fedprox
+from methods.fedrs import fedrs
+from methods.fedsol import fedsol
 from methods.fedvg import fedvg
+from methods.feedback import dfa, fa
 from methods.fisher import fisher
+from methods.flfa import flfa
+from methods.freeze import freeze
 from methods.livar import livar
+from methods.moon import moon
 from methods.regmean import regmean
 from methods.scaffold import scaffold
 from methods.uniform import uniform
+from methods.univarfl import univarfl
 from raysim.core.method import Method
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ccvr": ccvr,
+    "dfa": dfa,
     "elastic": elastic,
+    "fa": fa,
+    "fedacg": fedacg,
     "fedadagrad": fedadagrad,
     "fedadam": fedadam,
     "fedavgm": fedavgm,
     "feddyn": feddyn,
+    "fedlc": fedlc,
     "fednova": fednova,
-    "fedprox": fedprox,
     "fedproto": fedproto,
+    "fedprox": fedprox,
+    "fedrs": fedrs,
+    "fedsol": fedsol,
     "fedvg": fedvg,
     "fedyogi": fedyogi,
     "fisher": fisher,
+    "flfa": flfa,
+    "freeze": freeze,
     "livar": livar,
+    "moon": moon,
     "regmean": regmean,
     "scaffold": scaffold,
     "uniform": uniform,
+    "univarfl": univarfl,
 }

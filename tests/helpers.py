@@ -55,6 +55,13 @@ def plan_of(root: Path, methods=(), **groups) -> Plan:
     return check(raw_config(root, methods, **groups), "a test")
 
 
+def steps_plan(root: Path, methods=(), *, steps: int, **groups) -> Plan:
+    """As `plan_of`, with so many local steps a round instead of epochs."""
+    raw = raw_config(root, methods, **groups)
+    raw["local"] = {key: value for key, value in raw["local"].items() if key != "epochs"} | {"steps": steps}
+    return check(raw, "a test")
+
+
 def recipe_of(plan: Plan, root: Path) -> Recipe:
     shards = build_shards(plan.manifest, root / "shards")
     return Recipe(plan.config.model_dump(mode="json"), str(shards), len(plan.info.classes), plan.info.shape)

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
-from raysim.core.method import Message, Method, Partition
+from raysim.core.method import Method, Partition
 from raysim.core.weights import RightMap
 
 
@@ -31,41 +30,6 @@ def remembers_gradients():
         return {}
 
     return Method("remembers_gradients", grads=grads, report=report, needs=frozenset({"client-memory"}))
-
-
-def flfa(*, layers: list[str], first: str):
-    """Feedback through the broadcast weights in one layer, chosen by the updates' agreement (map_updates)."""
-
-    def init(params, layout):
-        return {"layer": first}
-
-    def broadcast(message, state):
-        return Message(message.params, {"layer": state["layer"]})
-
-    def forward(ops, client):
-        layer = client.message["layer"]
-        anchor = client.layout.view(client.start, f"{layer}.weight")
-
-        def op(module, x):
-            scale = module.weight.detach().norm() / anchor.norm()
-            probe = F.linear(x, anchor * scale)
-            return F.linear(x.detach(), module.weight, module.bias) + (probe - probe.detach())
-
-        return {**ops, layer: op}
-
-    def server_update(update, state, server):
-        leaves = [server.layout.by_name[f"{layer}.weight"] for layer in layers]
-        spans = [(leaf.offset, leaf.end) for leaf in leaves]
-        cosines = torch.tensor(server.map_updates(agreement, {"mean": update, "spans": spans}))
-        return update, {"layer": layers[int(cosines.mean(0).argmin())]}
-
-    claims = frozenset(f"backward:{layer}" for layer in layers)
-    return Method("flfa", init=init, broadcast=broadcast, forward=forward, server_update=server_update, claims=claims)
-
-
-def agreement(update, shared):
-    """Cosine of one client's update to the mean update, per layer."""
-    return [float(F.cosine_similarity(update[a:b], shared["mean"][a:b], dim=0)) for a, b in shared["spans"]]
 
 
 def regmean(*, head: str = "fc2"):

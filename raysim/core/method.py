@@ -90,8 +90,11 @@ class Model(Protocol):
         """Outputs at a point without gradients; (B, ...). `point` is [num_params] or, with buffers, [num_state]."""
         ...
 
-    def gradient(self, loss: LossFn, point: Tensor, batch: Batch) -> Tensor:
-        """[num_params]: a new vector, the gradient of the loss of one batch at `point`, buffers left alone."""
+    def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:
+        """[num_params]: a new vector, the gradient of the loss of one batch at `point`.
+
+        Buffers are left alone, unless this pass is to count as the training step's (`moves_buffers`).
+        """
         ...
 
 
@@ -106,6 +109,8 @@ class Client:
       num_steps: optimiser steps taken: 0 until the local loop has ended.
       start: [num_params], the broadcast point.
       params: [num_params], the live parameters; after the loop, the client's final ones.
+      start_state, state: [num_state], the same two with the buffers behind the parameters.
+      head: path of the classifier layer.
       message: this method's downlink fields.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
@@ -123,6 +128,9 @@ class Client:
     layout: Layout
     start: Tensor
     params: Tensor
+    start_state: Tensor
+    state: Tensor
+    head: str
     model: Model
     message: Mapping[str, Any]
     memory: dict[str, Any]

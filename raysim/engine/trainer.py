@@ -93,7 +93,7 @@ class Trainer:
         needs = {need for phase in phases for method in phase.methods for need in method.needs}
         self.model = BoundModel(module, layout, head=head, device=device, features="features" in needs)
         self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
-        self.num_classes, self.seed, self.device = num_classes, seed, torch.device(device)
+        self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
         self.evaluation_batch = evaluation_batch
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
@@ -243,6 +243,9 @@ class Trainer:
             layout=self.layout,
             start=start[: self.layout.num_params],
             params=self.model.params,
+            start_state=start,
+            state=self.model.state,
+            head=self.head,
             model=self.model,
             message=self._round["fields"].get(method.name, {}),
             memory=memory.get(method.name, {}),

@@ -105,18 +105,14 @@ class BoundModel:
         """The innermost gradient function of a local loop.
 
         Called with `self.params` it differentiates in place and returns `self.grad`, which the caller may modify until
-        its next call; called with another point it evaluates there and puts the parameters back. The forward pass
-        updates buffers either way, as in any training step.
+        its next call; the forward pass moves buffers, as in any training step. Called with another point it evaluates
+        there and puts parameters and buffers back: BatchNorm's statistics are those of the path that is trained.
         """
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
             if params is not self.params:
-                kept = self.params.clone()
-                self.params.copy_(params)
-                try:
+                with self.at(params):
                     return gradient(self.params, batch)
-                finally:
-                    self.params.copy_(kept)
             self.grad.zero_()
             value = loss(self.forward(batch.images), batch)
             value.backward()
@@ -142,10 +138,19 @@ class BoundModel:
                     parameter.add_(parameter.grad, alpha=-lr)
                 parameter.grad = view
 
-    def gradient(self, loss: LossFn, point: Tensor, batch: Batch) -> Tensor:
-        """[num_params]: gradient of one batch's loss at a point; parameters, buffers and gradients stay as they are."""
+    def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:
+        """[num_params]: gradient of one batch's loss at a point; parameters and gradients stay as they are.
+
+        Buffers too, unless `moves_buffers`: then this forward pass counts as the training step's.
+        """
         with self.at(point), self._gradient_kept():
-            return self.gradient_function(loss)(self.params, batch).clone()
+            grad = self.gradient_function(loss)(self.params, batch).clone()
+            buffers, counters = self.buffers.clone(), {name: buffer.clone() for name, buffer in self.counters.items()}
+        if moves_buffers:
+            self.buffers.copy_(buffers)
+            for name, buffer in self.counters.items():
+                buffer.copy_(counters[name])
+        return grad
 
     def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
         """[num_params]: gradient of the mean cross-entropy over all batches at the current point.
@@ -164,9 +169,22 @@ class BoundModel:
 
     @torch.no_grad()
     def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:
-        """Outputs at a point, without gradients; buffers of `point` are used if it is [num_state]."""
-        with self.at(point, train=train):
-            return self.forward(images)
+        """Outputs at a point, without gradients; buffers of `point` are used if it is [num_state].
+
+        Nothing of the model is written, so a `loss` hook may ask for it between the forward and the backward pass.
+        """
+        values = {**self.layout.views(self.state), **self.layout.views(point)}
+        if train:  # BatchNorm moves what it is given
+            values |= {leaf.name: values[leaf.name].clone() for leaf in self.layout.buffers}
+            values |= {name: buffer.clone() for name, buffer in self.counters.items()}
+        mode = self.module.training
+        self.module.train(train)
+        try:
+            logits = torch.func.functional_call(self.module, values, (images,))
+        finally:
+            self.module.train(mode)
+        features, self._features = self._features, None
+        return Outputs(logits, features)
 
     @contextmanager
     def at(self, point: Tensor, *, train: bool | None = None) -> Iterator[None]:

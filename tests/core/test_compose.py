@@ -36,8 +36,18 @@ def test_empty_list_and_every_single_method_compose(root):
         ),
         (["fedvg", "tests.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
         (["fedprox", "fedprox"], ["fedprox is listed twice"]),
-        ([{"tests.toys:flfa": {"layers": ["fc9"], "first": "fc9"}}], ["flfa claims backward:fc9", "backward:fc1"]),
         (["tests.toys:personal_head", "tests.toys:regmean"], ["regmean claims weights:fc2.weight"]),
+        (["fedrs", "fedlc"], ["fedrs and fedlc both decide criterion", "drop one"]),
+        (["flfa", {"fa": {"layers": ["fc1"]}}], ["flfa and fa both decide backward:fc1"]),
+        ([{"flfa": {"candidates": ["fc2", "fc1"]}}, {"fa": {"layers": ["fc1"]}}], ["both decide backward:fc1"]),
+        (["flfa", "dfa"], ["flfa and dfa both decide backward:conv1"]),
+        ([{"flfa": {"candidates": ["fc9"]}}], ["flfa claims backward:fc9", "there are conv1, conv2, fc1, fc2"]),
+        (["fedacg", "fedavgm"], ["fedacg and fedavgm both decide server-optimizer"]),
+        (["freeze", "ccvr"], ["ccvr claims weights:", "nothing like it is trained"]),
+        (["freeze", {"flfa": {"candidates": ["fc2"]}}], ["flfa claims backward:fc2"]),
+        (["univarfl", "fedrs"], ["fedrs after univarfl would discard", "put fedrs before univarfl"]),
+        (["moon", "fedlc"], ["put fedlc before moon"]),
+        ([{"freeze": {"trains_locally": True}}, "fedvg"], ["put fedvg before freeze"]),
     ],
 )
 def test_conflicts_name_methods_and_remedy(root, methods, words):
@@ -47,6 +57,9 @@ def test_conflicts_name_methods_and_remedy(root, methods, words):
 
 
 def test_right_order_of_modifier_and_replacer_is_legal(root):
+    plan_of(root, ["fedrs", "univarfl", "moon"])
+    plan_of(root, ["fedvg", {"freeze": {"trains_locally": True}}])
+    plan_of(root, [{"flfa": {"candidates": ["fc2"]}}, {"fa": {"layers": ["fc1"]}}])
     plan_of(root, ["fedvg", "fednova"])
 
 

@@ -163,6 +163,54 @@ def test_gradient_at_another_point_leaves_the_model_alone():
     assert torch.equal(model.params, before[: model.params.numel()])
 
 
+def test_statistics_follow_the_trained_path_only():
+    model = bound()
+    data = examples(8)
+    batch = Batch(InputTransform()(data.images), data.labels)
+    model.module.train()
+    before = model.buffers.clone()
+    inner = model.gradient_function(cross_entropy)
+    inner(model.params.clone(), batch)
+    assert torch.equal(model.buffers, before)
+    assert [int(counter) for counter in model.counters.values()] == [0]
+    model.gradient(cross_entropy, model.params, batch)
+    model.apply(model.state, batch.images, train=True)
+    assert torch.equal(model.buffers, before)
+    model.gradient(cross_entropy, model.params, batch, moves_buffers=True)
+    moved = model.buffers.clone()
+    assert not torch.equal(moved, before)
+    assert [int(counter) for counter in model.counters.values()] == [1]
+    model.buffers.copy_(before)
+    inner(model.params, batch)
+    assert torch.equal(model.buffers, moved)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
+    model = bound()
+    data = examples(8)
+    batch = Batch(InputTransform()(data.images), data.labels)
+    other = torch.randn_like(model.state).abs()
+    model.module.train()
+    want = model.gradient_function(cross_entropy)(model.params, batch).clone()
+    moved = model.buffers.clone()
+    found = []
+
+    def loss(outputs, batch):
+        found.append(model.apply(other, batch.images, train=train).logits)
+        return cross_entropy(outputs, batch)
+
+    model = bound()
+    model.module.train()
+    assert torch.equal(model.gradient_function(loss)(model.params, batch), want)
+    assert torch.equal(model.buffers, moved)
+    assert model.module.training
+    model.load(other)
+    model.module.train(train)
+    with torch.no_grad():
+        assert torch.equal(found[0], model.forward(batch.images).logits)
+
+
 def test_overrides_hold_inside_the_block_only():
     model = bound(norm=False)
     x = InputTransform()(examples(4).images)

@@ -1,0 +1,60 @@
+"""FedACG: clients start from the model advanced by the server's momentum, and stay near that point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, Client, GradFn, Message, Method, Server, State
+
+
+def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
+    """Server momentum m with lookahead s = w + lam m, and a pull of clients towards s.
+
+    Kim, Kim, Han 2024 (CVPR), Δ the uniform mean of y_k - s:
+        client:  minimise f_k(y) + (beta/2) ||y - s||^2, starting at s
+        server:  m <- lam m + Δ,   w <- s + Δ   (the mean of y_k; what is evaluated)
+    BatchNorm statistics get neither momentum nor lookahead.
+
+    Args:
+      lam: momentum, 0 <= lam < 1; 0.85 is the paper's.
+      beta: strength of the pull, >= 0. The paper says 0.001; the released code, which leaves out the 1/2, acts as 0.002.
+    Raises:
+      ValueError: lam or beta out of range.
+    """
+    if not 0 <= lam < 1:
+        raise ValueError(f"fedacg: lam must be in [0, 1), got {lam}; 0.85 is the paper's")
+    if beta < 0:
+        raise ValueError(f"fedacg: beta must be >= 0, got {beta}; 0.001 is the paper's")
+
+    def init(params: Tensor, layout: Layout) -> State:
+        return {"momentum": torch.zeros_like(params)}
+
+    def broadcast(message: Message, state: State) -> Message:
+        return Message(message.params + lam * state["momentum"], message.fields)
+
+    def grads(inner: GradFn, client: Client) -> GradFn:
+        if beta == 0:
+            return inner
+        difference = torch.empty_like(client.start)
+
+        def gradient(params: Tensor, batch: Batch) -> Tensor:
+            grad = inner(params, batch)
+            return grad.add_(torch.sub(params, client.start, out=difference), alpha=beta)
+
+        return gradient
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        # The engine adds the update to s, which already holds lam m: w = s + Δ.
+        return update, {"momentum": lam * state["momentum"] + update}
+
+    return Method(
+        "fedacg",
+        init=init,
+        broadcast=broadcast,
+        grads=grads,
+        server_update=server_update,
+        claims=frozenset({"broadcast-point", "server-optimizer"}),
+        base_weights="uniform",
+    )

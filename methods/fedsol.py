@@ -1,0 +1,104 @@
+"""FedSOL: local gradients are taken where the distillation loss to the global model has been perturbed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, Client, GradFn, LossFn, Method, Outputs
+
+
+def fedsol(
+    *,
+    rho: float = 1.0,
+    form: Literal["fixed", "adaptive"] = "fixed",
+    temperature: float = 3.0,
+    floor: float = 1e-6,
+    perturbs: Literal["all", "body", "head"] = "all",
+    reference_mode: Literal["eval", "train"] = "eval",
+) -> Method:
+    """The gradient of the loss at y + ε, where ε climbs the proximal loss at y.
+
+    Lee et al. 2024 (CVPR) and their code, per batch, with u the gradient at y of KL(softmax(f_s / T) || softmax(f_y / T)):
+        fixed:     ε = rho u / |u|
+        adaptive:  ε_p = rho n(|y_p - s_p|) * u_p / |u| for each tensor p, n: every column along the first axis has
+                   L2 norm 1
+    and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s and u is zero but for
+    rounding, which the released code blows up to length rho in a random direction: where |u| < floor there is no
+    perturbation. Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
+    at y. Terms of earlier methods are taken at y + ε, of later ones at y.
+
+    Args:
+      rho: length of the perturbation, >= 0. The released configurations use 1.
+      form: the two forms of the released code.
+      temperature: T > 0 of the distillation.
+      floor: >= 0.
+      perturbs: which parameters are moved.
+      reference_mode: mode of the global model in the distillation; the released code leaves it in train mode.
+    Raises:
+      ValueError: rho < 0, temperature <= 0 or floor < 0.
+    """
+    if rho < 0:
+        raise ValueError(f"fedsol: rho must be >= 0, got {rho}; 0 is FedAvg, 1 is common")
+    if temperature <= 0:
+        raise ValueError(f"fedsol: temperature must be > 0, got {temperature}; 3 is common")
+    if floor < 0:
+        raise ValueError(f"fedsol: floor must be >= 0, got {floor}; 1e-6 is above float32's rounding")
+
+    def grads(inner: GradFn, client: Client) -> GradFn:
+        if rho == 0:
+            return inner
+
+        def gradient(params: Tensor, batch: Batch) -> Tensor:
+            reference = client.model.apply(client.start_state, batch.images, train=reference_mode == "train")
+            proximal = distillation(reference.logits, temperature)
+            uphill = client.model.gradient(proximal, params, batch, moves_buffers=True)
+            moved = perturbation(
+                client.layout, uphill, params - client.start, rho=rho, form=form, floor=floor, perturbs=perturbs
+            )
+            return inner(params + moved, batch)  # another point, even where nothing moved: statistics have been taken
+
+        return gradient
+
+    return Method("fedsol", grads=grads)
+
+
+def distillation(reference: Tensor, temperature: float) -> LossFn:
+    """KL(softmax(reference / T) || softmax(logits / T)), mean over the batch; reference: (B, classes)."""
+    target = (reference / temperature).log_softmax(dim=1)
+
+    def loss(outputs: Outputs, batch: Batch) -> Tensor:
+        found = (outputs.logits / temperature).log_softmax(dim=1)
+        return F.kl_div(found, target, reduction="batchmean", log_target=True)
+
+    return loss
+
+
+def perturbation(
+    layout: Layout, uphill: Tensor, moved: Tensor, *, rho: float, form: str, floor: float, perturbs: str
+) -> Tensor:
+    """ε of FedSOL, [num_params]; zeros where the gradient is shorter than the floor.
+
+    Args:
+      uphill: [num_params], u.
+      moved: [num_params], y - s.
+    """
+    if perturbs != "all":
+        uphill = uphill.clone()
+        for leaf in layout.params:
+            if leaf.is_head != (perturbs == "head"):
+                uphill[leaf.offset : leaf.end] = 0
+    size = torch.linalg.vector_norm(uphill)
+    if not bool(size >= max(floor, torch.finfo(uphill.dtype).tiny)):
+        return torch.zeros_like(uphill)
+    if form == "fixed":
+        return uphill * (rho / size)
+    step = torch.zeros_like(uphill)
+    for leaf in layout.params:
+        scale = F.normalize(layout.view(moved, leaf).abs(), dim=0)
+        layout.view(step, leaf).copy_(layout.view(uphill, leaf) * scale * (rho / size))
+    return step

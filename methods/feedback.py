@@ -1,0 +1,310 @@
+"""Feedback alignment: errors travel down through other tensors than the forward weights. FA, DFA, and what FLFA shares."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from raysim.core.errors import MethodError
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Client, LayerOp, Method, State
+from raysim.core.seeding import derive_seed, torch_generator
+
+Scale = Literal["layer", "row", "none"]
+Init = Literal["layer", "xavier"]
+
+
+# --- methods ------------------------------------------------------------------------------------------------------------
+
+
+def fa(
+    *, layers: Literal["all"] | list[str] = "all", scale: Scale = "none", init: Init = "layer", seed: int = 0
+) -> Method:
+    """Feedback alignment: the error passes a layer through a fixed random tensor B instead of its weight.
+
+    Lillicrap et al. 2016 (Nature Communications 7, 13276): dL/dh_(l-1) = B_l^T δ_l; the gradients of the layer's own
+    weight and bias stay exact. B is drawn once from the seed and the layer's name, is the same on every client and in
+    every round, and is no part of the model's state. The first layer's input needs no gradient: there it changes nothing.
+
+    Args:
+      layers: paths of linear and convolution layers, or all.
+      scale: let the norm of B follow the weight's, by layer or by output row; see `flfa`.
+      init: distribution of B: the layer's default initialiser, or Xavier-uniform.
+    Raises:
+      ValueError: a layer that the model does not have (when the run starts).
+    """
+
+    def check(params: Tensor, layout: Layout) -> State:
+        chosen_layers(layout, layers, "fa")
+        return {}
+
+    @functools.cache
+    def back_of(layer: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return random_feedback(shape, init=init, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
+
+    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+        mine = chosen_layers(client.layout, layers, "fa")
+        backs = {name: back_of(name, leaf.shape, client.params.device) for name, leaf in mine.items()}
+        return {**ops, **{name: feedback_op(client, name, back, scale) for name, back in backs.items()}}
+
+    return Method("fa", init=check, forward=forward, claims=backward_claims(layers))
+
+
+def dfa(*, blocks: Literal["all"] | list[str] = "all", seed: int = 0) -> Method:
+    """Direct feedback alignment: each layer block gets the output error through a random matrix of its own.
+
+    Nøkland 2016 (NeurIPS): with e = dL/dlogits, the gradient of a block's input h is e R, with a fixed random
+    R of (classes, numbers in one example's h), uniform in [-1, 1) / sqrt(numbers in h). From there down to the next
+    block, through pooling, activation and BatchNorm, and inside a block, backpropagation goes on; the head's own
+    gradients are exact. R is drawn from the seed and the block's name, the same for all clients and rounds.
+
+    A block (`raysim methods --model`) is a residual or encoder block as a whole, so that no error leaks past R along a
+    skip connection, and in models without such blocks a layer. Inputs that need no gradient (images) are left alone.
+
+    Args:
+      blocks: paths of the blocks whose input gets the error directly, or all.
+    Raises:
+      ValueError: a block that the model does not have (when the run starts).
+    """
+
+    def check(params: Tensor, layout: Layout) -> State:
+        chosen_blocks(layout, blocks)
+        return {}
+
+    @functools.cache
+    def matrix_of(block: str, classes: int, size: int, device: torch.device) -> Tensor:
+        generator = torch_generator(derive_seed(seed, f"direct/{block}"))
+        return ((2 * torch.rand(classes, size, generator=generator) - 1) / math.sqrt(size)).to(device)
+
+    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+        cell: dict[str, Tensor] = {}
+
+        def inject(block: str, x: Tensor) -> Tensor:
+            if not (torch.is_grad_enabled() and x.requires_grad):
+                return x
+            return _Inject.apply(x, matrix_of(block, len(client.class_counts), x[0].numel(), x.device), cell)
+
+        def op(block: str, is_head: bool, is_chosen: bool) -> LayerOp:
+            def run(module: nn.Module, x: Tensor) -> Tensor:
+                y = type(module).forward(module, inject(block, x) if is_chosen else x)
+                return _Capture.apply(y, cell) if is_head and y.requires_grad else y
+
+            return run
+
+        chosen = chosen_blocks(client.layout, blocks)
+        names = dict.fromkeys([*chosen, client.head])
+        return {**ops, **{name: op(name, name == client.head, name in chosen) for name in names}}
+
+    return Method("dfa", init=check, forward=forward, claims=frozenset({"backward:*"}))
+
+
+# --- layers -------------------------------------------------------------------------------------------------------------
+
+
+def feedback_layers(layout: Layout) -> dict[str, Leaf]:
+    """Path -> weight leaf of every trained linear and two-dimensional convolution layer, in module order.
+
+    Not the output projection inside torch's MultiheadAttention, whose weight is used without calling the layer.
+    """
+    found = {}
+    for leaf in layout.params:
+        parent = leaf.layer.rpartition(".")[0]
+        is_hidden = f"{parent}.in_proj_weight" in layout.by_name
+        if leaf.name == f"{leaf.layer}.weight" and len(leaf.shape) in (2, 4) and not is_hidden:
+            found[leaf.layer] = leaf
+    return found
+
+
+def chosen_layers(layout: Layout, layers: Literal["all"] | list[str], who: str) -> dict[str, Leaf]:
+    """The named ones of `feedback_layers`.
+
+    Raises:
+      ValueError: an unknown name, or none at all.
+    """
+    known = feedback_layers(layout)
+    names = list(known) if layers == "all" else [name for name in known if name in layers]
+    if layers != "all" and (unknown := [name for name in layers if name not in known]):
+        raise ValueError(f"{who}: no trained linear or convolution layer {unknown[0]!r}; there are {', '.join(known)}")
+    if not names:
+        raise ValueError(f"{who}: no trained linear or convolution layer to work on; name some, or drop {who}")
+    return {name: known[name] for name in names}
+
+
+def chosen_blocks(layout: Layout, blocks: Literal["all"] | list[str]) -> list[str]:
+    """Layer blocks that hold a matrix; "stem" is no module, hence none of them.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    known = list(dict.fromkeys(leaf.block for leaf in layout.params if len(leaf.shape) >= 2 and leaf.block != "stem"))
+    if blocks == "all":
+        return known
+    if unknown := [name for name in blocks if name not in known]:
+        raise ValueError(f"dfa: no layer block {unknown[0]!r}; there are {', '.join(known)}")
+    return [name for name in known if name in blocks]
+
+
+def backward_claims(layers: str | list[str]) -> frozenset[str]:
+    """What an override of these layers' backward pass claims."""
+    return frozenset({"backward:*"} if isinstance(layers, str) else {f"backward:{name}" for name in layers})
+
+
+def random_feedback(shape: tuple[int, ...], *, init: Init, seed: int) -> Tensor:
+    """A tensor of a weight's shape: uniform within 1/sqrt(fan_in) (PyTorch's default of both layer kinds) or Xavier's.
+
+    Args:
+      shape: (out, in) or (out, in / groups, height, width).
+    """
+    field = math.prod(shape[2:])
+    fan_in, fan_out = shape[1] * field, shape[0] * field
+    bound = math.sqrt(6 / (fan_in + fan_out)) if init == "xavier" else 1 / math.sqrt(fan_in)
+    return (2 * torch.rand(shape, generator=torch_generator(seed)) - 1) * bound
+
+
+# --- the backward pass --------------------------------------------------------------------------------------------------
+
+
+def feedback_op(client: Client, layer: str, back: Tensor, scale: Scale) -> LayerOp:
+    """A layer's operation whose backward pass sends the error through `back`; the forward pass is the layer's own.
+
+    dL/dx = B^T δ with B = back * |weight| / |back|, the norms taken of the whole tensor ("layer"), of each output row
+    ("row"), or not at all ("none"). They are those of the weight that the forward pass uses, hence refreshed by every
+    optimiser step. Weight and bias gradients are exact. Where |back| is 0, B is 0 and no error flows.
+
+    Args:
+      back: of the weight's shape, constant.
+    Raises:
+      MethodError: the module is not plain nn.Linear or nn.Conv2d.
+    """
+    kind = type(client.model.module.get_submodule(layer)).forward
+    if kind not in (nn.Linear.forward, nn.Conv2d.forward):
+        raise MethodError(
+            f"{layer!r} is neither an nn.Linear nor an nn.Conv2d", "feedback alignment", "name other layers"
+        )
+    size = None if scale == "none" else norm_of(back, scale)
+    size = None if size is None else torch.where(size > 0, size, torch.ones_like(size))
+
+    def op(module: nn.Module, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):  # the first layer, or a forward pass only
+            return kind(module, x)
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        factor = None if size is None else norm_of(weight.detach(), scale) / size
+        if isinstance(module, nn.Conv2d):
+            return _convolution(module, x, back, factor)
+        assert isinstance(module, nn.Linear)
+        return _Linear.apply(x, weight, module.bias, back, factor)
+
+    return op
+
+
+def norm_of(weight: Tensor, scale: Scale) -> Tensor:
+    """The L2 norm of a weight: () for "layer", (out, 1, ...) for "row"."""
+    if scale == "layer":
+        return torch.linalg.vector_norm(weight)
+    return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+
+
+def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | None) -> Tensor:
+    """With the module's geometry: padding other than zeros, equal on both sides, is put on beforehand, as PyTorch does."""
+    pads = module._reversed_padding_repeated_twice
+    common = [min(pair) for pair in zip(pads[::2], pads[1::2], strict=True) for _ in range(2)]
+    if module.padding_mode != "zeros":
+        x, common = F.pad(x, pads, mode=module.padding_mode), [0] * len(pads)
+    elif common != list(pads):
+        x = F.pad(x, [pad - both for pad, both in zip(pads, common, strict=True)])
+    geometry = (list(module.stride), common[::2][::-1], list(module.dilation), module.groups)
+    return _Convolution.apply(x, module.weight, module.bias, back if factor is None else back * factor, geometry)
+
+
+class _Convolution(torch.autograd.Function):
+    """conv2d whose input gradient goes through `back`; geometry: stride, padding, dilation, groups."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, geometry: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(x, back)
+        ctx.geometry = geometry
+        return F.conv2d(x, weight, bias, *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        x, back = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        grads = torch.ops.aten.convolution_backward(
+            error, x, back, [back.shape[0]], stride, padding, dilation, False, [0, 0], groups, ctx.needs_input_grad[:3]
+        )
+        return *grads, None, None
+
+
+class _Linear(torch.autograd.Function):
+    """linear whose input gradient goes through `back`, times `factor`: () or (out, 1)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, factor: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, back, factor)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        x, back, factor = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        error, rows = error.reshape(-1, error.shape[-1]), x.reshape(-1, x.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            # B^T δ with the factor on the smaller of the two; it belongs to the rows of B, the columns of the error.
+            if factor is None:
+                grad_x = error @ back
+            elif back.numel() < error.numel():
+                grad_x = error @ (back * factor)
+            else:
+                grad_x = (error * factor.reshape(-1)) @ back
+            grad_x = grad_x.view(x.shape)
+        if needs_weight:
+            grad_weight = error.t() @ rows
+        if needs_bias:
+            grad_bias = error.sum(0)
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+class _Capture(torch.autograd.Function):
+    """Identity that keeps the error of its output, dL/dlogits (B, classes), in a cell."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, cell: dict[str, Tensor]) -> Tensor:
+        ctx.cell = cell
+        return y.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.cell["error"] = error
+        return error, None
+
+
+class _Inject(torch.autograd.Function):
+    """Identity whose gradient is (kept error) @ matrix instead of what arrives from above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, cell: Mapping[str, Tensor]) -> Tensor:
+        ctx.save_for_backward(matrix)
+        ctx.cell, ctx.shape = cell, x.shape
+        return x.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        (matrix,) = ctx.saved_tensors
+        return (ctx.cell["error"] @ matrix).view(ctx.shape), None, None

@@ -1,0 +1,175 @@
+"""FLFA: the error of one layer travels down through the round's global weight, the same on every client."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from methods.feedback import Scale, backward_claims, chosen_layers, feedback_layers, feedback_op, random_feedback
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Client, LayerOp, Message, Method, Server, State
+from raysim.core.seeding import derive_seed
+from raysim.core.weights import Weights
+
+Candidates = Literal["all", "pointwise"] | list[str]
+
+
+def flfa(
+    *,
+    num_layers: int = 1,
+    candidates: Candidates = "all",
+    first_layer: bool = True,
+    strategy: Literal["auto", "lowest", "highest"] = "auto",
+    agreement: Literal["mean", "pairwise"] = "mean",
+    scale: Scale = "layer",
+    feedback: Literal["round", "random", "resampled"] = "round",
+    seed: int = 0,
+) -> Method:
+    """Feedback alignment with the round's global weights, in the layers whose updates agree least (or most).
+
+    FLFA, section 4. In a layer l of the round's set F the input gradient is B_l^T δ_l instead of W_l^T δ_l,
+        B_l = W_l^r ||W_{i,l}|| / ||W_l^r||   (W^r: what the round started from; W_i: the client's current weight),
+    and the layer's own gradients stay exact, so that only what lies below l changes. The server sets the next round's
+    F from the updates u_{i,l} of this round,
+        S_l = (1/K) sum_i cos(u_{i,l}, mean_i u_{i,l})   (eq. 14),
+    over the clients that moved the layer; 0 where nobody did or the updates cancel. Round 0 is plain backpropagation.
+    Ties go to the layer that comes first in the model. Logged: S of every candidate, and which of them were chosen.
+
+    In the first layer nothing changes, since images need no gradient. A gradient taken at a perturbed point (FedSOL) uses
+    B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation.
+
+    Args:
+      num_layers: size of F; the paper uses 1 and compares 1 to 3.
+      candidates: all linear and convolution layers; "pointwise": 1x1 convolutions and the classifier only; or paths.
+      first_layer: False leaves the first linear or convolution layer of the model out of the candidates.
+      strategy: which S_l to take. "auto" decides once, after the first round: the lowest if S is skewed to the right
+        (its bulk lies at the low end), else the highest.
+      agreement: "pairwise" is the mean cosine over pairs of clients instead of eq. 14.
+      scale: follow the weight's norm by "layer" or by output "row" (the authors' older code), or "none" (FLFA†).
+      feedback: "random" (FLFA*): a fixed tensor from the layer's default initialiser instead of W^r, the same on all
+        clients; "resampled": a new one every round.
+      seed: of the random feedback.
+    Raises:
+      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates.
+    """
+    if num_layers < 1:
+        raise ValueError(f"flfa: num_layers must be >= 1, got {num_layers}; leave flfa out for plain backpropagation")
+
+    def layers_of(layout: Layout) -> dict[str, Leaf]:
+        return candidate_layers(layout, candidates, first_layer=first_layer)
+
+    def init(params: Tensor, layout: Layout) -> State:
+        count = len(layers_of(layout))
+        if num_layers > count:
+            raise ValueError(f"flfa: num_layers {num_layers} exceeds the {count} candidates; lower it")
+        return {"layers": [], "strategy": strategy}
+
+    def broadcast(message: Message, state: State) -> Message:
+        return Message(message.params, {"layers": list(state["layers"])})
+
+    @functools.lru_cache(maxsize=None if feedback == "random" else num_layers)
+    def random_back(layer: str, round_index: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        name = derive_seed(seed, f"feedback/{layer}", round_index)
+        return random_feedback(shape, init="layer", seed=name).to(device)
+
+    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+        known = layers_of(client.layout)
+        mine = {}
+        for name in (list(known)[index] for index in client.message["layers"]):
+            if feedback == "round":
+                back = client.layout.view(client.start, known[name])
+            else:
+                when = client.round_index if feedback == "resampled" else 0
+                back = random_back(name, when, known[name].shape, client.params.device)
+            mine[name] = feedback_op(client, name, back, scale)
+        return {**ops, **mine}
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        layers = layers_of(server.layout)
+        if not bool(server.is_active.any()):
+            return update, state
+        scores = agreements(server, list(layers.values()), agreement)
+        chosen = state["strategy"]
+        if chosen == "auto":
+            chosen = "lowest" if skewness(scores) > 0 else "highest"
+        order = torch.argsort(scores, stable=True, descending=chosen == "highest")[:num_layers].tolist()
+        server.log("agreement", scores, list(layers))
+        for rank, index in enumerate(order, start=1):
+            server.log("layer" if rank == 1 else f"layer_{rank}", index)
+        return update, {"layers": order, "strategy": chosen}
+
+    claims = backward_claims(candidates)
+    return Method("flfa", init=init, broadcast=broadcast, forward=forward, server_update=server_update, claims=claims)
+
+
+def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: bool) -> dict[str, Leaf]:
+    """Path -> weight leaf of the layers to choose from, in module order.
+
+    Raises:
+      ValueError: an unknown name, or none at all.
+    """
+    chosen = chosen_layers(layout, candidates if isinstance(candidates, list) else "all", "flfa")
+    if candidates == "pointwise":
+        chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_head or leaf.shape[2:] == (1, 1)}
+    if not first_layer:
+        chosen.pop(next(iter(feedback_layers(layout))), None)
+    if not chosen:
+        raise ValueError(f"flfa: no candidates are left of candidates={candidates}, first_layer={first_layer}")
+    return chosen
+
+
+def agreements(server: Server, leaves: list[Leaf], agreement: str) -> Tensor:
+    """S of each layer, from an exact sum and one small map over the updates.
+
+    Returns:
+      (len(leaves),) float64 in [-1, 1]; 0 where nobody moved, or where the updates cancel.
+    """
+    spans = [(leaf.offset, leaf.end) for leaf in leaves]
+    count = len(server.clients)
+    if agreement == "pairwise":
+        # With unit updates v_i: sum over pairs i != j of cos = |sum v_i|^2 - K.
+        norms = torch.stack(server.map_updates(update_norms, {"spans": spans}))
+        moved = (norms > 0).sum(dim=0).double()
+        weights: Weights = {leaf.name: _inverse(norms[:, index]) for index, leaf in enumerate(leaves)}
+        total = server.total("update", weights)
+        squares = torch.stack([total[start:end].square().sum() for start, end in spans])
+        scores = (squares - moved) / (moved * (moved - 1)).clamp_min(1)
+        return torch.where(moved > 1, scores, moved).clamp(-1, 1)
+    uniform = torch.full((count,), 1 / count, dtype=torch.float64)
+    total = server.total("update", {leaf.name: uniform for leaf in leaves})
+    mean = torch.cat([total[start:end] for start, end in spans]).float()
+    cosines = torch.stack(server.map_updates(update_cosines, {"spans": spans, "mean": mean}))
+    is_moved = ~cosines.isnan()
+    return (cosines.nan_to_num(0.0).sum(dim=0) / is_moved.sum(dim=0).clamp_min(1)).clamp(-1, 1)
+
+
+def update_norms(update: Tensor, shared: dict[str, Any]) -> Tensor:
+    """(layers,) float64: the L2 norm of one client's update of each layer."""
+    return torch.stack([torch.linalg.vector_norm(update[a:b], dtype=torch.float64) for a, b in shared["spans"]])
+
+
+def update_cosines(update: Tensor, shared: dict[str, Any]) -> Tensor:
+    """(layers,) float64: cosine of one client's update to the mean one; NaN where it is zero, 0 where the mean is."""
+    cosines, offset = [], 0
+    for start, end in shared["spans"]:
+        mine = update[start:end].double()
+        mean = shared["mean"][offset : offset + end - start].double()
+        offset += end - start
+        size = mean.norm() * mine.norm()
+        cosine = mine @ mean / torch.where(size > 0, size, torch.ones_like(size))
+        cosines.append(torch.where(mine.any(), cosine, torch.nan))
+    return torch.stack(cosines)
+
+
+def skewness(values: Tensor) -> float:
+    """Sample skewness g1 = m3 / m2^1.5 (central moments); 0 where all values are equal."""
+    centred = values.double() - values.double().mean()
+    spread = float(centred.square().mean())
+    return float(centred.pow(3).mean()) / spread**1.5 if spread > 0 else 0.0
+
+
+def _inverse(norms: Tensor) -> Tensor:
+    return torch.where(norms > 0, 1 / torch.where(norms > 0, norms, torch.ones_like(norms)), torch.zeros_like(norms))

@@ -1,0 +1,27 @@
+"""Freeze: the classifier keeps its initial value; only the body is trained and averaged."""
+
+from __future__ import annotations
+
+from raysim.core.method import Method, Partition, Server
+from raysim.core.weights import Weights
+
+
+def freeze(*, trains_locally: bool = False) -> Method:
+    """Never trains or sends the head, whose initial value every process derives from the seed.
+
+    FedBABU (Oh, Kim, Yun, ICLR 2022) without its personalisation; "Freeze" in FedUV and UniVarFL. The head takes no
+    part in momentum, weight decay or any other method.
+
+    Args:
+      trains_locally: what FedUV's released code does instead: clients train the head from its initial value in every
+        round, and the aggregation leaves it out.
+    """
+
+    def partition(part: Partition) -> Partition:
+        body = frozenset(name for name in part.trained if not name.startswith(f"{part.head}."))
+        return Partition(body, part.shared & body, part.head)
+
+    def weigh(weights: Weights, server: Server) -> Weights:
+        return {name: weight for name, weight in weights.items() if not server.layout.by_name[name].is_head}
+
+    return Method("freeze", weigh=weigh) if trains_locally else Method("freeze", partition=partition)

@@ -1,0 +1,63 @@
+"""MOON: local features are pulled towards the global model's and pushed away from the client's previous model's."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.univarfl import directions
+from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+
+
+def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
+    """Adds mu times a model-contrastive loss to the loss.
+
+    Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and
+    the client's previous model:
+        l = -log( e^(cos(z, z_g)/T) / (e^(cos(z, z_g)/T) + e^(cos(z, z_p)/T)) ),   loss = inner + mu mean l
+    Features are the classifier's input: a projection head, where the model has one, else the pooled features. The two
+    reference models are in eval mode, each with its own BatchNorm statistics. In a client's first round there is no
+    previous model and no term, as in the authors' code; the previous model is the one of its last round, however old.
+
+    Args:
+      mu: strength, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
+      temperature: T > 0.
+    Raises:
+      ValueError: mu < 0 or temperature <= 0.
+    """
+    if mu < 0:
+        raise ValueError(f"moon: mu must be >= 0, got {mu}; 0 is FedAvg, 1 is common")
+    if temperature <= 0:
+        raise ValueError(f"moon: temperature must be > 0, got {temperature}; 0.5 is common")
+
+    def loss(inner: LossFn, client: Client) -> LossFn:
+        previous = client.memory.get("previous")
+        if mu == 0 or previous is None:
+            return inner
+
+        def value(outputs: Outputs, batch: Batch) -> Tensor:
+            towards, away = (client.model.apply(point, batch.images) for point in (client.start_state, previous))
+            contrast = contrastive(_of(outputs), _of(towards), _of(away), temperature=temperature)
+            return inner(outputs, batch) + mu * contrast
+
+        return value
+
+    def report(client: Client) -> dict[str, Tensor]:
+        if mu > 0 and client.num_steps > 0:
+            client.memory["previous"] = client.state.clone()
+        return {}
+
+    return Method("moon", loss=loss, report=report, needs=frozenset({"features", "client-memory"}))
+
+
+def contrastive(features: Tensor, towards: Tensor, away: Tensor, *, temperature: float) -> Tensor:
+    """Mean over a batch of MOON's contrastive loss; all features (n, width). Scalar, ln 2 where both pulls are equal."""
+    unit, near, far = (directions(z.float().flatten(1)) for z in (features, towards, away))
+    cosines = torch.stack([(unit * near).sum(dim=1), (unit * far).sum(dim=1)], dim=1)
+    return F.cross_entropy(cosines / temperature, torch.zeros(len(unit), dtype=torch.int64, device=unit.device))
+
+
+def _of(outputs: Outputs) -> Tensor:
+    assert outputs.features is not None  # the method needs "features"
+    return outputs.features

@@ -1,0 +1,136 @@
+"""UniVarFL: local training that keeps classifier outputs varied and features spread, from the one forward pass."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+
+#: Rows of features shorter than this have no direction.
+FLOOR = 1e-12
+
+Variance = Literal["biased", "unbiased"]
+Spread = Literal["variance", "deviation"]
+Form = Literal["masked", "mean", "literal"]
+
+
+def univarfl(
+    *,
+    mu: float = 0.5,
+    lam: float | None = None,
+    eps: float = 1e-2,
+    form: Form = "masked",
+    variance: Variance = "biased",
+    spread: Spread = "variance",
+    uniformity: Literal["energy", "kernel"] = "energy",
+) -> Method:
+    """Adds classifier variance L_V and hyperspherical energy L_HE to the loss.
+
+    UniVarFL, eqs. 1 to 4, on a batch of n examples, D classes, p = softmax(logits) and z the classifier's input, both
+    in float32:
+        L_V  = (1/D) sum_j max(0, c - Var_i(p_ij)),   c = the mean column variance of the D x D identity
+        L_HE = (1/n^2) sum_ij 1 / (1 - cos(z_i, z_j) + eps)
+        loss = inner + mu L_HE + lam L_V
+    The defaults are a safe form: the diagonal of the double sum is a constant whose rounding error, times 1/eps^2,
+    swamps the gradient in float32, so it is left out; eps is large enough for near-duplicates; rows of zeros have no
+    direction (cosine 0, gradient 0). The paper states neither eps nor the kind of variance. With a batch of one both
+    terms are constant.
+
+    Args:
+      mu, lam: strengths, >= 0; lam None: D/4.
+      form: "masked", without i = j; "mean" also divides by n(n - 1) instead of n^2; "literal" with i = j.
+      variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
+      spread, uniformity: "deviation" (standard deviation) and "kernel" (Gaussian kernel of the median squared distance)
+        are the terms of FedUV, which this method descends from (Son et al., CVPR 2024).
+    Raises:
+      ValueError: mu or lam < 0, eps <= 0.
+    """
+    for name, value in (("mu", mu), ("lam", lam or 0.0)):
+        if value < 0:
+            raise ValueError(f"univarfl: {name} must be >= 0, got {value}; 0 leaves its term out")
+    if eps <= 0:
+        raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, 0.01 is safe")
+
+    def loss(inner: LossFn, client: Client) -> LossFn:
+        if mu == 0 and lam == 0:
+            return inner
+
+        def value(outputs: Outputs, batch: Batch) -> Tensor:
+            total = inner(outputs, batch)
+            assert outputs.features is not None
+            features = outputs.features.float().flatten(1)
+            strength = outputs.logits.shape[1] / 4 if lam is None else lam
+            if mu > 0:
+                spread_out = hyperspherical_energy if uniformity == "energy" else gaussian_kernel
+                total = total + mu * spread_out(features, eps=eps, form=form)
+            if strength > 0:
+                shares = outputs.logits.float().softmax(dim=1)
+                total = total + strength * classifier_variance(shares, variance=variance, spread=spread)
+            return total
+
+        return value
+
+    return Method("univarfl", loss=loss, needs=frozenset({"features"}))
+
+
+def classifier_variance(shares: Tensor, *, variance: Variance = "biased", spread: Spread = "variance") -> Tensor:
+    """L_V of predicted probabilities, eqs. 1 and 2. Scalar in [0, c]; c with a zero gradient for one row.
+
+    Args:
+      shares: (n, D), rows that sum to one.
+    """
+    rows, classes = shares.shape
+    correction = 1 if variance == "unbiased" else 0
+    target = variance_target(classes, variance=variance, spread=spread)
+    found = shares.var(dim=0, correction=min(correction, rows - 1))
+    if spread == "deviation":  # the root has no finite slope at 0
+        is_flat = found <= 0
+        found = torch.where(is_flat, 0.0, torch.where(is_flat, 1.0, found).sqrt())
+    return (target - found).clamp_min(0).mean()
+
+
+def variance_target(classes: int, *, variance: Variance = "biased", spread: Spread = "variance") -> float:
+    """c: mean column variance (or deviation) of the identity: (D-1)/D^2 biased, 1/D unbiased. One class: 0."""
+    correction = 1 if variance == "unbiased" and classes > 1 else 0
+    columns = torch.eye(classes, dtype=torch.float64).var(dim=0, correction=correction)
+    return float((columns.sqrt() if spread == "deviation" else columns).mean())
+
+
+def hyperspherical_energy(features: Tensor, *, eps: float = 1e-2, form: Form = "masked") -> Tensor:
+    """L_HE of features (n, width), eq. 3. Scalar; see `univarfl` for the forms."""
+    unit = directions(features)
+    # Not below 0: rounding can put a cosine above 1, and eps may be smaller than that.
+    pairs = 1 / ((1 - unit @ unit.t()).clamp_min(0) + eps)
+    return _mean_of_pairs(pairs, form)
+
+
+def gaussian_kernel(features: Tensor, *, eps: float = 1e-2, form: Form = "masked") -> Tensor:
+    """FedUV's uniformity: mean over pairs of exp(-|z_i - z_j|^2 / m), m the median of the squared distances. Scalar.
+
+    `eps` is not used: nothing here can divide by zero but the median, which is 1 where it would be 0.
+    """
+    squares = (features[:, None] - features[None]).square().sum(dim=2)
+    others = squares.detach()[~torch.eye(len(features), dtype=torch.bool, device=features.device)]
+    median = others.median() if len(others) else squares.new_ones(())
+    return _mean_of_pairs(torch.exp(-squares / torch.where(median > 0, median, torch.ones_like(median))), form)
+
+
+def directions(features: Tensor) -> Tensor:
+    """(n, width): rows scaled to length one; rows of zeros stay zero and pass no gradient."""
+    squares = features.square().sum(dim=1, keepdim=True)
+    is_zero = squares <= FLOOR**2
+    scale = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).rsqrt())
+    return features * scale
+
+
+def _mean_of_pairs(pairs: Tensor, form: Form) -> Tensor:
+    """Scalar: the sum over (n, n) pairs, divided by n^2, with or without the diagonal; "mean": by n(n - 1)."""
+    count = len(pairs)
+    if form == "literal":
+        return pairs.sum() / count**2
+    diagonal = torch.eye(count, dtype=torch.bool, device=pairs.device)
+    total = pairs.masked_fill(diagonal, 0.0).sum()
+    return total / (max(1, count * (count - 1)) if form == "mean" else count**2)

@@ -1,0 +1,220 @@
+"""FLFA's property checks (sheet 2.7)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.feedback import feedback_op
+from methods.flfa import agreements, candidate_layers, flfa, skewness
+from raysim.core.layout import layout_of
+from raysim.core.method import Method
+from tests.helpers import plan_of, run, server_on, steps_plan
+
+MODULE = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 3, 3), torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Linear(8, 3)
+)
+LAYOUT = layout_of(MODULE, head="3", channels_last=True)
+LEAVES = [leaf for leaf in LAYOUT.params if len(leaf.shape) >= 2]
+
+
+def digest(root, methods, rounds=None, **groups):
+    return run(plan_of(root, methods, **groups), root, rounds=rounds).params_sha256()
+
+
+def only(layer, **options):
+    return {"flfa": {"candidates": [layer], **options}}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_feedback_in_the_first_layer_changes_nothing(channels_last, root):
+    groups = {"model": {"channels_last": channels_last}}
+    assert digest(root, [only("conv1")], **groups) == digest(root, [], **groups)
+
+
+def test_round_0_is_backpropagation_and_round_1_is_not(root):
+    assert digest(root, [only("fc1")], rounds=1) == digest(root, [], rounds=1)
+    assert digest(root, [only("fc1")], rounds=2) != digest(root, [], rounds=2)
+
+
+@pytest.mark.parametrize("scale", ["layer", "row", "none"])
+def test_the_first_local_step_of_a_round_is_backpropagation(scale, root):
+    def after(steps, methods):
+        return run(steps_plan(root, methods, steps=steps, cohort={"size": 3}), root).params_sha256()
+
+    one, two = after(1, []), after(2, [])
+    for layer in ("conv2", "fc1", "fc2"):
+        assert after(1, [only(layer, scale=scale)]) == one
+        assert after(2, [only(layer, scale=scale)]) != two
+
+
+def test_variants_differ(root):
+    options = [{}, {"scale": "row"}, {"scale": "none"}, {"feedback": "random"}, {"feedback": "resampled"}]
+    options.append({"feedback": "random", "seed": 1})
+    plans = [steps_plan(root, [only("fc1", **option)], steps=3, cohort={"size": 3}) for option in options]
+    assert len({run(plan, root).params_sha256() for plan in plans}) == len(options)
+
+
+def fake(updates, **options):
+    """A server view over given updates."""
+    updates = [u.float() for u in updates]
+
+    def total(name, weights):
+        result = torch.zeros(LAYOUT.num_params, dtype=torch.float64)
+        for leaf in LAYOUT.params:
+            if leaf.name in weights:
+                for weight, update in zip(weights[leaf.name], updates, strict=True):
+                    result[leaf.offset : leaf.end] += weight * update[leaf.offset : leaf.end].double()
+        return result
+
+    logged = {}
+    return SimpleNamespace(
+        layout=LAYOUT,
+        clients=torch.arange(len(updates)),
+        is_active=torch.tensor([bool(u.any()) for u in updates]),
+        total=total,
+        map_updates=lambda f, shared: [f(u.clone(), shared) for u in updates],
+        log=lambda name, value, columns=(): logged.update({name: value}),
+        logged=logged,
+        **options,
+    )
+
+
+def updates(count, seed=0):
+    return list(torch.randn(count, LAYOUT.num_params, generator=torch.Generator().manual_seed(seed)))
+
+
+def score(them, how="mean"):
+    return agreements(fake(them), LEAVES, how)
+
+
+def test_agreement_matches_plain_loops():
+    them = updates(5)
+    for index, leaf in enumerate(LEAVES):
+        parts = [u[leaf.offset : leaf.end].double() for u in them]
+        mean = sum(parts) / 5
+        want = sum(float(F.cosine_similarity(p, mean, dim=0)) for p in parts) / 5
+        assert float(score(them)[index]) == pytest.approx(want, abs=1e-6)
+        pairs = [float(F.cosine_similarity(p, q, dim=0)) for p, q in combinations(parts, 2)]
+        assert float(score(them, "pairwise")[index]) == pytest.approx(sum(pairs) / len(pairs), abs=1e-9)
+
+
+@pytest.mark.parametrize("how", ["mean", "pairwise"])
+def test_agreement_is_bounded_and_blind_to_order_and_scale(how):
+    them = updates(6)
+    scores = score(them, how)
+    assert bool((scores.abs() <= 1).all())
+    assert torch.allclose(score([3.5 * u for u in them], how), scores, atol=1e-6)
+    assert torch.allclose(score(them[::-1], how), scores, atol=1e-6)
+    assert torch.allclose(score([them[0]] * 4, how), torch.ones(len(LEAVES), dtype=torch.float64), atol=1e-6)
+
+
+def test_agreement_of_degenerate_cohorts():
+    one = updates(1)[0]
+    assert score([one, -one]).tolist() == [0.0] * len(LEAVES)
+    assert torch.allclose(score([one, -one], "pairwise"), -torch.ones(len(LEAVES), dtype=torch.float64))
+    idle = torch.zeros_like(one)
+    them = updates(3)
+    for how in ("mean", "pairwise"):
+        assert torch.allclose(score([*them, idle], how), score(them, how), atol=1e-6)
+        assert score([idle, idle], how).tolist() == [0.0] * len(LEAVES)
+        assert torch.allclose(score([one, idle], how), torch.ones(len(LEAVES), dtype=torch.float64), atol=1e-6)
+
+
+def choose(method, them, state=None):
+    view = fake(them)
+    _, state = method.server_update(torch.zeros(1), state or method.init(torch.zeros(1), LAYOUT), view)
+    return state, view
+
+
+def test_ties_go_to_the_first_layer_and_several_are_ordered():
+    same = [updates(1)[0]] * 3
+    for strategy in ("lowest", "highest"):
+        state, _ = choose(flfa(strategy=strategy), [same[0] * 0.5, same[0] * 0.5])
+        assert len(state["layers"]) == 1
+    one = updates(1)[0]
+    assert choose(flfa(strategy="lowest"), [one, -one])[0]["layers"] == [0]
+    assert choose(flfa(strategy="highest"), [one, -one])[0]["layers"] == [0]
+    them = updates(4)
+    scores = score(them).tolist()
+    by_score = sorted(range(len(scores)), key=scores.__getitem__)
+    state, view = choose(flfa(strategy="lowest", num_layers=2), them)
+    assert state["layers"] == by_score[:2]
+    assert (view.logged["layer"], view.logged["layer_2"]) == tuple(by_score[:2])
+    assert choose(flfa(strategy="highest"), them)[0]["layers"] == by_score[-1:]
+
+
+def test_the_strategy_is_decided_once_from_the_skewness():
+    assert skewness(torch.tensor([0.1, 0.1, 0.1, 0.9])) > 0 > skewness(torch.tensor([0.9, 0.9, 0.9, 0.1]))
+    assert skewness(torch.tensor([0.5, 0.5])) == 0
+    values = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    centred = values - 4
+    want = float((centred**3).mean() / (centred**2).mean() ** 1.5)
+    assert skewness(values) == pytest.approx(want)
+    seen = set()
+    for seed in range(12):
+        state, _ = choose(flfa(), updates(4, seed))
+        wanted = "lowest" if skewness(score(updates(4, seed))) > 0 else "highest"
+        assert state["strategy"] == wanted
+        again, _ = choose(flfa(), updates(4, seed + 100), state)
+        assert again["strategy"] == wanted
+        seen.add(wanted)
+    assert seen == {"lowest", "highest"}
+
+
+def test_a_round_in_which_nobody_moved_keeps_the_choice():
+    state = {"layers": [2], "strategy": "lowest"}
+    idle = [torch.zeros(LAYOUT.num_params)] * 2
+    assert choose(flfa(), idle, state)[0] == state
+
+
+def test_candidates():
+    assert list(candidate_layers(LAYOUT, "all", first_layer=True)) == ["0", "1", "3"]
+    assert list(candidate_layers(LAYOUT, "all", first_layer=False)) == ["1", "3"]
+    assert list(candidate_layers(LAYOUT, "pointwise", first_layer=True)) == ["1", "3"]
+    assert list(candidate_layers(LAYOUT, ["3", "0"], first_layer=True)) == ["0", "3"]
+
+
+def test_faults_name_the_remedy():
+    with pytest.raises(ValueError, match="num_layers must be >= 1"):
+        flfa(num_layers=0)
+    with pytest.raises(ValueError, match="exceeds the 3 candidates"):
+        flfa(num_layers=4).init(torch.zeros(1), LAYOUT)
+    with pytest.raises(ValueError, match="flfa: no trained linear or convolution layer '9'"):
+        flfa(candidates=["9"]).init(torch.zeros(1), LAYOUT)
+    with pytest.raises(ValueError, match="no candidates are left"):
+        flfa(candidates=["0"], first_layer=False).init(torch.zeros(1), LAYOUT)
+
+
+def cuts():
+    """No error passes the head: nothing below it moves."""
+
+    def forward(ops, client):
+        weight = client.layout.view(client.start, "fc2.weight")
+        return {**ops, "fc2": feedback_op(client, "fc2", torch.zeros_like(weight), "none")}
+
+    return Method("cuts", forward=forward)
+
+
+def test_fedvg_scores_by_plain_backpropagation(root):
+    """Training under an override that lets no error pass; the scoring gradient below it is there all the same."""
+    server = server_on(plan_of(root, ["tests.methods.test_flfa:cuts", "fedvg"]), root)
+    before = {name: value.clone() for name, value in server.layout.views(server.state).items()}
+    norms = server.run_round(0).arrays["fedvg.norms"]
+    values = server.layout.views(server.state)
+    names = [leaf.name for leaf in server.layout.params]
+    for index, name in enumerate(names):
+        is_head = name.startswith("fc2")
+        assert torch.equal(values[name], before[name]) != is_head, name
+        assert (norms[:, index] > 0).all(), name
+
+
+def test_evaluation_does_not_see_the_override(root):
+    plain = server_on(plan_of(root), root)
+    server = server_on(plan_of(root, [only("fc1")]), root)
+    server.state = plain.state.clone()
+    assert server.evaluate() == plain.evaluate()

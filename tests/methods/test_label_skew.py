@@ -1,0 +1,157 @@
+"""FedRS and FedLC: their property checks (sheets 9 and 10)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from methods.fedlc import fedlc, literal_loss
+from methods.fedrs import class_scale, fedrs
+from raysim.core.method import Batch, Outputs
+from raysim.training.model import cross_entropy
+from tests.helpers import plan_of, run, server_on
+
+COUNTS = torch.tensor([0, 4, 1, 16])
+
+
+def client_of(counts=COUNTS, bias=True):
+    torch.manual_seed(0)
+    head = nn.Linear(5, len(counts), bias=bias)
+    module = nn.ModuleDict({"fc": head})
+    return SimpleNamespace(class_counts=counts, head="fc", model=SimpleNamespace(module=module)), head
+
+
+def data(n=6, classes=(1, 2, 3)):
+    z = torch.randn(n, 5, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([classes[i % len(classes)] for i in range(n)])
+    return z, Batch(z, labels)
+
+
+# --- FedRS ------------------------------------------------------------------------------------------------------------
+
+
+def test_scales():
+    assert class_scale(COUNTS > 0, 0.3).tolist() == pytest.approx([0.3, 1, 1, 1])
+    assert class_scale(COUNTS / 16, 0.3).tolist() == pytest.approx([0.3, 0.475, 0.34375, 1])
+
+
+def test_fedrs_with_alpha_1_or_every_class_present_is_plain_cross_entropy(root):
+    digest = run(plan_of(root), root, rounds=1).params_sha256()
+    for form in ("binary", "continuous"):
+        assert run(plan_of(root, [{"fedrs": {"alpha": 1, "form": form}}]), root, rounds=1).params_sha256() == digest
+    iid = {"partition": {"scheme": "iid", "num_clients": 12}}
+    digest = run(plan_of(root, **iid), root, rounds=1).params_sha256()
+    assert run(plan_of(root, ["fedrs"], **iid), root, rounds=1).params_sha256() == digest
+    assert run(plan_of(root, [{"fedrs": {"form": "continuous"}}], **iid), root, rounds=1).params_sha256() != digest
+    assert (
+        run(plan_of(root, [{"fedrs": {"count_as_missing": 10_000}}], **iid), root, rounds=1).params_sha256() != digest
+    )
+
+
+@pytest.mark.parametrize("form", ["binary", "continuous"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_the_head_match_the_closed_form(form, bias):
+    client, head = client_of(bias=bias)
+    z, batch = data()
+    loss = fedrs(alpha=0.3, form=form).loss(cross_entropy, client)
+    loss(Outputs(head(z), z), batch).backward()
+    scale = class_scale(COUNTS > 0 if form == "binary" else COUNTS / 16, 0.3)
+    with torch.no_grad():
+        logits = scale * (z @ head.weight.t()) + (head.bias if bias else 0)
+        error = (logits.softmax(1) - F.one_hot(batch.labels, 4)) / len(z)
+    assert torch.allclose(head.weight.grad, scale[:, None] * (error.t() @ z), atol=1e-6)
+    if bias:
+        assert torch.allclose(head.bias.grad, error.sum(0), atol=1e-6)
+
+
+def test_an_absent_class_with_alpha_0_still_takes_its_share():
+    client, head = client_of(bias=False)
+    z, batch = data()
+    value = fedrs(alpha=0).loss(cross_entropy, client)(Outputs(head(z), z), batch)
+    kept = head(z).clone()
+    kept[:, 0] = 0
+    assert float(value) == pytest.approx(float(F.cross_entropy(kept, batch.labels)))
+
+
+# --- FedLC ------------------------------------------------------------------------------------------------------------
+
+
+def test_fedlc_without_margin_is_plain_cross_entropy(root):
+    digest = run(plan_of(root), root, rounds=1).params_sha256()
+    for min_count in (1e-8, 0):
+        method = {"fedlc": {"tau": 0, "min_count": min_count}}
+        assert run(plan_of(root, [method]), root, rounds=1).params_sha256() == digest
+    assert run(plan_of(root, ["fedlc"]), root, rounds=1).params_sha256() != digest
+
+
+def test_equal_counts_shift_every_logit_alike():
+    client, head = client_of(torch.tensor([7, 7, 7, 7]))
+    z, batch = data()
+    out = Outputs(head(z), z)
+    assert torch.allclose(fedlc(tau=2.0).loss(cross_entropy, client)(out, batch), cross_entropy(out, batch))
+
+
+def test_margins_are_the_fourth_root_of_the_counts():
+    client, head = client_of()
+    z, batch = data()
+    out = Outputs(head(z), z)
+    margin = torch.tensor([1e-8**-0.25, 4**-0.25, 1.0, 0.5]) * 0.3
+    want = F.cross_entropy(out.logits - margin, batch.labels)
+    assert torch.allclose(fedlc(tau=0.3).loss(cross_entropy, client)(out, batch), want)
+
+
+def test_the_literal_form_is_minus_the_logit_of_the_class():
+    logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    own = logits.softmax(1).gather(1, labels[:, None])[:, 0]
+    want = -torch.log(own / (1 - own)).mean()
+    assert torch.allclose(literal_loss(logits, labels), want, atol=1e-6)
+    assert torch.allclose(literal_loss(logits + 5, labels), want, atol=1e-5)
+    sure = torch.full((1, 4), -50.0)
+    sure[0, 1] = 50
+    assert float(literal_loss(sure, torch.tensor([1]))) < -90  # no lower bound
+
+
+def test_large_logits_do_not_overflow_and_constants_do_not_matter():
+    client, head = client_of()
+    z, batch = data()
+    loss = fedlc().loss(cross_entropy, client)
+    logits = head(z).detach()
+    want = float(loss(Outputs(logits, z), batch))
+    assert float(loss(Outputs(logits + 3, z), batch)) == pytest.approx(want, rel=1e-4)
+    assert bool(torch.isfinite(loss(Outputs(logits * 1e5, z), batch)))
+
+
+def test_absent_classes_can_be_left_alone():
+    client, head = client_of()
+    z, batch = data()
+    value = fedlc(min_count=0).loss(cross_entropy, client)(Outputs(head(z), z), batch)
+    value.backward()
+    assert bool(torch.isfinite(value))
+    assert bool(torch.isfinite(head.weight.grad).all())
+    assert not head.weight.grad[0].any()
+    assert bool(head.weight.grad[1:].any())
+
+
+@pytest.mark.parametrize("name", ["fedrs", "fedlc"])
+def test_evaluation_sees_plain_logits(name, root):
+    plain, server = server_on(plan_of(root), root), server_on(plan_of(root, [name]), root)
+    assert server.evaluate() == plain.evaluate()
+    server.run_round(0)
+    plain.state = server.state.clone()
+    assert server.evaluate() == plain.evaluate()
+
+
+def test_faults_name_the_remedy():
+    for make, word in (
+        (lambda: fedrs(alpha=2), "alpha must be"),
+        (lambda: fedrs(count_as_missing=-1), "count_as_missing must be"),
+        (lambda: fedlc(tau=-1), "tau must be"),
+        (lambda: fedlc(min_count=-1), "min_count must be"),
+        (lambda: fedlc(min_count=0, form="literal"), "set min_count"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            make()

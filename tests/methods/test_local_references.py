@@ -1,0 +1,101 @@
+"""Methods that change local training, against naive twins (tests/reference_local.py) over three rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raysim.core.seeding import derive_seed, torch_generator
+from tests import reference_local as naive
+from tests.helpers import plan_of, server_on
+
+LOCALS = {"lr": 0.05, "epochs": 1, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
+
+
+def random_backs(layers, shapes):
+    backs = {}
+    for name in layers:
+        shape = shapes[name]
+        draw = torch.rand(shape, generator=torch_generator(derive_seed(0, f"feedback/{name}")))
+        backs[name] = (2 * draw - 1) / (shape[1:].numel() ** 0.5)
+    return backs
+
+
+def fa_twin(plan):
+    twin = naive.Feedback(plan, layers=naive.LAYERS)
+    twin.back = random_backs(naive.LAYERS, {n: twin.model.get_submodule(n).weight.shape for n in naive.LAYERS})
+    return twin
+
+
+def flfa_star_twin(plan):
+    twin = naive.Flfa(plan, candidates=["fc2"], strategy="highest")
+    twin.back = random_backs(naive.LAYERS, {n: twin.model.get_submodule(n).weight.shape for n in naive.LAYERS})
+    return twin
+
+
+UNIVARFL = {"mu": 0.05, "lam": 1.5, "eps": 0.5}
+CASES = {
+    "univarfl": ([{"univarfl": UNIVARFL}], lambda p: naive.UniVarFL(p, **UNIVARFL)),
+    "moon": ([{"moon": {"mu": 2.0}}], lambda p: naive.Moon(p, mu=2.0, temperature=0.5)),
+    "fedsol": ([{"fedsol": {"rho": 0.3}}], lambda p: naive.FedSol(p, rho=0.3)),
+    "fedsol-adaptive": (
+        [{"fedsol": {"rho": 0.3, "form": "adaptive"}}],
+        lambda p: naive.FedSol(p, rho=0.3, form="adaptive"),
+    ),
+    "fedrs": ([{"fedrs": {"alpha": 0.3}}], lambda p: naive.FedRs(p, alpha=0.3, form="binary")),
+    "fedrs-continuous": (
+        [{"fedrs": {"alpha": 0.3, "form": "continuous"}}],
+        lambda p: naive.FedRs(p, alpha=0.3, form="continuous"),
+    ),
+    "fedlc": ([{"fedlc": {"tau": 0.5}}], lambda p: naive.FedLc(p, tau=0.5, form="usable")),
+    "fedlc-literal": (
+        [{"fedlc": {"tau": 0.01, "form": "literal"}}],
+        lambda p: naive.FedLc(p, tau=0.01, form="literal"),
+    ),
+    "fedacg": ([{"fedacg": {"lam": 0.6, "beta": 0.1}}], lambda p: naive.FedAcg(p, lam=0.6, beta=0.1)),
+    "freeze": (["freeze"], naive.Freeze),
+    "fa": (["fa"], fa_twin),
+    "dfa": (["dfa"], naive.Dfa),
+    "flfa": (["flfa"], naive.Flfa),
+    "flfa-row-2": (
+        [{"flfa": {"num_layers": 2, "scale": "row", "strategy": "lowest", "first_layer": False}}],
+        lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:], num_layers=2, strategy="lowest", scale="row"),
+    ),
+    "flfa-unscaled": (
+        [{"flfa": {"scale": "none", "strategy": "highest", "candidates": ["conv2", "fc1"]}}],
+        lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:3], strategy="highest", scale="none"),
+    ),
+    "flfa-random": ([{"flfa": {"feedback": "random", "candidates": ["fc2"]}}], flfa_star_twin),
+}
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("case", CASES)
+def test_method_matches_reference_after_3_rounds(case, norm, root):
+    methods, make_twin = CASES[case]
+    plan = plan_of(root, methods, model={"norm": norm}, local=LOCALS, cohort={"size": 3})
+    twin, server = make_twin(plan), server_on(plan, root)
+    fedavg = server_on(plan_of(root, model={"norm": norm}, local=LOCALS, cohort={"size": 3}), root)
+    for index in range(3):
+        record = server.run_round(index)
+        twin.round(index)
+        fedavg.run_round(index)
+        if case.startswith("flfa"):
+            assert record.arrays["flfa.agreement:columns"].tolist() == list(twin.candidates)
+            assert torch.allclose(
+                torch.from_numpy(record.arrays["flfa.agreement"]),
+                torch.tensor(twin.agreements[-1], dtype=torch.float64),
+                atol=1e-4,
+            )
+            assert twin.candidates[int(record.metrics["flfa/layer"])] == twin.layers[0]
+    values = server.layout.views(server.state)
+    largest = farthest = 0.0
+    for name, want in twin.model.state_dict().items():
+        if name in values:
+            largest = max(largest, float((values[name] - want).abs().max()))
+            if name in fedavg.layout.by_name:
+                farthest = max(farthest, float((fedavg.layout.view(fedavg.state, name) - want).abs().max()))
+    assert largest < (5e-6 if norm == "none" else 5e-5), largest
+    assert farthest > 100 * largest  # the method matters, far beyond the tolerance
+    if case == "freeze":
+        assert "fc2.weight" not in values

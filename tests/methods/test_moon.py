@@ -1,0 +1,75 @@
+"""MOON's property checks (sheet 7)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.moon import contrastive, moon
+from raysim.engine.transport import unpack
+from tests.helpers import plan_of, run, server_on, steps_plan
+
+
+def rows(seed, n=6, width=5):
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+
+
+def test_equal_references_give_ln_2_and_no_gradient():
+    z, same = rows(0).requires_grad_(), rows(1)
+    value = contrastive(z, same, same, temperature=0.5)
+    value.backward()
+    assert float(value) == pytest.approx(math.log(2), rel=1e-6)
+    assert float(z.grad.abs().max()) < 1e-7
+
+
+def test_contrast_does_not_depend_on_lengths():
+    z, near, far = rows(0), rows(1), rows(2)
+    want = float(contrastive(z, near, far, temperature=0.5))
+    assert float(contrastive(3 * z, 0.2 * near, 7 * far, temperature=0.5)) == pytest.approx(want, rel=1e-5)
+    assert float(contrastive(z, far, near, temperature=0.5)) != pytest.approx(want, rel=1e-2)
+
+
+def test_contrast_is_the_papers_formula_and_safe_at_low_temperatures():
+    z, near, far = rows(0), rows(1), rows(2)
+    a, b = (torch.exp(F.cosine_similarity(z, other) / 0.5) for other in (near, far))
+    assert torch.allclose(contrastive(z, near, far, temperature=0.5), (-torch.log(a / (a + b))).mean())
+    assert math.isfinite(contrastive(z, near, far, temperature=1e-3))
+    assert float(contrastive(near, near, far, temperature=1e-3)) == pytest.approx(0, abs=1e-6)
+
+
+def test_zero_features_pass_no_gradient():
+    z = torch.zeros(3, 5, requires_grad=True)
+    contrastive(z, rows(1, 3), rows(2, 3), temperature=0.5).backward()
+    assert not z.grad.any()
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_without_strength_and_in_a_clients_first_round_it_is_fedavg(norm, root):
+    groups = {"model": {"norm": norm}, "cohort": {"size": 12}}
+
+    def after(rounds, methods):
+        return run(steps_plan(root, methods, steps=3, **groups), root, rounds=rounds).params_sha256()
+
+    assert after(1, ["moon"]) == after(1, [])
+    plain = after(2, [])
+    assert after(2, [{"moon": {"mu": 0}}]) == plain
+    assert after(2, ["moon"]) != plain
+
+
+def test_clients_remember_their_last_model_with_its_buffers(root):
+    plan = plan_of(root, ["moon"], model={"norm": "batch"}, cohort={"size": 1})
+    server = server_on(plan, root)
+    client = int(server.run_round(0).clients["client"][0])
+    previous = unpack(server.client_memory(client))["moon"]["previous"]
+    assert torch.allclose(previous, server.state, atol=1e-6)  # one participant: its model is the global one
+    assert previous.shape == (server.layout.num_state,)
+
+
+def test_faults_name_the_remedy():
+    with pytest.raises(ValueError, match="mu must be"):
+        moon(mu=-1)
+    with pytest.raises(ValueError, match="temperature must be"):
+        moon(temperature=0)
