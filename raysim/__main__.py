@@ -3,6 +3,7 @@ user gave; 128 + n: ended by signal n after a checkpoint."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def run(
     is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim.config import Config, parse_config, read_config
+    from raysim.config import JOB_VARIABLE, Config, home_folder, parse_config, read_config
     from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
@@ -46,6 +47,8 @@ def run(
         err.print(
             f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
         )
+    if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
+        err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
     if print_config:
         import yaml
 
@@ -91,6 +94,7 @@ def prepare(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from raysim.config import home_folder
     from raysim.data.reading import Options, map_in_threads
     from raysim.data.sources import SOURCES, set_path
     from raysim.data.sources import prepare as convert
@@ -100,6 +104,7 @@ def prepare(
         for known, source in SOURCES.items():
             out.print(f"{known:{width}}  {source.description}")
         return
+    out_dir = home_folder() / out_dir
     parallel_map = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data
@@ -253,7 +258,10 @@ def main() -> None:
 
         if not isinstance(error, Interrupted):
             raise
-        err.print(f"stopped by a signal after a checkpoint; the same command goes on at round {error.next_round}")
+        if error.next_round is None:
+            err.print("stopped by a signal; the same command goes on from the last checkpoint")
+        else:
+            err.print(f"stopped by a signal after a checkpoint; the same command goes on at round {error.next_round}")
         sys.exit(128 + error.signal_number)
 
 
