@@ -312,14 +312,14 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def home_folder() -> Path:
-    """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim in a Ray job, or the working directory.
+    """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim-home in a Ray job, or the working directory.
 
     A job's working directory is deleted after it, and with it every run that it held; so it is never the answer there.
     """
     home = os.environ.get("RAYSIM_HOME")
     if home:
         return Path(home).expanduser().absolute()
-    return Path.home() / "raysim" if JOB_VARIABLE in os.environ else Path.cwd()
+    return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
 
 
 def located(config: Config) -> Config:
