@@ -32,7 +32,7 @@ private=$(mktemp -d "$RAYSIM_HOME/.slurm-$SLURM_JOB_ID-XXXXXX")
 trap 'rm -rf "$private"' EXIT
 python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$private/token"
 export RAY_AUTH_TOKEN_PATH="$private/token"
-base=$((20000 + SLURM_JOB_ID % 400 * 100))
+base=$((10000 + SLURM_JOB_ID % 220 * 100)) # below the ports that outgoing connections get
 nodes=${SLURM_JOB_NUM_NODES:-1}
 
 # The first node runs this script and the head. An address of its own, not a loopback one, if there are others.

@@ -182,12 +182,19 @@ def _print_blocks(model: str) -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Check this installation: versions, cores, memory, GPUs, disk."""
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS")
+    ] = None,
+    storage: Annotated[Path, typer.Option(help="folder for run directories")] = Path("runs"),
+    working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
+) -> None:
+    """Check this installation, what a job would upload, and every node of a running cluster."""
+    from raysim.config import home_folder
     from raysim.doctor import findings
 
     is_good = True
-    for is_ok, line in findings():
+    for is_ok, line in findings(address, home_folder() / storage, working_dir):
         out.print(f"{'ok  ' if is_ok else 'FAIL'} {line}", markup=False)
         is_good = is_good and is_ok
     if not is_good:
