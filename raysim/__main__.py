@@ -184,7 +184,8 @@ def _print_blocks(model: str) -> None:
 @app.command()
 def doctor(
     address: Annotated[
-        str | None, typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS")
+        str | None,
+        typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
     ] = None,
     storage: Annotated[Path, typer.Option(help="folder for run directories")] = Path("runs"),
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),

@@ -39,7 +39,10 @@ def findings(address: str | None, storage: Path, working_dir: Path) -> Iterator[
     yield from disks(storage)
     yield from upload(working_dir)
     if not address:
-        yield True, "no cluster looked at: give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
+        yield (
+            True,
+            "no cluster looked at: give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job",
+        )
     else:
         yield from cluster(address, storage)
 
@@ -89,7 +92,9 @@ def disks(storage: Path) -> Iterator[Finding]:
 
 def _disk(free_bytes: int, place: str) -> Finding:
     is_enough = free_bytes > MIN_DISK
-    return is_enough, f"{_size(free_bytes)} free in {place}" + ("" if is_enough else ": Ray and the runs need 2 GiB or more")
+    return is_enough, f"{_size(free_bytes)} free in {place}" + (
+        "" if is_enough else ": Ray and the runs need 2 GiB or more"
+    )
 
 
 def upload(working_dir: Path) -> Iterator[Finding]:
@@ -99,7 +104,10 @@ def upload(working_dir: Path) -> Iterator[Finding]:
     try:
         files = ray_facts.upload(working_dir)
     except ValueError as error:
-        yield False, f"a job from {working_dir.absolute()} would upload {error}: start from the clone, or write a .rayignore"
+        yield (
+            False,
+            f"a job from {working_dir.absolute()} would upload {error}: start from the clone, or write a .rayignore",
+        )
         return
     size, limit = sum(count for count, _ in files), ray_facts.UPLOAD_LIMIT
     largest = "".join(f"\n         {_size(count):>10}  {name}" for count, name in files[:10])
@@ -179,9 +187,12 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
         if node.sees_storage:
             yield True, f"{node.name}: sees {storage}"
         else:
-            yield False, (
-                f"{node.name}: does not see what the driver writes to {storage}: mount shared storage on every node and "
-                "set RAYSIM_HOME to it (a single run needs it on the head alone, a sweep everywhere)"
+            yield (
+                False,
+                (
+                    f"{node.name}: does not see what the driver writes to {storage}: mount shared storage on every node and "
+                    "set RAYSIM_HOME to it (a single run needs it on the head alone, a sweep everywhere)"
+                ),
             )
     closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
     if closed:
@@ -192,7 +203,9 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
 
 def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
     there = ", ".join(f"{name} {text}" if text else f"no {name}" for name, text in node.versions.items())
-    others = [f"{name} {here[name]}" for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])]
+    others = [
+        f"{name} {here[name]}" for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])
+    ]
     if not others:
         return True, f"{node.name}: {there}"
     return False, (
@@ -218,7 +231,10 @@ def _gpus(node: NodeFacts) -> Finding:
 def _store(node: NodeFacts) -> Finding:
     line = f"{node.name}: object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}"
     if node.store_bytes > node.shm_bytes:
-        return False, f"{line}: Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
+        return (
+            False,
+            f"{line}: Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less",
+        )
     if node.store_bytes < MIN_STORE:
         return False, f"{line}: below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
     return True, line

@@ -119,7 +119,8 @@ def dashboard_error(url: str) -> str:
 
 def dashboard_url() -> str:
     """URL of the connected Ray's dashboard, "" if it has none."""
-    place = ray._private.worker._global_node.webui_url
+    node: Any = ray._private.worker._global_node
+    place = node.webui_url
     return f"http://{place}" if place else ""
 
 
@@ -209,7 +210,8 @@ def _question() -> Callable[[str, str], dict[str, Any]]:
         import ray
 
         if ray.is_initialized():
-            temp_dir = ray._private.worker._global_node.get_session_dir_path()
+            node: Any = ray._private.worker._global_node
+            temp_dir = node.get_session_dir_path()
         disk = shutil.disk_usage(temp_dir)
         try:
             sees = bool(probe) and Path(probe).read_text() == content

@@ -146,7 +146,13 @@ def cluster():
     try:
         assert started.command("ray", "get-auth-token", "--generate", cwd=folder).returncode == 0
         head = ("--head", f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}")
-        head = (*head, f"--ray-client-server-port={client}", "--node-ip-address=127.0.0.1", "--num-cpus=0", "--num-gpus=0")
+        head = (
+            *head,
+            f"--ray-client-server-port={client}",
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=0",
+            "--num-gpus=0",
+        )
         memory = "--object-store-memory=200000000"
         ray_start("head", *head, memory, f"--dashboard-agent-listen-port={agents[0]}")
         worker = (f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1", "--num-cpus=3", "--num-gpus=1")

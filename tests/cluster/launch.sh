@@ -14,7 +14,7 @@ PY
 mkdir -p /tmp/ray /run/sshd
 mount --bind "$folder/ray" /tmp/ray
 mount --bind "$folder/passwd" /etc/passwd
-export HOME="$folder/home"
+export HOME="$folder/home" TMPDIR="$folder"
 /usr/sbin/sshd -f "$folder/sshd_config"
 
 cd "$clone"

@@ -71,7 +71,14 @@ def test_each_fault_of_a_node_is_one_line_with_a_remedy(change, words):
 
 
 def test_upload_counts_what_ray_sends_and_names_the_largest(tmp_path, monkeypatch):
-    for name, size in {"a.py": 10, "sub/b.py": 20, "data/x.arrow": 99, ".git/pack": 99, "sub/c.bin": 5, "d.npz": 7}.items():
+    for name, size in {
+        "a.py": 10,
+        "sub/b.py": 20,
+        "data/x.arrow": 99,
+        ".git/pack": 99,
+        "sub/c.bin": 5,
+        "d.npz": 7,
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
     (tmp_path / ".gitignore").write_text("/data/\n")

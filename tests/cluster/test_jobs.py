@@ -23,7 +23,13 @@ TINY = ("model.width=4", "model.hidden=16", "local.epochs=1", "cohort.size=4", *
 
 def serial_hash(clone, tmp_path, *overrides):
     """params_sha256 of an undisturbed run in this process."""
-    values = (*overrides, "resources.backend=serial", f"storage={tmp_path}", f"data.root={tmp_path}/data", "name=serial")
+    values = (
+        *overrides,
+        "resources.backend=serial",
+        f"storage={tmp_path}",
+        f"data.root={tmp_path}/data",
+        "name=serial",
+    )
     plan = check(read_config(clone / CONFIG, values), CONFIG)
     return execute(plan, on_start=lambda *_: None, on_round=lambda _: None)["params_sha256"]
 

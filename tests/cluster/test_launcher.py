@@ -85,6 +85,7 @@ def test_ray_submit_runs_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
     assert json.loads((folder / "shared" / "runs" / "submitted" / "summary.json").read_text())["rounds"] == 3
     environment = json.loads((folder / "shared" / "runs" / "submitted" / "env.json").read_text())
     assert environment["resources"]["backend"] == "ray"
-    assert (folder / "home" / "raysim-code" / "raysim" / "__main__.py").is_file()
-    assert not (folder / "home" / "raysim-code" / ".git").exists()
-    assert not (folder / "home" / "raysim-code" / "data").exists()
+    assert len(list((folder / "ray").glob("session_2*"))) == 1  # no second Ray beside the launcher's
+    sources = folder / "home" / "raysim-code"
+    assert (sources / "raysim" / "data" / "sources.py").is_file()
+    assert not [name for name in (".git", ".venv", "data", "runs/old", "mine/large.npz") if (sources / name).exists()]
