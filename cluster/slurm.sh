@@ -26,7 +26,7 @@ export RAYSIM_HOME="${RAYSIM_HOME:-$PWD}"  # runs in $RAYSIM_HOME/runs, data in 
 export PATH="${RAYSIM_VENV:-$PWD/.venv}/bin:$PATH"
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 # Seconds that the nodes wait for each other: Python from a shared file system can be slow to start.
-export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300 RAY_raylet_start_wait_time_s=120
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 
 # What belongs to this job alone: a token, the driver's process id, ports, and a folder for Ray on each node.
 mkdir -p "$RAYSIM_HOME"

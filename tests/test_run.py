@@ -62,19 +62,24 @@ def test_ctrl_c_in_a_terminal_ends_in_a_checkpoint_and_leaves_nothing_running(ro
     raw |= {"checkpoint": {"every_s": 0}, "resources": {"backend": "ray", "trainers": 1}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "raysim", "run", str(tmp_path / "run.yaml")],
-        cwd=PROJECT,
-        env={**environment, "PYTHONPATH": str(PROJECT), MARK: str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
     folder = tmp_path / "a" / "checkpoints"
     try:
-        wait_for(lambda: len(list(folder.glob("round-*"))) > 1 or process.poll() is not None, "two checkpoints")
-        assert process.poll() is None, process.communicate()[0]
+        for _ in range(3):  # on a machine at its limits a raylet misses Ray's own deadline of 30 s
+            process = subprocess.Popen(
+                [sys.executable, "-m", "raysim", "run", str(tmp_path / "run.yaml")],
+                cwd=PROJECT,
+                env={**environment, "PYTHONPATH": str(PROJECT), MARK: str(tmp_path)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            wait_for(lambda: len(list(folder.glob("round-*"))) > 1 or process.poll() is not None, "two checkpoints")  # noqa: B023
+            if process.poll() is None:
+                break
+            output, _ = process.communicate()
+            assert "timed out during startup" in output, output
+            end(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=120)
         wait_for(lambda: not marked(tmp_path), "the end of all its processes", 60)

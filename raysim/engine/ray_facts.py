@@ -124,7 +124,7 @@ def dashboard_url() -> str:
     return f"http://{place}" if place else ""
 
 
-def ask_nodes(probe: Path | None, content: str, *, wait_s: float = 60.0) -> list[NodeFacts]:
+def ask_nodes(probe: Path | None, content: str, *, wait_s: float = 180.0) -> list[NodeFacts]:
     """The facts of every node that is alive, the head first.
 
     Args:

@@ -23,10 +23,13 @@ show() {
     echo "+ $*"
     "$@" || status=$?
     echo "= $status"
+    return "$status"
 }
 show ray get-auth-token --generate > /dev/null
-show ray up --yes --no-config-cache "$folder/cluster.yaml"
-show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3
-show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3
-show ray exec --no-config-cache "$folder/cluster.yaml" "ray status"
-show ray down --yes "$folder/cluster.yaml"
+for _ in 1 2 3; do # on a machine at its limits a raylet misses Ray's own deadline of 30 s
+    show ray up --yes --no-config-cache "$folder/cluster.yaml" && break
+done
+show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3 || true
+show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3 || true
+show ray exec --no-config-cache "$folder/cluster.yaml" "ray status" || true
+show ray down --yes "$folder/cluster.yaml" || true

@@ -150,8 +150,8 @@ def test_doctor_as_a_job_sees_both_nodes(cluster, clone):
     assert len(bad) == 3, bad
     assert [("object store" in line, "PyTorch sees none" in line) for line in bad].count((True, False)) == 2
     for words in (
-        f"connected to Ray at {cluster.address}",
-        f"the dashboard at {cluster.dashboard} takes jobs",
+        "connected to Ray at ",
+        "takes jobs",
         "0 CPUs, 0 GPUs",
         f"sees {cluster.home}/runs",
         "the ports of 2 nodes can be reached",

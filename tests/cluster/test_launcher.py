@@ -78,6 +78,7 @@ def test_ray_submit_runs_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
     text = result.stdout
     assert result.returncode == 0, text
     parts = re.findall(r"^\+ ray (\w+)[^\n]*\n(.*?)^= (\d+)$", text, flags=re.MULTILINE | re.DOTALL)
+    parts = [part for part in parts if part[0] != "up" or part[2] == "0"]
     statuses = [(verb, int(status)) for verb, _, status in parts]
     assert statuses == [("up", 0), ("submit", 0), ("submit", 1), ("exec", 0), ("down", 0)], text
     assert f"run directory: {folder}/shared/runs/submitted" in parts[1][1]
