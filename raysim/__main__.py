@@ -3,6 +3,7 @@ user gave; 128 + n: ended by signal n after a checkpoint."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ def run(
     is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim.config import Config, parse_config, read_config
+    from raysim.config import JOB_VARIABLE, Config, home_folder, parse_config, read_config
     from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
@@ -51,6 +52,8 @@ def run(
         err.print(
             f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
         )
+    if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
+        err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
     if print_config:
         import yaml
 
@@ -158,6 +161,7 @@ def prepare(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from raysim.config import home_folder
     from raysim.data.reading import Options, map_in_threads
     from raysim.data.sources import SOURCES, set_path
     from raysim.data.sources import prepare as convert
@@ -167,6 +171,7 @@ def prepare(
         for known, source in SOURCES.items():
             out.print(f"{known:{width}}  {source.description}")
         return
+    out_dir = home_folder() / out_dir
     parallel_map = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data
@@ -306,12 +311,20 @@ def report(
 
 
 @app.command()
-def doctor() -> None:
-    """Check this installation: versions, cores, memory, GPUs, disk."""
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
+    ] = None,
+    storage: Annotated[Path, typer.Option(help="folder for run directories")] = Path("runs"),
+    working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
+) -> None:
+    """Check this installation, what a job would upload, and every node of a running cluster."""
+    from raysim.config import home_folder
     from raysim.doctor import findings
 
     is_good = True
-    for is_ok, line in findings():
+    for is_ok, line in findings(address, home_folder() / storage, working_dir):
         out.print(f"{'ok  ' if is_ok else 'FAIL'} {line}", markup=False)
         is_good = is_good and is_ok
     if not is_good:
@@ -382,7 +395,10 @@ def main() -> None:
 
         if not isinstance(error, Interrupted):
             raise
-        err.print(f"stopped by a signal after a checkpoint; the same command goes on at round {error.next_round}")
+        if error.next_round is None:
+            err.print("stopped by a signal; the same command goes on from the last checkpoint")
+        else:
+            err.print(f"stopped by a signal after a checkpoint; the same command goes on at round {error.next_round}")
         sys.exit(128 + error.signal_number)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from methods import METHODS
-from raysim.config import Config, parse_config, parse_options, read_config
+from raysim.config import JOB_VARIABLE, Config, located, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
@@ -113,6 +113,7 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         config, _ = parse_config(_without(raw, faults))
     if config is None:
         raise ConfigError(faults, source)
+    config = located(config)
     faults += [] if has_room else _check_resources(config)
     plan: Plan | None = None
     try:
@@ -228,6 +229,13 @@ def _open_set(config: Config, name: str) -> ImageSet:
             raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
     if not path.is_file() and name not in SOURCES:
         raise DataError(f"no prepared set {name!r}", str(path), nearest_name(name, list(SOURCES)))
+    if not path.is_file() and JOB_VARIABLE in os.environ:
+        raise DataError(
+            f"no prepared set {name!r}",
+            str(path),
+            f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
+            "folder that the cluster has, or to a URI such as s3://bucket/data",
+        )
     return ImageSet(path)
 
 

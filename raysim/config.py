@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,10 @@ class ValidationSetGroup(Group):
 
 class DataGroup(Group):
     name: str = Field("digits", description="which prepared set")
-    root: str = Field("data", description="folder with prepared sets, or a URI such as s3://bucket/data")
+    root: str = Field(
+        "data",
+        description="folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
+    )
     split: Literal["fraction", "official"] = Field(
         "fraction", description="official: the set's own test rows, and validation rows if it has any"
     )
@@ -210,7 +214,7 @@ class Config(Group):
     name: str | None = Field(
         None, pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$", description="run name: letters, digits, . _ + = - and /"
     )
-    storage: str = Field("runs", description="folder for run directories")
+    storage: str = Field("runs", description="folder for run directories, relative to RAYSIM_HOME where that is set")
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     resume: Literal["auto", "never"] = "auto"
@@ -377,6 +381,36 @@ def parse_report(raw: Any, source: str) -> ReportGroup:
         return ReportGroup.model_validate({} if raw is None else raw)
     except ValidationError as error:
         raise ConfigError([_fault(ReportGroup, item, "report") for item in _unique(error.errors())], source) from error
+
+
+#: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def home_folder() -> Path:
+    """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim-home in a Ray job, or the working directory.
+
+    A job's working directory is deleted after it, and with it every run that it held; so it is never the answer there.
+    """
+    home = os.environ.get("RAYSIM_HOME")
+    if home:
+        return Path(home).expanduser().absolute()
+    return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
+
+
+def located(config: Config) -> Config:
+    """The configuration with absolute `storage` and `data.root`: nobody who changes directory later moves them.
+
+    A prepared set that was uploaded with a job is found in its working directory, all else below the home folder.
+    """
+    root = config.data.root
+    if "://" not in root:
+        here = Path(root).expanduser().absolute()
+        root = str(here if (here / config.data.name).is_dir() else home_folder() / Path(root).expanduser())
+    storage = str(home_folder() / Path(config.storage).expanduser())
+    return config.model_copy(
+        update={"storage": storage, "data": config.data.model_copy(update={"root": root})},
+    )
 
 
 def parse_options(

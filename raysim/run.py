@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
 import time
 import traceback
@@ -43,6 +44,9 @@ from raysim.engine.simulation import AnyServer, Interrupted, Stopped, restore, s
 
 #: Keys that a resumed run may change: they do not move the result of a round.
 FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "scale")
+
+#: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
+FREE_PARTS = {"data": ("root",)}
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
@@ -108,7 +112,7 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     faults = [
         Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; {remedy}")
         for key in now
-        if key not in FREE_KEYS and before.get(key) != now[key]
+        if key not in FREE_KEYS and _bound(key, before.get(key)) != _bound(key, now[key])
     ]
     if not faults and partition != plan.manifest.checksum:
         faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
@@ -117,6 +121,12 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     if mutable:
         write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
     return store.latest(), store
+
+
+def _bound(key: str, value: Any) -> Any:
+    """What a resumed run may not change of a group of the configuration."""
+    free = FREE_PARTS.get(key, ())
+    return {name: part for name, part in value.items() if name not in free} if isinstance(value, dict) else value
 
 
 def execute(
@@ -138,7 +148,7 @@ def execute(
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
-      Interrupted: a signal ended the run after a checkpoint.
+      Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder = run_folder(plan.config)
     lock = FileLock(folder / ".lock")
@@ -159,6 +169,9 @@ def execute(
                 return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
         except (Interrupted, Stopped):
             raise
+        except (KeyboardInterrupt, SystemExit) as error:  # before the first round (Ray's own handler), or a second one
+            number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+            raise Interrupted(number, None) from error
         except BaseException as error:
             (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
             raise

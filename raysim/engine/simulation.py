@@ -27,9 +27,12 @@ class AnyServer(Protocol):
 
 
 class Interrupted(Exception):
-    """A signal ended the run after a checkpoint; next_round is where it will go on."""
+    """A signal ended the run after a checkpoint; next_round is where it will go on.
 
-    def __init__(self, signal_number: int, next_round: int):
+    next_round is None where no round was finished for it: before the first one, or when a second signal came.
+    """
+
+    def __init__(self, signal_number: int, next_round: int | None):
         super().__init__(signal_number, next_round)
         self.signal_number, self.next_round = signal_number, next_round
 

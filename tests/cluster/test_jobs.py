@@ -1,0 +1,152 @@
+"""`ray job submit` from a clone to a running cluster with a token: success, failure, kill, stop, submitting again."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from raysim.assemble import check
+from raysim.config import read_config
+from raysim.run import execute
+from tests.cluster.conftest import wait_for
+
+pytestmark = pytest.mark.slow
+
+CONFIG = "configs/quickstart.yaml"
+ON_GPU = ("resources.trainers=2", "resources.gpus_per_trainer=0.5", "resources.cpus_per_trainer=1")
+TINY = ("model.width=4", "model.hidden=16", "local.epochs=1", "cohort.size=4", *ON_GPU)
+
+
+def serial_hash(clone, tmp_path, *overrides):
+    """params_sha256 of an undisturbed run in this process."""
+    values = (
+        *overrides,
+        "resources.backend=serial",
+        f"storage={tmp_path}",
+        f"data.root={tmp_path}/data",
+        "name=serial",
+    )
+    plan = check(read_config(clone / CONFIG, values), CONFIG)
+    return execute(plan, on_start=lambda *_: None, on_round=lambda _: None)["params_sha256"]
+
+
+def summary_of(cluster, name):
+    return json.loads((cluster.home / "runs" / name / "summary.json").read_text())
+
+
+def status_of(cluster, name, cwd):
+    return cluster.job("status", name, cwd=cwd).stdout
+
+
+def checkpoints(cluster, name):
+    return sorted(path.name for path in (cluster.home / "runs" / name / "checkpoints").glob("round-*"))
+
+
+def driver_of(cluster, name):
+    """The Python process of a job, not the shell around it."""
+    for process in cluster.processes():
+        words = process.cmdline()
+        if f"name={name}" in words and "-m" in words and "python" in words[0]:
+            return process
+    return None
+
+
+def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clone, tmp_path):
+    settings = (*TINY, "rounds=100")
+    result = cluster.submit(CONFIG, "name=hundred", *settings, cwd=clone, options=("--submission-id", "hundred"))
+    assert result.returncode == 0, result.stdout
+    assert "succeeded" in result.stdout
+    assert f"in {cluster.home}/runs/hundred" in result.stdout
+    log = cluster.job("logs", "hundred", cwd=clone).stdout
+    assert "100/100" in log
+    assert "\r" not in log + result.stdout
+    assert len(log.splitlines()) <= 150, log
+    assert (cluster.home / "runs" / "hundred" / "COMPLETED").exists()
+    assert summary_of(cluster, "hundred")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
+
+    used = json.loads((cluster.home / "runs" / "hundred" / "env.json").read_text())["resources"]
+    assert (used["trainers"], used["gpus_per_trainer"]) == (2, 0.5)  # driven from a head without CPUs
+    (unpacked,) = (cluster.folder / "head").glob("session_2*/runtime_resources/working_dir_files/_ray_pkg_*/")
+    uploaded = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    assert "raysim/__main__.py" in uploaded
+    assert not [name for name in uploaded if name.split("/")[0] in (".git", ".venv", "data", "runs") or "large" in name]
+    assert sum((unpacked / name).stat().st_size for name in uploaded) < 10 * 2**20
+
+
+def test_exit_status_of_the_job_follows_the_run(cluster, clone):
+    result = cluster.submit(CONFIG, "local.lr=-1", "methods=[fedporx]", "data.name=cifar10", cwd=clone)
+    assert result.returncode == 1
+    assert "failed with exit code 2" in result.stdout
+    assert "3 faults in configs/quickstart.yaml" in result.stdout
+    assert f"no prepared set 'cifar10' in {cluster.home}/data/cifar10/cifar10.arrow" in result.stdout
+    assert "a folder that the cluster has, or to a URI such as s3://bucket/data" in result.stdout
+    raises = "methods=[{tests.toys:raises: {client: 3, round_index: 1}}]"
+    result = cluster.submit(CONFIG, *TINY, raises, "cohort.size=20", "name=raises", cwd=clone)
+    assert result.returncode == 1
+    assert "failed with exit code 1" in result.stdout
+    assert "client 3 failed in round 1" in result.stdout
+
+
+#: A method of the user's own, uploaded with the job: a round waits while the file gate-ROUND is there.
+GATE = """
+import time
+from pathlib import Path
+
+from raysim.core.method import Method
+
+
+def gate(*, folder: str):
+    def report(client):
+        while (Path(folder) / f"gate-{client.round_index}").exists():
+            time.sleep(0.05)
+        return {}
+
+    return Method("gate", report=report)
+"""
+
+
+def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp_path, monkeypatch):
+    (clone / "my_method.py").write_text(GATE)
+    monkeypatch.syspath_prepend(clone)  # for the serial twin
+    gates = tmp_path / "gates"
+    gates.mkdir()
+    (gates / "gate-4").touch()
+    (gates / "gate-12").touch()
+    methods = f"methods=[{{fedvg: {{granularity: block}}}}, {{my_method:gate: {{folder: {gates}}}}}]"
+    settings = (*TINY, methods, "rounds=20")
+
+    def submit(*overrides, wait):
+        cluster.job("delete", "again", cwd=clone)  # a submission id serves once; the run's name is what counts
+        options = ("--submission-id", "again", *(() if wait else ("--no-wait",)))
+        result = cluster.submit(CONFIG, "name=again", *settings, *overrides, cwd=clone, options=options)
+        assert result.returncode == 0, result.stdout
+
+    def log():
+        return next((cluster.folder / "head").glob("session_2*/logs/job-driver-again.log")).read_text()
+
+    submit("checkpoint.every_s=0", wait=False)
+    wait_for(lambda: "round-000004" in checkpoints(cluster, "again"), "the fourth round")
+    driver_of(cluster, "again").send_signal(signal.SIGKILL)
+    wait_for(lambda: "failed" in status_of(cluster, "again", clone), "the end of the killed job")
+
+    (gates / "gate-4").unlink()
+    submit("checkpoint.every_s=1000", wait=False)
+    wait_for(lambda: "round 12/20" in log(), "the twelfth round")
+    assert "resuming at round 4 of 20" in log()
+    assert checkpoints(cluster, "again")[-1] == "round-000004"
+    assert cluster.job("stop", "--no-wait", "again", cwd=clone).returncode == 0
+    time.sleep(2)  # the signal is on its way, the round is still held
+    (gates / "gate-12").unlink()
+    wait_for(lambda: "was stopped" in status_of(cluster, "again", clone), "the end of the stopped job")
+    stopped = re.search(r"stopped by a signal after a checkpoint; the same command goes on at round (\d+)", log())
+    assert stopped, log()
+    assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]):06}"
+    assert not (cluster.home / "runs" / "again" / "FAILED").exists()
+
+    submit(wait=True)
+    assert f"resuming at round {stopped[1]} of 20" in log()
+    assert summary_of(cluster, "again")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
