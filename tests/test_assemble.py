@@ -10,6 +10,7 @@ import pytest
 from raysim.assemble import make_phases, make_server, make_trainer, resolve_resources
 from raysim.config import Config
 from raysim.core.errors import ConfigError
+from raysim.engine.plan import fitting
 from tests.helpers import plan_of, recipe_of
 
 
@@ -37,6 +38,24 @@ def resources(**values):
 )
 def test_auto_picks_what_fits(asked, cpus, gpus, expected):
     assert resolve_resources(resources(**asked), cpus, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "rooms", "expected"),
+    [
+        ({}, [(0, 0), (2, 0), (2, 1)], (2, 1.0, 0.5)),  # a head without CPUs; trainers go where GPUs are
+        ({}, [(16, 0), (4, 1)], (4, 1.0, 0.25)),
+        ({"gpus_per_trainer": 0}, [(0, 0), (2, 0), (2, 1)], (4, 1.0, 0.0)),
+        ({"cpus_per_trainer": 2}, [(3, 0), (3, 0)], (2, 2.0, 0.0)),  # no trainer lies on two nodes
+        ({}, [(2, 1), (8, 1)], (6, 1.0, 0.25)),
+        ({"gpus_per_trainer": 0.4}, [(8, 1), (1, 1)], (3, 1.0, 0.4)),
+    ],
+)
+def test_auto_counts_what_fits_on_each_node(asked, rooms, expected):
+    cpus, gpus = (sum(column) for column in zip(*rooms, strict=True))
+    assert resolve_resources(resources(**asked), cpus, gpus, rooms) == expected
+    trainers, per_cpu, per_gpu = expected
+    assert sum(fitting(*room, per_cpu, per_gpu) for room in rooms) == trainers  # so nothing grows by itself
 
 
 @pytest.mark.parametrize(

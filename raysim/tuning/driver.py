@@ -179,7 +179,8 @@ class _Watch(tune.Callback):
         found = outcome(self._sweep, trial)
         score = "" if found.score is None else f"{self._sweep.base.tune.metric} {found.score:.4f}  "
         count = f"{self._done:>{len(str(len(self._trials)))}}/{len(self._trials)}"
-        told = f"{found.status}: {found.message}" if found.message else f"{score}{found.seconds or 0:.1f} s"
+        told = found.message or f"{score}{found.seconds or 0:.1f} s"
+        told = f"failed: {told}" if found.status == "failed" else told
         self._say(f"{count}  {name}  {told}")
 
 

@@ -135,7 +135,7 @@ def cluster():
         # Nodes must not share a folder: each unpacks the uploaded files into its own, over what is there.
         script = f'source {PROJECT}/cluster/env.sh && exec ray start --temp-dir={folder}/{place} "$@"'
         command = ["bash", "-c", script, "bash", *map(str, words)]
-        for attempt in range(3):  # on a machine at its limits a raylet misses Ray's own deadline of 30 s
+        for _ in range(3):  # on a machine at its limits a raylet misses Ray's own deadline of 30 s
             here = {**environment, MARK: str(folder)}
             result = subprocess.run(command, env=here, cwd=folder, timeout=180, capture_output=True, text=True)
             if result.returncode == 0:

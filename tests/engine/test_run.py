@@ -218,6 +218,18 @@ def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
         )
 
 
+def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
+    def free():
+        return ray_cluster.available_resources().get("CPU", 0)
+
+    before = free()
+    quietly(a_plan(root, tmp_path, resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5}))
+    deadline = time.monotonic() + 60
+    while free() < before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert free() == before
+
+
 def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
     plan = a_plan(root, tmp_path)
     recipe = recipe_of(plan, root)

@@ -51,6 +51,17 @@ def test_by_hand():
     assert factors("clients", [[1, 3], [3, 6]], [1, 1]).tolist() == [pytest.approx(1.5 - 2 / 3)] * 2 + [0.75]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_that_do_not_sum_to_one_average_the_sensitivities_all_the_same(form):
+    """FedNova's, for one: otherwise Omega would pass the largest Omega_k, and zeta fall below tau."""
+    rows = [[1.0, 2.0, 0.5], [3.0, 6.0, 4.0]]
+    rows = rows if form == "element" else [row[:2] for row in rows]
+    server = server_with(rows, [1, 3])
+    server.weights["weight"] = 2.5 * server.weights["weight"]
+    step, _ = elastic(**FORMS[form]).server_update(torch.ones(3).double(), {}, server)
+    assert torch.allclose(step, factors(form, rows, [1, 3]), rtol=1e-12)
+
+
 @pytest.mark.parametrize("tau", [0.5, 1.0])
 def test_equal_sensitivities_give_tau_in_both_readings_of_the_maximum(tau):
     assert factors("element", [[0.3] * 3] * 4, [1, 2, 3, 2], tau).tolist() == [tau] * 3

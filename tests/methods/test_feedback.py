@@ -13,6 +13,9 @@ from torch import nn
 from methods.feedback import _Capture, _Inject, dfa, fa, feedback_layers, feedback_op, random_feedback
 from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
+from raysim.core.method import Batch
+from raysim.models import ModelSpec, build_model, head_of
+from raysim.training.model import BoundModel, cross_entropy
 from tests.helpers import plan_of, run, server_on, steps_plan
 
 KINDS = {
@@ -263,3 +266,40 @@ def test_overrides_leave_the_layout_as_it_is(root):
         server = server_on(plan_of(root, methods), root)
         assert server.layout == plain.layout
         assert server.params_sha256() == plain.params_sha256()
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("mobilenetv2", 53), ("vit_tiny_patch16_224", 50)])
+def test_a_whole_network_through_its_own_weights_is_backpropagation_bit_for_bit(name, num_layers):
+    """All layers at once; with random feedback only the head's own gradients are left exact."""
+    spec = ModelSpec(name, 3, (32, 32, 3))
+    head = head_of(spec)
+    for channels_last in (False, True):
+        module = build_model(spec, seed=0)
+        model = BoundModel(module, layout_of(module, head=head, channels_last=channels_last), head=head)
+        module.train()
+        layout, start = model.layout, model.state.clone()
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(2, 3, 32, 32, generator=generator)
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        batch = Batch(images, torch.tensor([0, 2]))
+        client = SimpleNamespace(
+            model=model, layout=layout, params=model.params, head=head, class_counts=torch.ones(3), start=start
+        )
+
+        def gradient(model=model, batch=batch):
+            torch.manual_seed(0)  # dropout
+            return model.gradient(cross_entropy, model.params, batch)
+
+        want = gradient()
+        layers = feedback_layers(layout)
+        assert len(layers) == num_layers
+        with model.overridden({n: feedback_op(client, n, layout.view(start, w), "layer") for n, w in layers.items()}):
+            assert torch.equal(gradient(), want)
+    for method in (fa(), dfa()):
+        with model.overridden(method.forward({}, client)):
+            other = gradient()
+        for leaf in layout.params:
+            found, exact = layout.view(other, leaf), layout.view(want, leaf)
+            if leaf.is_head or bool(exact.any()):
+                assert torch.equal(found, exact) == leaf.is_head, (method.name, leaf.name)
