@@ -398,15 +398,20 @@ def home_folder() -> Path:
     return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
 
 
+def located_root(root: str, name: str) -> str:
+    """`data.root`, absolute, for the set of that name; a URI stays as it is."""
+    if "://" in root:
+        return root
+    here = Path(root).expanduser().absolute()
+    return str(here if (here / name).is_dir() else home_folder() / Path(root).expanduser())
+
+
 def located(config: Config) -> Config:
     """The configuration with absolute `storage` and `data.root`: nobody who changes directory later moves them.
 
     A prepared set that was uploaded with a job is found in its working directory, all else below the home folder.
     """
-    root = config.data.root
-    if "://" not in root:
-        here = Path(root).expanduser().absolute()
-        root = str(here if (here / config.data.name).is_dir() else home_folder() / Path(root).expanduser())
+    root = located_root(config.data.root, config.data.name)
     storage = str(home_folder() / Path(config.storage).expanduser())
     return config.model_copy(
         update={"storage": storage, "data": config.data.model_copy(update={"root": root})},

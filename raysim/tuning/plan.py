@@ -13,7 +13,7 @@ import numpy as np
 
 from raysim import sweep
 from raysim.assemble import MAPPINGS, check
-from raysim.config import Config, TuneGroup, nearest, parse_config, read_config
+from raysim.config import Config, TuneGroup, located, located_root, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.remote import is_remote
@@ -152,7 +152,7 @@ def plan_sweep(
     """
     whole = _with_mutated_axes(sweep.scaled(raw, source) if is_scaled else raw)
     base = _base(whole, source)
-    name, storage = base.name or Path(source).stem, Path(base.storage).absolute()
+    name, storage = base.name or Path(source).stem, Path(located(base).storage)
     singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
     faults: dict[Fault, list[str]] = {}
     trials = []
@@ -246,7 +246,7 @@ def _with_whole_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
         return result
     root = data.get("root", "data")
     if isinstance(root, str) and not is_remote(root):
-        data["root"] = str(Path(root).absolute())
+        data["root"] = located_root(root, str(data.get("name", "digits")))
     model = result.get("model")
     if isinstance(model, dict) and isinstance(model.get("pretrained"), str) and Path(model["pretrained"]).is_file():
         model["pretrained"] = str(Path(model["pretrained"]).absolute())
