@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-cluster lint bench clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-cluster: setup
+	$(BIN)/python -m pytest -m cluster
 
 lint: setup
 	$(BIN)/ruff check .

@@ -67,20 +67,28 @@ def simulate(
     Raises:
       Interrupted: a signal came.
     """
-    saved_at = time.monotonic()
+    saved_at, next_saved = time.monotonic(), first_round
+
+    def save(next_round: int) -> None:
+        nonlocal saved_at, next_saved
+        recorder.flush()
+        memories = ((client, server.client_memory(client)) for client in server.changed_clients())
+        store.save(next_round, server.snapshot(), memories)
+        saved_at, next_saved = time.monotonic(), next_round
+
     with _signals() as received:
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
             recorder.write(record)
-            is_last = round_index == num_rounds - 1
+            next_round = round_index + 1
+            is_last = next_round == num_rounds
             if is_last or received or time.monotonic() - saved_at >= checkpoint_every_s:
-                recorder.flush()
-                memories = ((client, server.client_memory(client)) for client in server.changed_clients())
-                store.save(round_index + 1, server.snapshot(), memories)
-                saved_at = time.monotonic()
+                save(next_round)
             on_round(record)
             if received and not is_last:
-                raise Interrupted(received[0], round_index + 1)
+                if next_saved != next_round:  # the signal came just now
+                    save(next_round)
+                raise Interrupted(received[0], next_round)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import yaml
 
 from tests.cluster.conftest import BIN, PROJECT
 
+pytestmark = pytest.mark.cluster
+
 SSHD = Path("/usr/sbin/sshd")
 
 
