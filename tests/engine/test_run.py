@@ -227,7 +227,7 @@ def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
     deadline = time.monotonic() + 60
     while free() < before and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert free() == before
+    assert free() >= before  # an earlier run may still have been giving back its own
 
 
 def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
