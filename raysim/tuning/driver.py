@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,7 +22,7 @@ from raysim.core.errors import RunExists
 from raysim.engine.ray_runtime import ray_session
 from raysim.tuning.outcome import Outcome, outcome, start_sweep, values_now
 from raysim.tuning.plan import Sweep, SweepTrial
-from raysim.tuning.resources import Bundle, bundles_of, check_room, make_scheduler, ray_nodes
+from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
@@ -91,7 +92,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
     trials = sweep.trials if settings.scheduler in ("asha", "median") else waiting
     points = [{"trial": trial.name, **values_now(sweep, trial)} for trial in trials]
     raws = {trial.name: trial.config.model_dump(mode="json") for trial in trials}
-    groups = {trial.name: bundles_of(trial.config, gpus) for trial in trials}
+    groups = {trial.name: group_of(trial.config, gpus) for trial in trials}
     work = sweep.folder / ".tune"
     shutil.rmtree(work, ignore_errors=True)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -185,10 +186,11 @@ class _Watch(tune.Callback):
 
 
 def _error_of(trial: Any) -> str:
-    """What Tune knows of a trial's end, in a line."""
-    error = trial.get_pickled_error()
-    lines = str(error or "").strip().splitlines()
-    return lines[0] if lines else "its process ended without a word"
+    """What Tune knows of a trial's end, in a line; the first line of its file is a date."""
+    file = trial.error_file
+    lines = Path(file).read_text(errors="replace").splitlines()[1:] if file and Path(file).is_file() else []
+    told = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
+    return f"{told} It goes on from its last checkpoint when the sweep is started again."
 
 
 @contextmanager

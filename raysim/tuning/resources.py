@@ -81,6 +81,11 @@ def bundles_of(config: Config, gpus: float) -> list[Bundle]:
     return [{}, *([trainer] * (1 if wanted.trainers == "auto" else wanted.trainers))]
 
 
+def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:
+    """The placement group of a trial, packed or spread as its trainers are to be."""
+    return tune.PlacementGroupFactory(bundles_of(config, gpus), strategy=config.resources.placement.upper())
+
+
 def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     """Whether every trial fits on these nodes, if they were empty: Tune would wait for ever for what does not.
 

@@ -22,7 +22,6 @@ from raysim.engine.simulation import Stopped
 from raysim.run import execute
 from raysim.sweep import assign
 from raysim.tuning.outcome import SUMMARY_METRICS, is_finished, progress_rows
-from raysim.tuning.resources import Bundle
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0
@@ -32,21 +31,21 @@ HISTORY = ("progress.csv", "clients.parquet", "mutations.csv")
 
 
 def make_trainable(
-    raws: Mapping[str, dict[str, Any]], groups: Mapping[str, Sequence[Bundle]], settings: TuneGroup
+    raws: Mapping[str, dict[str, Any]], groups: Mapping[str, tune.PlacementGroupFactory], settings: TuneGroup
 ) -> Any:
     """The function that Tune runs for {"trial": name, mutated key: value}, each time in the placement group of that trial.
 
     What pbt clones it clones with the name; which trial it is that runs says Tune's own name of it.
 
     Args:
-      raws, groups: trial -> its complete configuration, and the bundles it reserves.
+      raws, groups: trial -> its complete configuration, and what it reserves.
     """
 
     def run_trial(point: dict[str, Any]) -> None:
         name = tune.get_context().get_trial_name()
         _run_trial(copy.deepcopy(raws[name]), {**point, "trial": name}, settings)
 
-    return tune.with_resources(run_trial, lambda point: tune.PlacementGroupFactory(list(groups[point["trial"]])))
+    return tune.with_resources(run_trial, lambda point: groups[point["trial"]])
 
 
 def _run_trial(raw: dict[str, Any], point: Mapping[str, Any], settings: TuneGroup) -> None:
@@ -171,7 +170,8 @@ def note_mutations(folder: Path, first_round: int, values: Mapping[str, Any]) ->
     if path.is_file():
         with open(path, newline="") as file:
             rows = [row for row in list(csv.reader(file))[1:] if int(row[0]) < first_round]
-    if not rows or rows[-1][1:] != [repr(value) for value in values.values()]:
-        rows.append([str(first_round), *(repr(value) for value in values.values())])
+    now = [repr(float(value)) for value in values.values()]
+    if not rows or rows[-1][1:] != now:
+        rows.append([str(first_round), *now])
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([["round", *values], *rows])
