@@ -24,8 +24,6 @@ from raysim.tuning.plan import plan_sweep, read_sweep
 from raysim.tuning.resources import bundles_of, draws, without_room
 from tests.helpers import raw_config
 
-pytestmark = pytest.mark.cluster
-
 PROJECT = Path(__file__).parent.parent
 METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}}
 
