@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-cluster lint bench clean
+.PHONY: setup demo test lint bench clean
 
 setup: $(STAMP)
 
@@ -17,11 +17,9 @@ demo: setup
 	rm -rf runs/quickstart
 	$(BIN)/raysim run configs/quickstart.yaml
 
+# Two processes, each with a Ray of its own; a file of tests stays in one.
 test: setup
-	$(BIN)/python -m pytest
-
-test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

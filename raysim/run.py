@@ -12,7 +12,7 @@ import subprocess
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -110,9 +110,8 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
         group, _, name = key.partition(".")
         before = {**before, group: {**before.get(group, {}), name: now[group][name]}}
     faults = [
-        Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; {remedy}")
-        for key in now
-        if key not in FREE_KEYS and _bound(key, before.get(key)) != _bound(key, now[key])
+        Fault(key, f"is {new!r}, but the unfinished run in {folder} has {old!r}; {remedy}")
+        for key, old, new in changes(before, now)
     ]
     if not faults and partition != plan.manifest.checksum:
         faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
@@ -123,10 +122,20 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     return store.latest(), store
 
 
-def _bound(key: str, value: Any) -> Any:
-    """What a resumed run may not change of a group of the configuration."""
-    free = FREE_PARTS.get(key, ())
-    return {name: part for name, part in value.items() if name not in free} if isinstance(value, dict) else value
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, before, now) of what differs between two configurations and may not: the result depends on it."""
+    found = []
+    for key in now:
+        old, new = before.get(key), now[key]
+        if key in FREE_KEYS or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [name for name in {**old, **new} if name not in FREE_PARTS.get(key, ())]
+            pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
+            found += [pair for pair in pairs if pair[1] != pair[2]]
+        else:
+            found.append((key, old, new))
+    return found
 
 
 def execute(

@@ -108,6 +108,19 @@ def raises_once(*, round_index: int, marker: str):
     return Method("raises_once", report=report)
 
 
+def out_of_memory(*, client: int, folder: str, times: int):
+    """The device of a client's trainer has no memory left, so many times; the folder counts them."""
+
+    def report(view):
+        count = len(list(Path(folder).glob("oom-*")))
+        if view.id == client and count < times:
+            (Path(folder) / f"oom-{count}").touch()
+            raise torch.OutOfMemoryError("the toy is full")
+        return {}
+
+    return Method("out_of_memory", report=report)
+
+
 def poison(*, client: int, value: float = float("nan")):
     """One client's parameters become non-finite."""
 

@@ -69,5 +69,9 @@ class ClientError(RaysimError):
         return f"{text}\n{self.details}" if self.details else text
 
 
+class OutOfMemory(RaysimError):
+    """A device has no memory left for what was asked; fewer trainers on it may have."""
+
+
 class RunExists(RaysimError):
     """The run directory holds a finished run, which is never overwritten."""

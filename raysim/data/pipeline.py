@@ -40,13 +40,12 @@ def _on_this_node() -> dict[str, Any]:
 
     No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    import ray.data
 
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return {}
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}
+    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    return {"label_selector": here, "num_cpus": 0, "compute": ray.data.TaskPoolStrategy(size=os.cpu_count())}
 
 
 def _write(item: dict[str, Any]) -> dict[str, Any]:

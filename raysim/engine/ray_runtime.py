@@ -20,7 +20,7 @@ from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayErr
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raysim.core.errors import RaysimError
+from raysim.core.errors import OutOfMemory, RaysimError
 from raysim.engine.plan import ClientBlock, fitting
 from raysim.engine.pool import Pool, TaskResult
 from raysim.engine.server import RoundRecord, Server
@@ -113,13 +113,18 @@ def shard_fetcher(folder: str, name: str) -> tuple[Path, Callable[[str], None] |
 class _TrainerActor:
     """A trainer in its own process, built by its first call, whose errors then arrive as they were raised."""
 
-    def __init__(self, make_trainer: Callable[[], Trainer]):
-        self._make_trainer = make_trainer
+    def __init__(self, make_trainer: Callable[[], Trainer], gpu_share: float = 0.0):
+        self._make_trainer, self._gpu_share = make_trainer, gpu_share
 
     def start(self) -> str:
         """Build the trainer; the id of the node that it is on."""
         self._trainer = self._make_trainer()
+        self.limit_memory(self._gpu_share)
         return ray.get_runtime_context().get_node_id()
+
+    def limit_memory(self, share: float) -> None:
+        if share:
+            self._trainer.limit_memory(share)
 
     def train(self, message: dict[str, Any], blocks: Sequence[ClientBlock], *memories: Any) -> tuple[Any, ...]:
         """(report, vectors), then each client's memory as an object of its own, so that old ones can be freed singly."""
@@ -157,6 +162,7 @@ class _Place:
     Attributes:
       actor: who fills it now; started: what its `start` will return; node: where it is, "" until it has started.
       failures: starts that failed, one after the other.
+      is_retired: its device had no memory left for one more trainer; nobody fills it any more.
     """
 
     index: int
@@ -164,6 +170,7 @@ class _Place:
     started: Any
     node: str = ""
     failures: int = 0
+    is_retired: bool = False
 
 
 @dataclass
@@ -194,12 +201,16 @@ class RayPool:
     lay on a lost node are trained again when they are asked for. A lost trainer is started anew wherever its share of
     the resources is, or becomes, free; until then the run goes on without it.
 
+    A trainer whose device has no memory left for a client is ended for good: its memory goes to the others there, which
+    do its tasks. Only the last one of all cannot do better, and its error ends the run.
+
     Only sums travel: those of a node's trainers are added there, except on the server's own node, where they are in
     reach as they are. Updates stay where they were made. (Ray hands over results below 100 kB with the task's reply.)
 
     Args:
       start: start(index) -> a new actor for that place.
       capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
+      gpu_share: of a GPU that each trainer has.
     """
 
     def __init__(
@@ -208,8 +219,11 @@ class RayPool:
         num_trainers: int,
         keeps_memory: bool,
         capacity: Callable[[], int] | None = None,
+        gpu_share: float = 0.0,
     ):
         self._start, self._keeps_memory, self._capacity = start, keeps_memory, capacity
+        self._gpu_share = gpu_share
+        self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
         self._here = ray.get_runtime_context().get_node_id()
         self._places: list[_Place] = []
         self._grow(num_trainers)
@@ -226,9 +240,12 @@ class RayPool:
     def _ready(self) -> list[_Place]:
         return [place for place in self._places if place.node]
 
+    def _starting(self) -> list[_Place]:
+        return [place for place in self._places if not place.node and not place.is_retired]
+
     def _poll(self, timeout_s: float = 0.0) -> None:
         """Note who has started since; what building a trainer raised is raised here."""
-        starting = {place.started: place for place in self._places if not place.node}
+        starting = {place.started: place for place in self._starting()}
         done, _ = ray.wait(list(starting), timeout=timeout_s) if starting else ([], [])
         while done:
             place = starting.pop(done[0])
@@ -246,6 +263,19 @@ class RayPool:
         ray.kill(place.actor)
         place.actor, place.node = self._start(place.index), ""
         place.started = place.actor.start.remote()
+
+    def _retire(self, place: _Place) -> bool:
+        """End a trainer for good, if it is not the last; those left on its node may use its share of the memory."""
+        if len(self._ready()) + len(self._starting()) < 2:
+            return False
+        node, place.node, place.is_retired = place.node, "", True
+        ray.kill(place.actor)
+        left = [other for other in self._ready() if other.node == node]
+        share = self._gpu_shares.get(node, self._gpu_share) * (len(left) + 1) / max(1, len(left))
+        self._gpu_shares[node] = share
+        for other in left:
+            other.actor.limit_memory.remote(share)
+        return True
 
     def _check(self, places: Iterable[_Place]) -> None:
         """Replace those who do not answer: their process has ended."""
@@ -335,7 +365,7 @@ class RayPool:
                     if place.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, place)] = task
-            starting = [place.started for place in self._places if not place.node] if waiting else []
+            starting = [place.started for place in self._starting()] if waiting else []
             ready, _ = ray.wait([*pending, *starting], num_returns=1)
             for ref in ready:
                 if ref in pending:
@@ -353,7 +383,7 @@ class RayPool:
         return task.refs[0]
 
     def _finished(self, task: _Task) -> dict[str, Any] | None:
-        """The report of a task that has ended; None if it, or what it made, is lost."""
+        """The report of a task that has ended; None if it is to be done again, since it or what it made is lost."""
         try:
             report = ray.get(task.refs[0])
             if task.node != self._here:  # what clients keep outlives the round, so it must outlive the node
@@ -364,8 +394,14 @@ class RayPool:
                 raise
             self._redone_blocks += len(task.blocks)
             place = task.place
-            if isinstance(error, RayActorError) and place is not None and place.actor is task.actor:
+            is_its = place is not None and place.actor is task.actor and not place.is_retired
+            if isinstance(error, RayActorError) and place is not None and is_its:
                 self._replace(place)
+            return None
+        except RayTaskError as error:
+            if not isinstance(error.cause, OutOfMemory) or task.place is None or not self._retire(task.place):
+                raise
+            self._redone_blocks += len(task.blocks)
             return None
         return report
 
@@ -479,7 +515,7 @@ class _Starter:
             place = PlacementGroupSchedulingStrategy(self.group)
         actor = ray.remote(_TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
         # Any: Ray adds .remote to methods in a way that a type checker cannot follow.
-        handle: Any = actor.remote(self.make_trainer)
+        handle: Any = actor.remote(self.make_trainer, self.gpus)
         return handle
 
     def capacity(self) -> int:
@@ -494,7 +530,8 @@ class _ServerActor:
         self, make_server: Callable[[Pool], Server], starter: _Starter, keeps_memory: bool, *, is_growing: bool
     ):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
-        pool = RayPool(starter, starter.num_reserved, keeps_memory, starter.capacity if is_growing else None)
+        capacity = starter.capacity if is_growing else None
+        pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
         self._server = make_server(pool)
 
     def call(self, name: str, *values: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ClientError, MethodError
+from raysim.core.errors import ClientError, MethodError, OutOfMemory
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, Client, GradFn, LayerOp, Method, Vector
 from raysim.core.seeding import derive_seed, torch_generator
@@ -114,7 +114,7 @@ class Trainer:
           (report, vectors, memories): report holds small arrays stacked over clients; vectors the updates
           ("update": (k, num_state) float32) and reported Vectors ("method/name": (k, num_params)).
         Raises:
-          ClientError: a client failed; names it.
+          ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
         self._begin(message)
         clients = [(block.index, client) for block in blocks for client in block.clients]
@@ -123,6 +123,12 @@ class Trainer:
         for row, (block, client) in enumerate(clients):
             try:
                 report, memory = self._train_client(client, memories[row], vectors, row, len(clients))
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemory(
+                    f"no memory left on the device for client {client} ({error})",
+                    f"round {message['round']}",
+                    "lower local.batch_size, or take a smaller model or a larger device",
+                ) from error
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
                 raise ClientError(
@@ -348,6 +354,11 @@ class Trainer:
             return evaluate(
                 self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
             )
+
+    def limit_memory(self, share: float) -> None:
+        """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
     def ping(self) -> int:
         """This process's id: answers once the trainer is ready."""

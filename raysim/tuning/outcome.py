@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.engine.checkpoint import write_file
-from raysim.run import FREE_KEYS
+from raysim.run import changes
 from raysim.sweep import assign
 from raysim.tuning.plan import Sweep, SweepTrial
 
@@ -65,26 +65,29 @@ def start_sweep(sweep_: Sweep) -> dict[str, Outcome]:
             str(folder),
             "set resume=auto, choose another name, or delete that folder",
         )
-    faults = [fault for trial in sweep_.trials if before[trial.name].is_finished for fault in _changes(sweep_, trial)]
-    if faults:
+    if faults := _changed(sweep_, [trial for trial in sweep_.trials if before[trial.name].is_finished]):
         raise ConfigError(faults, f"going on with {folder.name!r}")
     write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep_.raw), sort_keys=False).encode())
     return before
 
 
-def _changes(sweep_: Sweep, trial: SweepTrial) -> list[Fault]:
-    """Where a finished trial's configuration is not the one it would have now."""
-    now = trial.config.model_dump(mode="json")
-    saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
-    before = Config.model_validate(saved).model_dump(mode="json")
-    for key, value in values_now(sweep_, trial).items():
-        assign(now, key, value)
-    remedy = f"set it back, choose another name, or delete {sweep_.folder / trial.name}"
-    return [
-        Fault(key, f"is {now[key]!r}, but finished trial {trial.name} has {before[key]!r}; {remedy}")
-        for key in now
-        if key not in FREE_KEYS and before[key] != now[key]
-    ]
+def _changed(sweep_: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
+    """Where finished trials' configurations are not those they would have now: each change once."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for trial in trials:
+        now = trial.config.model_dump(mode="json")
+        saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
+        before = Config.model_validate(saved).model_dump(mode="json")
+        for key, value in values_now(sweep_, trial).items():
+            assign(now, key, value)
+        for key, old, new in changes(before, now):
+            found.setdefault((key, repr(old), repr(new)), []).append(trial.name)
+    faults = []
+    for (key, old, new), names in found.items():
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        remedy = f"set it back, choose another name, or delete their folders in {sweep_.folder}"
+        faults.append(Fault(key, f"is {new}, but finished trial {names[0]}{more} has {old}; {remedy}"))
+    return faults
 
 
 def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:

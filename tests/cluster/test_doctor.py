@@ -13,8 +13,6 @@ from raysim.engine import ray_facts
 from raysim.engine.ray_facts import NodeFacts
 from tests.cluster.conftest import free_ports
 
-pytestmark = pytest.mark.cluster
-
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.14.1", "raysim": "0.1.0 (sources 01234567)"}
 GIB = 2**30
 GOOD = NodeFacts(

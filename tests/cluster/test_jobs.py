@@ -14,7 +14,7 @@ from raysim.config import read_config
 from raysim.run import execute
 from tests.cluster.conftest import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.slow
 
 CONFIG = "configs/quickstart.yaml"
 ON_GPU = ("resources.trainers=2", "resources.gpus_per_trainer=0.5", "resources.cpus_per_trainer=1")

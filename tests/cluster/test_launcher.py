@@ -15,8 +15,6 @@ import yaml
 
 from tests.cluster.conftest import BIN, PROJECT
 
-pytestmark = pytest.mark.cluster
-
 SSHD = Path("/usr/sbin/sshd")
 
 

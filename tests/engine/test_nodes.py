@@ -15,7 +15,7 @@ from raysim.data.sources import prepare
 from tests.engine.nodes import Cluster
 from tests.helpers import plan_of, raw_config, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.slow
 
 FEDERATION = {
     "partition": {"scheme": "iid", "num_clients": 200},

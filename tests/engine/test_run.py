@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,12 +23,13 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim.assemble import check, make_server, make_trainer
-from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
+from raysim.core.errors import ClientError, ConfigError, OutOfMemory, RaysimError, RunExists
 from raysim.data.reading import Options
 from raysim.data.sources import prepare
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
-from raysim.engine.ray_runtime import RayServer
+from raysim.engine.ray_runtime import RayPool, RayServer, _Place
+from raysim.engine.trainer import Trainer
 from raysim.run import execute
 from tests.helpers import plan_of, raw_config, recipe_of, run
 
@@ -216,6 +218,53 @@ def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
         quietly(
             plan_of(root, methods, name="b", storage=str(tmp_path), resources={**resources, "gpus_per_trainer": 0.5})
         )
+
+
+def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cluster):
+    methods = ["scaffold", {"fedvg": {"granularity": "block"}}]
+    full = {"tests.toys:out_of_memory": {"client": 1, "folder": str(tmp_path), "times": 2}}
+    groups = {"resources": {"backend": "ray", "trainers": 3, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}}
+    groups["cohort"] = {"size": 12}
+    summary = quietly(a_plan(root, tmp_path, [*methods, full], rounds=3, **groups))
+    assert summary["params_sha256"] == run(plan_of(root, methods, rounds=3, cohort={"size": 12}), root).params_sha256()
+    assert len(list(tmp_path.glob("oom-*"))) == 2
+    rows = rows_of(tmp_path / "a")
+    assert [float(row["system/trainers"]) for row in rows] == [3, 1, 1]
+    assert float(rows[0]["system/redone_blocks"]) >= 2
+
+    full["tests.toys:out_of_memory"]["times"] = 99
+    with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
+        quietly(plan_of(root, [*methods, full], name="b", storage=str(tmp_path), **groups))
+
+
+def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
+    """Four trainers on one node, one on another; each may use a quarter of its GPU."""
+
+    class Actor:
+        def __init__(self):
+            self.shares = []
+            self.limit_memory = SimpleNamespace(remote=self.shares.append)
+
+    ended = []
+    monkeypatch.setattr("raysim.engine.ray_runtime.ray.kill", ended.append)
+    pool = RayPool.__new__(RayPool)
+    actors = [Actor() for _ in range(5)]
+    pool._places = [_Place(i, actor, None, "b" if i == 4 else "a") for i, actor in enumerate(actors)]
+    pool._gpu_share, pool._gpu_shares = 0.25, {}
+    assert [pool._retire(pool._places[index]) for index in (0, 1, 2, 4)] == [True] * 4
+    assert ended == [actors[0], actors[1], actors[2], actors[4]]
+    assert actors[3].shares == pytest.approx([1 / 3, 1 / 2, 1])
+    assert actors[4].shares == []
+    assert not pool._retire(pool._places[3])
+    assert pool._ready() == [pool._places[3]]
+
+
+def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    for device in ("cpu", "cuda"):
+        Trainer.limit_memory(SimpleNamespace(device=torch.device(device)), 4 / 3)
+    assert asked == [1.0]
 
 
 def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
