@@ -39,7 +39,7 @@ def swap_pools(ray_cluster):
 
     class Swappable(_TrainerActor):
         def __init__(self):
-            pass
+            super().__init__(None)
 
         def become(self, make_trainer):
             self._make_trainer = make_trainer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from raysim import doctor
 from raysim.engine import ray_facts
 from raysim.engine.ray_facts import NodeFacts
-from tests.cluster.conftest import free_ports
+from tests.cluster.conftest import PROJECT, free_ports
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.14.1", "raysim": "0.1.0 (sources 01234567)"}
 GIB = 2**30
@@ -133,8 +135,10 @@ def test_dashboard_findings():
 
 def test_cluster_that_does_not_answer_is_one_line(tmp_path):
     (port,) = free_ports(1)
-    ((is_ok, line),) = doctor.cluster(f"127.0.0.1:{port}", tmp_path)
-    assert not is_ok
+    command = [sys.executable, "-m", "raysim", "doctor", "--address", f"127.0.0.1:{port}", "--storage", str(tmp_path)]
+    result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("FAIL") and "Ray" in line]
     assert f"cannot connect to Ray at 127.0.0.1:{port} (nothing answers" in line
     assert list(tmp_path.iterdir()) == []
 

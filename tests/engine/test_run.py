@@ -389,7 +389,7 @@ def test_resume_refuses_another_configuration(root, tmp_path):
     changed = a_plan(root, tmp_path, [], cohort={"size": 12}, local={"lr": 0.2})
     with pytest.raises(ConfigError) as caught:
         quietly(changed)
-    assert {fault.key for fault in caught.value.faults} == {"methods", "local"}
+    assert {fault.key for fault in caught.value.faults} == {"methods", "local.lr"}
     with pytest.raises(RunExists, match="et resume=auto"):
         quietly(a_plan(root, tmp_path, resume="never"))
 
