@@ -99,7 +99,9 @@ class ModelGroup(Group):
     pretrained: str | None = Field(
         None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
-    blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
+    blocks: Literal["residual", "stage", "width"] = Field(
+        "residual", description="what a layer block is; width: neighbouring residual blocks of one output width"
+    )
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
     lora: LoraGroup | None = Field(None, description="train low-rank adapters and the head only; {} for the defaults")
 
