@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysim.report.gains import base_of
@@ -29,7 +30,11 @@ DISTANCES = {
 
 def _below(table: Table, column: Column) -> str:
     """The column in a second line, where there are several."""
-    return f"\n{heading(table.names, column)}" if len(table.columns) > 1 else ""
+    return f"\n{wrap(heading(table.names, column))}" if len(table.columns) > 1 else ""
+
+
+def _title(axes: Axes, table: Table, column: Column) -> None:
+    axes.set_title(wrap(heading(table.names, column)) if table.names else "", fontsize=9)
 
 
 def representation(table: Table, styles: Styles) -> Figure:
@@ -83,7 +88,8 @@ def drift_reduction(table: Table, styles: Styles, baseline: str | None) -> Figur
         for name, (rounds, values) in lines[column].items():
             mean_line(axes, rounds, values, styles[name.rpartition(" against ")[0]], label=name)
         axes.axhline(0, color="#444444", linewidth=0.8, linestyle=":")
-        axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel="reduction of local drift")
+        _title(axes, table, column)
+        axes.set_ylabel("reduction of local drift")
         rounds_below(axes)
     figure.suptitle(table.title, fontsize=10)
     legend(figure, panels)
@@ -115,9 +121,11 @@ def agreement(tables: Sequence[Table]) -> Figure:
                 (v for cell in column_cells(table, column).values() if len(v := _first_agreement(cell))), None
             )
             if values is not None:
-                found.append((describe(table.labels) + _below(table, column), values))
+                found.append((wrap(describe(table.labels)) + _below(table, column), values))
     if not found:
         raise NothingToDraw("no run logged agreement in its first round; add diagnostics or flfa to its methods")
+    from matplotlib.ticker import MaxNLocator
+
     figure, panels = grid(min(len(found), MOST_PANELS))
     for axes, (name, values) in zip(panels, found, strict=False):
         axes.hist(values, bins=min(30, max(8, len(values) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
@@ -125,7 +133,8 @@ def agreement(tables: Sequence[Table]) -> Figure:
         spread = float(np.mean(centred**2))
         skewness = float(np.mean(centred**3)) / spread**1.5 if spread > 0 else 0.0
         side = "lowest" if skewness > 0 else "highest"
-        axes.set_title(f"{wrap(name)}\ng1 = {skewness:+.2f}: {side}", fontsize=9)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_title(f"{name}\ng1 = {skewness:+.2f}: {side}", fontsize=9)
         axes.set(xlabel="agreement S", ylabel="layers")
     return figure
 
@@ -157,7 +166,10 @@ def all_arrays(folder: Path, name: str) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 def spectrum(table: Table, styles: Styles) -> Figure:
-    """Singular values of the classifier over the largest one, mean over seeds; one panel a column."""
+    """Singular values of the classifier over the largest one, mean over seeds; one panel a column.
+
+    The axis is logarithmic where they span more than a factor of 20.
+    """
     found = {
         column: {row: values for row, cell in column_cells(table, column).items() if len(values := _last_spectra(cell))}
         for column in table.columns
@@ -169,8 +181,12 @@ def spectrum(table: Table, styles: Styles) -> Figure:
     for axes, column in zip(panels, columns, strict=True):
         for row, values in found[column].items():
             mean_line(axes, range(1, values.shape[1] + 1), values, styles[row], label=row)
-        axes.set_yscale("log")
-        axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel="relative singular value")
+        if min(values.min() for values in found[column].values()) < 1 / 20:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, None)
+        _title(axes, table, column)
+        axes.set_ylabel("relative singular value")
         rounds_below(axes)
         axes.set_xlabel("index")
     figure.suptitle(table.title, fontsize=10)

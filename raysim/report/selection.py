@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from raysim.report.contents import Extra
@@ -71,7 +72,7 @@ def selection(table: Table, styles: Mapping[str, Style], theirs: Sequence[Publis
     step = 0.84 / len(shares)
     for place, (row, found) in enumerate(shares.items()):
         at = [blocks.index(block) + (place - (len(shares) - 1) / 2) * step for block in found]
-        means, stds = [c.mean for c in found.values()], [c.std or 0.0 for c in found.values()]
+        means, stds = [c.mean for c in found.values()], [np.nan if c.std is None else c.std for c in found.values()]
         style = styles[row]
         axes.bar(at, means, step * 0.92, label=row, color=style.colour, hatch=style.hatch, edgecolor="white")
         axes.errorbar(at, means, stds, fmt="none", ecolor="#777777", elinewidth=1.0, capsize=2)
