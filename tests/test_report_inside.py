@@ -104,6 +104,18 @@ def test_a_gain_without_a_pair_is_a_fault(tmp_path):
         make_report([runs], {"gain": "layers=1"})
 
 
+def test_a_gain_that_only_the_recipe_asks_for_becomes_a_note(tmp_path):
+    group = {"gain": "FLFA"}
+    runs = flfa_runs(tmp_path / "runs")
+    (runs / "sweep.yaml").write_text(json.dumps({"report": group}))
+    assert make_report([runs], {}).tables[0].gains
+    for path in runs.glob("*FLFA*"):
+        path.rename(tmp_path / path.name)
+    report = make_report([runs], {})
+    assert not report.tables[0].gains
+    assert report.notes == ["`report.gain`: no table has a pair of rows X and X + FLFA. Known: FedAvg, FedProx"]
+
+
 def test_relative_times_are_paired_by_seed_with_the_printed_ones(tmp_path):
     report = make_report([flfa_runs(tmp_path / "runs")], {"time": "FedAvg", "published": ["flfa_table_01"]})
     (extra,) = report.extras

@@ -14,7 +14,7 @@ from raysim.report.contents import Extra, Report
 from raysim.report.document import document
 from raysim.report.gains import relative_times, with_gains
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import published
+from raysim.report.published import Published, published
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
 from raysim.report.significance import over_seeds, over_tables
@@ -68,9 +68,9 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
         raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
     ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
     tables = make_tables(cells, rows=group.rows, columns=group.columns, order=theirs, **({} if theirs else ends))
-    if group.gain is not None:
-        tables = with_gains(tables, group.gain, theirs)
     notes: list[str] = []
+    if group.gain is not None:
+        tables = _with_gains(tables, group.gain, theirs, given, notes)
     subject = _row(group.against, "against", tables, given, notes)
     baseline = _row(group.baseline, "baseline", tables, given, notes)
     others = [row for row in all_rows(tables) if row not in (subject, baseline)]
@@ -136,6 +136,19 @@ def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str
             raise ConfigError([Fault(f"report.{key}", message)], "the command line")
         notes.append(f"`report.{key}`: {message}")
     return row
+
+
+def _with_gains(
+    tables: list[Table], gain: str, theirs: Sequence[Published], given: Mapping[str, Any], notes: list[str]
+) -> list[Table]:
+    """Tables with average gains. Where there is not one pair: a fault if the command line asked for it, else a note."""
+    try:
+        return with_gains(tables, gain, theirs)
+    except ConfigError as error:
+        if "gain" in given:
+            raise
+        notes += [f"`{fault.key}`: {fault.message}" for fault in error.faults]
+        return tables
 
 
 def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
