@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods.ccvr import ccvr
+from methods.diagnostics import diagnostics
 from methods.elastic import elastic
 from methods.fedacg import fedacg
 from methods.fedavgm import fedavgm
@@ -32,6 +33,7 @@ from raysim.core.method import Method
 METHODS: dict[str, Callable[..., Method]] = {
     "ccvr": ccvr,
     "dfa": dfa,
+    "diagnostics": diagnostics,
     "elastic": elastic,
     "fa": fa,
     "fedacg": fedacg,

@@ -36,7 +36,8 @@ def flfa(
     F from the updates u_{i,l} of this round,
         S_l = (1/K) sum_i cos(u_{i,l}, mean_i u_{i,l})   (eq. 14),
     over the clients that moved the layer; 0 where nobody did or the updates cancel. Round 0 is plain backpropagation.
-    Ties go to the layer that comes first in the model. Logged: S of every candidate, and which of them were chosen.
+    Ties go to the layer that comes first in the model. Logged: S of every candidate, which of them were chosen, and how
+    many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13).
 
     In the first layer nothing changes, since images need no gradient. A gradient taken at a perturbed point (FedSOL) uses
     B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation.
@@ -99,6 +100,10 @@ def flfa(
         server.log("agreement", scores, list(layers))
         for rank, index in enumerate(order, start=1):
             server.log("layer" if rank == 1 else f"layer_{rank}", index)
+        inside = [leaf.block for leaf in layers.values()]
+        blocks = [block for block in server.layout.blocks if block in inside]
+        counts = [sum(inside[index] == block for index in order) for block in blocks]
+        server.log("selected", torch.tensor(counts), blocks)
         return update, {"layers": order, "strategy": chosen}
 
     claims = backward_claims(candidates)

@@ -285,6 +285,10 @@ def report(
     figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
     baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
     against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
+    gain: Annotated[
+        str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.report.build import make_report, write
@@ -292,7 +296,7 @@ def report(
     from raysim.report.render import terminal
 
     given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
-    given |= {"baseline": baseline, "against": against}
+    given |= {"baseline": baseline, "against": against, "gain": gain, "time": time}
     made = make_report(paths or [], {key: value for key, value in given.items() if value})
     # A pipe or a file has no width that a table should be squeezed into.
     page = out if out.is_terminal else Console(highlight=False, width=400)

@@ -99,7 +99,9 @@ class ModelGroup(Group):
     pretrained: str | None = Field(
         None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
-    blocks: Literal["residual", "stage"] = Field("residual", description="what a layer block is")
+    blocks: Literal["residual", "stage", "width"] = Field(
+        "residual", description="what a layer block is; width: neighbouring residual blocks of one output width"
+    )
     channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
     lora: LoraGroup | None = Field(None, description="train low-rank adapters and the head only; {} for the defaults")
 
@@ -167,7 +169,7 @@ class TuneGroup(Group):
     )
 
 
-#: Kinds of figures, and FedVG's numbers of them.
+#: Kinds of figures, and the papers' numbers of them: FedVG's plain, the others' with the paper's name.
 FigureName = Literal[
     "curves",
     "bars",
@@ -177,6 +179,11 @@ FigureName = Literal[
     "strategies",
     "weights",
     "norms",
+    "representation",
+    "drift",
+    "agreement",
+    "spectrum",
+    "selection",
     "figure_1",
     "figure_3",
     "figure_5",
@@ -184,6 +191,11 @@ FigureName = Literal[
     "figure_8",
     "figure_9",
     "figure_A1",
+    "flfa_figure_2",
+    "flfa_figure_3",
+    "flfa_figure_4",
+    "flfa_table_13",
+    "univarfl_figure_1",
 ]
 
 
@@ -204,6 +216,11 @@ class ReportGroup(Group):
         None, description="which figures; by default bars, lines and curves where they make sense"
     )
     baseline: str | None = Field(None, description="row that gains are counted from")
+    gain: str | None = Field(
+        None,
+        description="X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value",
+    )
+    time: str | None = Field(None, description="row whose seconds per round are 1 in a table of relative times")
     against: str | None = Field(None, description="row that is tested against every other one")
     client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 import urllib.error
@@ -21,7 +22,9 @@ from raysim.core.errors import ConfigError, ModelError
 from raysim.core.layout import integer_buffers, layout_of
 from raysim.core.method import Batch
 from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, find_architecture, head_of, try_model
+from raysim.models.from_torchvision import SMALL_STAGES
 from raysim.models.registry import prefers_channels_last
+from raysim.report.published import FOLDER as PUBLISHED
 from raysim.training.model import BoundModel, cross_entropy
 from tests.helpers import plan_of, raw_config, run
 
@@ -100,6 +103,19 @@ def test_mobilenetv2_blocks_are_stem_residuals_last_convolution_and_head():
     counts = Counter(leaf.block for leaf in layout(spec_of("mobilenetv2")).params)
     residuals = {f"features.{i}": 6 if i == 1 else 9 for i in range(1, 18)}
     assert counts == {"stem": 3, **residuals, "features.18": 3, "classifier.1": 2}
+
+
+def test_blocks_of_one_width_are_the_ten_stages_of_flfas_table_13():
+    with open(PUBLISHED / "flfa_table_13.csv", newline="") as file:
+        rows = {row["setting"].rpartition(";")[0] for row in csv.DictReader(file)}
+    blocks = layout(spec_of("mobilenetv2", stem="small", size=32), "width").blocks
+    ends = [sum(count for _, _, count, _ in SMALL_STAGES[: stage + 1]) for stage in range(7)]
+    assert blocks == ("stem", *(f"features.{end}" for end in ends), "features.18", "classifier.1")
+    assert len(blocks) == len(rows)
+    # A classifier that happens to be as wide as the block before it stays apart.
+    assert layout(spec_of("mobilenetv2", classes=1280), "width").blocks == blocks
+    assert layout(spec_of("resnet18"), "width").blocks == ("stem", *(f"layer{i}.1" for i in range(1, 5)), "fc")
+    assert layout(spec_of("cnn"), "width").blocks == layout(spec_of("cnn")).blocks
 
 
 def test_blocks_of_nested_stages():

@@ -147,7 +147,7 @@ def layout_of(
       trained: names of the parameters that clients train (all, if None); the others are frozen and not in the vector.
       shared: names of the trained parameters that are sent (all trained, if None). Buffers are always shared.
       channels_last: lay 4-D weights out as (out, height, width, in).
-      blocks: "residual" or "stage", see `block_namer`.
+      blocks: "residual", "stage" or "width", see `block_namer`.
     """
     names = {name for name, _ in module.named_parameters()}
     trained = names if trained is None else set(trained)
@@ -198,11 +198,12 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
     "residual" (FedVG, section on granularity): each residual or encoder block, the head, and "stem" for all the rest:
     first convolution, class token, embeddings, final normalisation. A convolution behind the blocks in the same sequence
     is a block (MobileNetV2's last), and so is what a stage holds beside its blocks (ConvNeXt's down-sampling).
-    "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one. A model without such
-    blocks has one block per layer.
+    "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one.
+    "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
+    long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.
     """
-    if blocks not in ("residual", "stage"):
-        raise ValueError(f"block_namer: blocks must be 'residual' or 'stage', got {blocks!r}")
+    if blocks not in ("residual", "stage", "width"):
+        raise ValueError(f"block_namer: blocks must be 'residual', 'stage' or 'width', got {blocks!r}")
     prefixes = _layer_blocks(module)
     if blocks == "stage" and len(set(prefixes.values())) > 1:
         prefixes = {stage: stage for stage in prefixes.values()}
@@ -215,7 +216,26 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
             return name.rpartition(".")[0] or "stem"
         return next((path for path in longest_first if name.startswith(path + ".")), "stem")
 
-    return block_of
+    if blocks != "width":
+        return block_of
+    runs = _runs_of_one_width(module, block_of, {"stem", head}) if prefixes else {}
+    return lambda name: runs.get(block_of(name), block_of(name))
+
+
+def _runs_of_one_width(module: nn.Module, block_of: Callable[[str], str], alone: set[str]) -> dict[str, str]:
+    """Layer block -> the last of the neighbouring blocks whose last weight has as many outputs as its own.
+
+    Args:
+      alone: blocks that stand by themselves.
+    """
+    widths = {block_of(name): len(value) for name, value in module.named_parameters() if value.dim() > 1}
+    last: dict[str, str] = {}
+    following = ""
+    for block in reversed(widths):
+        is_same = following and alone.isdisjoint((block, following)) and widths[block] == widths[following]
+        last[block] = last[following] if is_same else block
+        following = block
+    return last
 
 
 def _layer_blocks(module: nn.Module) -> dict[str, str]:

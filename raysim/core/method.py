@@ -18,7 +18,8 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 
 `evaluated` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
 what it broadcasts): its tensors stand in the place of those leaves while the global model is scored on the test set, and
-may have any shape with which the model can run.
+may have any shape with which the model can run. The new global parameters are set by then (`Server.params`), so this is
+also the place to look at them: return {} to leave the scoring alone. It runs only in rounds that are evaluated.
 
 Messages, client memory, scratch, reports and server state are namespaced: a hook sees its own method's only.
 """
@@ -159,12 +160,17 @@ class Server:
       num_examples, num_steps: (K,) int64.
       class_counts: (K, classes) int64.
       start: [num_params], the broadcast point of the round.
+      params: [num_params], the global parameters: what the round began with; in `evaluated`, what it ended with.
       report: this method's reports, stacked: name -> (K, ...).
       weights: the aggregation weights; final from `server_update` on.
       total: total(name, weights) -> [num_params] float64: exact weighted sum of a reported Vector (or of "update"),
         computed where the vectors lie.
       map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
         [num_params]; results should be small.
+      map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice of
+        the test set at the global parameters, in eval mode: features (B, width), the head's input, and labels (B,) int64.
+        The slices, and so the results in their order, do not depend on the trainers. It is meant for `evaluated`; what
+        methods return there is not in place (needs "features").
       validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
         of the model that these weights would give before any `server_update` (needs "validation-set").
       move_frozen: move_frozen(name, change) adds to a frozen parameter of the model, in its shape, from the next round
@@ -182,10 +188,12 @@ class Server:
     num_steps: Tensor
     class_counts: Tensor
     start: Tensor
+    params: Tensor
     report: Mapping[str, Tensor]
     weights: Weights
     total: Callable[[str, Weights], Tensor]
     map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
+    map_features: Callable[[Callable[[Tensor, Tensor, Any], Any], Any], list[Any]]
     validation_loss: Callable[[Weights], float]
     move_frozen: Callable[[str, Tensor], None]
     log: Log

@@ -59,6 +59,12 @@ class Pool(Protocol):
         """Scores of a model (see `Trainer.evaluate`) on slices of a held-out set ("test" or "validation")."""
         ...
 
+    def map_features(
+        self, function: Callable[..., Any], shared: Any, point: dict[str, Any], slices: Sequence[tuple[int, int]]
+    ) -> list[Any]:
+        """function(features, labels, shared) of slices of the test set (see `Trainer.map_features`), in their order."""
+        ...
+
 
 class SerialPool:
     """One trainer in this process; no Ray. Same classes, same arrays, same order-free arithmetic."""
@@ -101,3 +107,8 @@ class SerialPool:
 
     def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
         return [self._trainer.evaluate(name, point, start, end) for start, end in slices]
+
+    def map_features(
+        self, function: Callable[..., Any], shared: Any, point: dict[str, Any], slices: Sequence[tuple[int, int]]
+    ) -> list[Any]:
+        return [self._trainer.map_features(function, shared, point, start, end) for start, end in slices]

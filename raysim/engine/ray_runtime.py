@@ -151,6 +151,9 @@ class _TrainerActor:
     def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
         return self._trainer.evaluate(name, point, start, end)
 
+    def map_features(self, function: Any, shared: Any, point: dict[str, Any], start: int, end: int) -> Any:
+        return self._trainer.map_features(function, shared, point, start, end)
+
     def ping(self) -> int:
         return self._trainer.ping()
 
@@ -454,14 +457,23 @@ class RayPool:
 
     def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
         sent = ray.put(point)
+        return self._in_slices(lambda actor, start, end: actor.evaluate.remote(name, sent, start, end), slices)
 
-        def attempt() -> list[Score]:
+    def map_features(
+        self, function: Callable[..., Any], shared: Any, point: dict[str, Any], slices: Sequence[tuple[int, int]]
+    ) -> list[Any]:
+        common, sent = ray.put(shared), ray.put(point)
+        return self._in_slices(
+            lambda actor, start, end: actor.map_features.remote(function, common, sent, start, end), slices
+        )
+
+    def _in_slices(self, ask: Callable[[Any, int, int], Any], slices: Sequence[tuple[int, int]]) -> list[Any]:
+        """The answers for all slices, which the trainers take in turn."""
+
+        def attempt() -> list[Any]:
             places = self._ready()
             return ray.get(
-                [
-                    places[number % len(places)].actor.evaluate.remote(name, sent, start, end)
-                    for number, (start, end) in enumerate(slices)
-                ]
+                [ask(places[number % len(places)].actor, start, end) for number, (start, end) in enumerate(slices)]
             )
 
         return self._persist(attempt, [])

@@ -297,10 +297,12 @@ class Server:
             num_steps=cohort.kept(cohort.report["num_steps"]),
             class_counts=torch.from_numpy(self.facts.class_counts[clients.numpy()]),
             start=start,
+            params=self.params,
             report={},
             weights={},
             total=lambda name, weights: self._total(cohort, name, weights),
             map_updates=map_updates,
+            map_features=self._map_features,
             validation_loss=lambda weights: self._validation_loss(cohort, start, weights),
             move_frozen=self._move_frozen,
             log=_log_nothing,
@@ -388,10 +390,18 @@ class Server:
 
     def _score(self, name: str, state: Tensor, count: int, evaluated: Mapping[str, Tensor] | None = None) -> Score:
         """Score of a model on a held-out set of so many examples, in slices on the trainers."""
-        slices = [(start, min(count, start + EVALUATION_SLICE)) for start in range(0, count, EVALUATION_SLICE)]
-        point = {"state": state, "counters": dict(self.counters), "frozen": self.frozen, "evaluated": evaluated or {}}
-        parts = self.pool.evaluate(name, pack(point), slices)
+        parts = self.pool.evaluate(name, self._point(state, evaluated), _slices(count))
         return functools.reduce(operator.add, parts)
+
+    def _map_features(self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any = None) -> list[Any]:
+        """function(features, labels, shared) of each slice of the test set, at the global model."""
+        slices = _slices(self.facts.num_test)
+        return [unpack(v) for v in self.pool.map_features(function, pack(shared), self._point(self.state), slices)]
+
+    def _point(self, state: Tensor, evaluated: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+        """A global model, packed: see `Trainer.evaluate`."""
+        point = {"state": state, "counters": dict(self.counters), "frozen": self.frozen, "evaluated": evaluated or {}}
+        return pack(point)
 
     def _client_columns(self, cohort: Cohort, weights: Weights) -> dict[str, np.ndarray]:
         report = cohort.report
@@ -470,6 +480,11 @@ def state_sha256(layout: Layout, state: Tensor, frozen: Mapping[str, Tensor] | N
         digest.update(f"{name}{tuple(value.shape)}".encode())
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _slices(count: int) -> list[tuple[int, int]]:
+    """(start, end) of the pieces in which a held-out set is scored, whatever the number of trainers."""
+    return [(start, min(count, start + EVALUATION_SLICE)) for start in range(0, count, EVALUATION_SLICE)]
 
 
 def _log_nothing(name: str, value: float | Tensor, columns: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -346,14 +346,45 @@ class Trainer:
           point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
             place of leaves.
         """
+        with self._global_model(point):
+            return evaluate(
+                self.model,
+                self._slice(name, start, end),
+                self.transform,
+                num_classes=self.num_classes,
+                batch_size=self.evaluation_batch,
+            )
+
+    @torch.no_grad()
+    def map_features(
+        self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any, point: dict[str, Any], start: int, end: int
+    ) -> Any:
+        """function(features, labels, shared) of examples start..end of the test set, packed.
+
+        features: (end - start, width), the head's input at a global model (see `evaluate`) in eval mode.
+        Raises:
+          MethodError: no method declared that it needs features.
+        """
+        examples, parts = self._slice("test", start, end), []
+        with self._global_model(point):
+            self.model.module.eval()
+            for batch in passes(examples, self.transform, self.evaluation_batch):
+                features = self.model.forward(batch.images).features
+                if features is None:
+                    raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
+                parts.append(features.flatten(1))
+        return pack(function(torch.cat(parts), examples.labels, _to(unpack(shared), self.device)))
+
+    @contextlib.contextmanager
+    def _global_model(self, point: dict[str, Any]) -> Iterator[None]:
         self.model.load(unpack(point["state"]), point["counters"])
         self.model.move_frozen(unpack(point["frozen"]))
-        held_out = self._set(name)
-        part = Examples(held_out.images[start:end], held_out.labels[start:end])
         with self.model.replaced(unpack(point["evaluated"])):
-            return evaluate(
-                self.model, part, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-            )
+            yield
+
+    def _slice(self, name: str, start: int, end: int) -> Examples:
+        held_out = self._set(name)
+        return Examples(held_out.images[start:end], held_out.labels[start:end])
 
     def limit_memory(self, share: float) -> None:
         """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.config import ReportGroup, nearest, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.report import figures, traces
-from raysim.report.contents import Report
+from raysim.report import figures, inside, selection, traces
+from raysim.report.contents import Extra, Report
 from raysim.report.document import document
+from raysim.report.gains import relative_times, with_gains
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import published
+from raysim.report.published import Published, published
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
 from raysim.report.significance import over_seeds, over_tables
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("published", "figures")
 
-#: FedVG's figures by kind.
+#: The papers' figures by kind; FedVG's have no prefix.
 KINDS = {
     "figure_1": "bars",
     "figure_3": "lines",
@@ -34,6 +35,11 @@ KINDS = {
     "figure_8": "weights",
     "figure_9": "strategies",
     "figure_A1": "norms",
+    "flfa_figure_2": "representation",
+    "flfa_figure_3": "drift",
+    "flfa_figure_4": "agreement",
+    "flfa_table_13": "selection",
+    "univarfl_figure_1": "spectrum",
 }
 
 
@@ -63,6 +69,8 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
     ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
     tables = make_tables(cells, rows=group.rows, columns=group.columns, order=theirs, **({} if theirs else ends))
     notes: list[str] = []
+    if group.gain is not None:
+        tables = _with_gains(tables, group.gain, theirs, given, notes)
     subject = _row(group.against, "against", tables, given, notes)
     baseline = _row(group.baseline, "baseline", tables, given, notes)
     others = [row for row in all_rows(tables) if row not in (subject, baseline)]
@@ -72,7 +80,19 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
         pairs = [(row, baseline) for row in others] if baseline is not None else []
     by_table = over_tables(tables, pairs) if len(tables) > 1 else []
     by_seed = {table.title: found for table in tables if (found := over_seeds(table, pairs))}
-    return Report(group, runs, tables, theirs, subject, baseline, by_table, by_seed, notes)
+    extras: list[Extra] = []
+    timed = _row(group.time, "time", tables, given, notes)
+    if timed is not None:
+        seconds = {run.folder: float(run.summary.get("seconds_per_round") or 0.0) for run in finished}
+        extras += relative_times(tables, group.rows, timed, seconds, theirs)
+    if "selection" in _kinds(group.figures or ()):
+        extras += selection.selections(tables, group.rows, theirs)
+    return Report(group, runs, tables, theirs, subject, baseline, by_table, by_seed, notes, extras)
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Kinds of figures, each once, behind the names that papers gave them."""
+    return list(dict.fromkeys(KINDS.get(name, name) for name in names))
 
 
 def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
@@ -118,6 +138,19 @@ def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str
     return row
 
 
+def _with_gains(
+    tables: list[Table], gain: str, theirs: Sequence[Published], given: Mapping[str, Any], notes: list[str]
+) -> list[Table]:
+    """Tables with average gains. Where there is not one pair: a fault if the command line asked for it, else a note."""
+    try:
+        return with_gains(tables, gain, theirs)
+    except ConfigError as error:
+        if "gain" in given:
+            raise
+        notes += [f"`{fault.key}`: {fault.message}" for fault in error.faults]
+        return tables
+
+
 def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
     """File name -> figure, for the figures asked for.
 
@@ -134,6 +167,17 @@ def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str,
         "strategies": lambda: {"strategies": figures.strategies(tables)},
         "weights": lambda: {"weights": traces.weights(tables, client=group.client)},
         "curves": lambda: _numbered("curves", [partial(traces.curves, table, styles) for table in tables]),
+        "representation": lambda: _numbered(
+            "representation", [partial(inside.representation, table, styles) for table in tables]
+        ),
+        "drift": lambda: _numbered(
+            "drift", [partial(inside.drift_reduction, table, styles, report.baseline) for table in tables]
+        ),
+        "agreement": lambda: {"agreement": inside.agreement(tables)},
+        "spectrum": lambda: _numbered("spectrum", [partial(inside.spectrum, table, styles) for table in tables]),
+        "selection": lambda: _numbered(
+            "selection", [partial(selection.selection, table, styles, report.theirs) for table in tables]
+        ),
         "norms": lambda: _numbered(
             "norms", [partial(traces.norms, c, title=n) for n, c in traces.cells_with_norms(tables)]
         ),
@@ -141,7 +185,7 @@ def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str,
     default = ["bars"] + ["lines"] * (figures.numeric_label(tables) is not None) + ["curves"] * bool(report.runs)
     drawn: dict[str, Figure] = {}
     asked = default if group.figures is None else group.figures
-    for kind in dict.fromkeys(KINDS.get(name, name) for name in asked):
+    for kind in _kinds(asked):
         try:
             drawn |= makers[kind]()
         except NothingToDraw as reason:

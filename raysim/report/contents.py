@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raysim.config import ReportGroup
 from raysim.report.published import Published
+from raysim.report.render import Line
 from raysim.report.runs import Run
 from raysim.report.significance import Comparison
 from raysim.report.tables import Cell, Table
@@ -19,12 +20,23 @@ METRICS = {
 
 
 @dataclass(frozen=True)
+class Extra:
+    """A further table: its heading, a sentence on what it holds, and its lines."""
+
+    title: str
+    caption: str
+    header: Sequence[str]
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that a report says.
 
     Attributes:
       theirs: cells of the published tables that were asked for.
       subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
+      extras: tables of other things than accuracies.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
 
@@ -37,6 +49,7 @@ class Report:
     by_table: Sequence[Comparison]
     by_seed: Mapping[str, Sequence[Comparison]]
     notes: Sequence[str]
+    extras: Sequence[Extra] = ()
 
     @property
     def metric(self) -> str:

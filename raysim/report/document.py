@@ -38,6 +38,11 @@ CAPTIONS = {
     "strategies": "Strategies of aggregation; error bars are the standard deviation.",
     "weights": "Aggregation weight of each client; dotted: equal weights.",
     "curves": "Test accuracy by round; shaded: standard deviation over seeds.",
+    "representation": "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
+    "drift": "By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.",
+    "agreement": "How many layers have which agreement S of the clients' updates in the first round, all seeds together.",
+    "spectrum": "Singular values of the global classifier's weight, relative to the largest, when last logged.",
+    "selection": "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
     "norms": "Gradient norms, client by layer, at the first and the last round that logged them.",
 }
 
@@ -45,7 +50,7 @@ CAPTIONS = {
 def document(report: Report, figures: Sequence[str], notes: Sequence[str]) -> str:
     """The whole report as Markdown."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
-    parts += [_settings(report), _tables(report), _significance(report)]
+    parts += [_settings(report), _tables(report), *_extras(report), _significance(report)]
     if figures:
         parts.append("## Figures\n")
         parts += [f"![{name}](figures/{name}.png)\n\n{CAPTIONS[name.split('_')[0]]}\n" for name in figures]
@@ -123,6 +128,10 @@ def _tables(report: Report) -> str:
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]
     return "\n".join(parts)
+
+
+def _extras(report: Report) -> list[str]:
+    return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in report.extras]
 
 
 def _significance(report: Report) -> str:

@@ -98,8 +98,10 @@ def canonical(name: object) -> str:
     return "".join(letter for letter in str(name).casefold() if letter.isalnum() or letter in "+*")
 
 
-def match(cells: Sequence[Published], labels: Mapping[str, Label]) -> Published | None:
-    """The published accuracy of a run's cell, or None.
+def match(
+    cells: Sequence[Published], labels: Mapping[str, Label], *, metrics: Sequence[str] = ACCURACIES
+) -> Published | None:
+    """The published number of a run's cell, or None.
 
     A cell matches if dataset, model and method are the same (`is_same`), every key=value of its setting is a label with
     the same value, and the run has no further label: a run with other settings than the paper's is not the paper's run.
@@ -107,13 +109,14 @@ def match(cells: Sequence[Published], labels: Mapping[str, Label]) -> Published 
 
     Args:
       labels: all labels but the seed.
+      metrics: the kinds of numbers that are looked for.
     """
     named = ("dataset", "model", "method")
     if any(name not in labels for name in named):
         return None
     rest = {key: value for key, value in labels.items() if key not in named}
     for cell in cells:
-        if cell.metric not in ACCURACIES or len(cell.setting) != len(rest):
+        if cell.metric not in metrics or len(cell.setting) != len(rest):
             continue
         if not all(is_same(getattr(cell, name), labels[name]) for name in named):
             continue

@@ -43,7 +43,10 @@ Line = tuple[str, tuple[Entry, ...]]
 
 
 def lines_of(table: Table) -> list[Line]:
-    """What every form of a table shows: a line per row and, below it, one with the published numbers if there are any."""
+    """What every form of a table shows: a line per row and, below it, one with the published numbers if there are any.
+
+    The average gains, if there are some, come last.
+    """
     counts = {cell.n for cell in table.cells.values()}
     lines: list[Line] = []
     for row in table.rows:
@@ -53,6 +56,23 @@ def lines_of(table: Table) -> list[Line]:
         lines.append((row, tuple(shown)))
         if any(cell and cell.n and cell.published for cell in cells):
             lines.append((PUBLISHED, tuple(Entry(_theirs(cell)) for cell in cells)))
+    return lines + _gain_lines(table)
+
+
+def _gain_lines(table: Table) -> list[Line]:
+    gains = [table.gains.get(column) for column in table.columns]
+    found = [gain for gain in gains if gain is not None]
+    if not found:
+        return []
+    pairs = {gain.n for gain in found}
+    name = f"{table.gain_name} ({next(iter(pairs))} pairs)" if len(pairs) == 1 else table.gain_name
+    lines: list[Line] = [(name, tuple(Entry(signed(gain.mean) if gain else "-") for gain in gains))]
+    if any(gain.published is not None for gain in found):
+        shown = [
+            f"{signed(g.published)} ({signed(g.mean - g.published)})" if g and g.published is not None else ""
+            for g in gains
+        ]
+        lines.append((PUBLISHED, tuple(Entry(text) for text in shown)))
     return lines
 
 

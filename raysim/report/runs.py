@@ -33,6 +33,8 @@ SILENT = (
     "seed",
     "methods",
 )
+#: What papers call a set or a model, where our name for it has other letters; "" for what they do not name.
+CALLED = {"fmnist": "fashionmnist", "smallcnn": "univarflcnn", "notstated": ""}
 SILENT_KEYS = ("data.root", "data.name", "model.name")
 
 
@@ -182,13 +184,13 @@ def misnamed(runs: Sequence[Run]) -> list[str]:
     """Labels of data set or model that the configuration does not bear out: `CIFAR-10` on the set `digits`.
 
     So it is with recipes that were scaled down; what they give says nothing about published numbers. A name bears a
-    label out if its letters and digits are part of the label's, or the other way round (`dermamnist_224`).
+    label out if its letters and digits are part of the label's, or the other way round (`dermamnist_224`); see `CALLED`.
     """
     found: dict[str, None] = {}
     for run in runs:
         for key, group in (("dataset", "data"), ("model", "model")):
             told, used = str(run.labels[key]), str(_at(run.config, group, "name"))
-            short, long = sorted((canonical(told), canonical(used)), key=len)
+            short, long = sorted((CALLED.get(canonical(told), canonical(told)), canonical(used)), key=len)
             if short not in long:
                 found[f"{told} (ran on {used})" if key == "dataset" else f"{told} (was {used})"] = None
     return list(found)

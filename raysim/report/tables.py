@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -44,14 +44,28 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """Mean difference of so many pairs of cells of one column, in points, and the published one."""
+
+    mean: float
+    n: int
+    published: float | None
+
+
+@dataclass(frozen=True)
 class Table:
-    """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels."""
+    """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
+
+    `gains` is a line below the rows, called `gain_name`; empty if none was asked for.
+    """
 
     labels: Mapping[str, Label]
     names: tuple[str, ...]
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
     cells: Mapping[tuple[str, Column], Cell]
+    gains: Mapping[Column, Gain] = field(default_factory=dict)
+    gain_name: str = ""
 
     @property
     def title(self) -> str:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysim.report.panels import COLOURS, DASHES, NothingToDraw, Style, grid, legend, wrap
+from raysim.report.published import Label
 from raysim.report.runs import read_progress
 from raysim.report.tables import Cell, Column, Table, heading
 
@@ -27,46 +28,57 @@ MOST_MAPS = 6
 
 def curves(table: Table, styles: Mapping[str, Style]) -> Figure:
     """Accuracy on the test set per round: mean over seeds, and the band of their deviation; one panel a column."""
-    columns = [c for c in table.columns if any(_curve(cell) for cell in _column(table, c).values())][:MOST_PANELS]
+    columns = [c for c in table.columns if any(_curve(cell) for cell in column_cells(table, c).values())][:MOST_PANELS]
     if not columns:
         raise NothingToDraw("no run recorded accuracies by round")
     figure, panels = grid(len(columns))
     for axes, column in zip(panels, columns, strict=True):
-        for row, cell in _column(table, column).items():
+        for row, cell in column_cells(table, column).items():
             found = _curve(cell)
             if found:
-                rounds, scores = found
-                style, mean = styles[row], scores.mean(0)
-                axes.plot(rounds, mean, style.dash, color=style.colour, linewidth=style.width, label=row)
-                if len(scores) > 1:
-                    std = scores.std(0, ddof=1)
-                    axes.fill_between(rounds, mean - std, mean + std, color=style.colour, alpha=0.15, linewidth=0)
+                mean_line(axes, found[0], found[1], styles[row], label=row)
         axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel="accuracy (%)")
-        _rounds_below(axes)
+        rounds_below(axes)
     figure.suptitle(table.title, fontsize=10)
     legend(figure, panels)
     return figure
 
 
-def _rounds_below(axes: Axes) -> None:
+def mean_line(axes: Axes, rounds: Sequence[int], values: np.ndarray, style: Style, *, label: str) -> None:
+    """The mean over seeds by round, and the band of their deviation. values: [seeds, rounds]."""
+    mean = values.mean(0)
+    axes.plot(rounds, mean, style.dash, color=style.colour, linewidth=style.width, label=label)
+    if len(values) > 1:
+        std = values.std(0, ddof=1)
+        axes.fill_between(rounds, mean - std, mean + std, color=style.colour, alpha=0.15, linewidth=0)
+
+
+def rounds_below(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _column(table: Table, column: Column) -> dict[str, Cell]:
+def column_cells(table: Table, column: Column) -> dict[str, Cell]:
+    """Row -> its cell in a column."""
     return {row: table.cells[row, column] for row in table.rows if (row, column) in table.cells}
 
 
 def _curve(cell: Cell) -> tuple[list[int], np.ndarray] | None:
     """(rounds that every seed evaluated, [seeds, rounds] accuracies in percent)."""
-    found = []
-    for folder in cell.folders.values():
-        rows = [row for row in read_progress(folder) if row.get("server/accuracy")]
-        found.append({int(row["round"]): 100 * float(row["server/accuracy"]) for row in rows})
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    return (rounds, np.array([[scores[r] for r in rounds] for scores in found])) if rounds else None
+    found = by_round(cell, "server/accuracy")
+    return (found[0], 100 * np.array(list(found[1].values()))) if found else None
+
+
+def by_round(cell: Cell, name: str) -> tuple[list[int], dict[Label, np.ndarray]] | None:
+    """(rounds for which every seed recorded a metric, seed -> (rounds,) values); None where there are none."""
+    found = {}
+    for seed, folder in cell.folders.items():
+        rows = [row for row in read_progress(folder) if row.get(name)]
+        found[seed] = {int(row["round"]): float(row[name]) for row in rows}
+    rounds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    return (rounds, {seed: np.array([v[r] for r in rounds]) for seed, v in found.items()}) if rounds else None
 
 
 def weights(tables: Sequence[Table], *, client: int | None) -> Figure:
@@ -96,7 +108,7 @@ def weights(tables: Sequence[Table], *, client: int | None) -> Figure:
             axes.plot(rounds[chosen], values[chosen], color=colour, marker=marker, markersize=3, **look)
         axes.axhline(1 / max(1.0, len(rounds) / len(np.unique(rounds))), color="#444444", linewidth=0.8, linestyle=":")
         axes.set(title=wrap(name), ylabel="aggregation weight", ylim=(0, None))
-        _rounds_below(axes)
+        rounds_below(axes)
     legend(figure, panels)
     return figure
 

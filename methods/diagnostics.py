@@ -1,0 +1,188 @@
+"""Diagnostics: what client drift, layers, classifier and features look like, without touching the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from methods.feedback import feedback_layers
+from methods.flfa import agreements
+from methods.moments import one_thread
+from raysim.core.layout import Layout, Leaf
+from raysim.core.method import Method, Server, State
+from raysim.core.weights import normalised
+
+Measure = Literal["drift", "agreement", "spectrum", "features"]
+
+
+def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
+    """Logs measures of the round in round 0 and then every so many rounds; weights and update stay as they are.
+
+    List it last: what it sees of the clients does not depend on the place, but methods that replace the update have to
+    stand before any other one that looks at it.
+
+    - drift: (1/K) sum_i ||u_i - mean u||_2 over the K clients that took a step, u_i the concatenated update of all shared
+      parameters (FLFA, figure 3); number `drift`.
+    - agreement: S_l of every linear and convolution layer (FLFA, eq. 14); array `agreement`, and its mean as a number.
+    - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
+      `singular_values`, number `effective_rank`, see `effective_rank`.
+    - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
+      `intra`, `inter` and `separability`, see `separation`.
+
+    `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
+    and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
+    at the one it broadcasts.
+
+    Args:
+      every: rounds between measurements: 0, every - 1, 2 every - 1, ...
+      measures: which; all of them by default.
+    Raises:
+      ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
+    """
+    if every < 1:
+        raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
+    if measures is not None and not measures:
+        raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
+    chosen = frozenset(("drift", "agreement", "spectrum", "features") if measures is None else measures)
+
+    def init(params: Tensor, layout: Layout) -> State:
+        found = [words for name, words in _missing(layout).items() if name in chosen]
+        if found:
+            raise ValueError(f"diagnostics: {'; '.join(found)}; choose others with `measures`")
+        return {}
+
+    def is_due(round_index: int) -> bool:
+        return round_index == 0 or (round_index + 1) % every == 0
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        if is_due(server.round_index) and bool(server.is_active.any()):
+            if "drift" in chosen:
+                server.log("drift", local_drift(server))
+            if "agreement" in chosen:
+                layers = _shared_layers(server.layout)
+                scores = agreements(server, list(layers.values()), "mean")
+                server.log("agreement", scores, list(layers))
+                server.log("agreement_mean", float(scores.mean()))
+        return update, state
+
+    def evaluated(state: State, server: Server) -> Mapping[str, Tensor]:
+        if is_due(server.round_index):
+            if "spectrum" in chosen:
+                with one_thread():  # the same digits wherever the server runs
+                    values = torch.linalg.svdvals(_classifier(server.layout, server.params).double())
+                server.log("singular_values", values)
+                server.log("effective_rank", effective_rank(values))
+            if "features" in chosen:
+                for name, value in separation(server).items():
+                    server.log(name, value)
+        return {}
+
+    needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
+    return Method("diagnostics", init=init, server_update=server_update, evaluated=evaluated, needs=needs)
+
+
+def _missing(layout: Layout) -> dict[str, str]:
+    """Measure -> why this layout does not have it."""
+    found = {}
+    if not any(leaf.is_shared for leaf in layout.params):
+        found["drift"] = "no parameter is shared, so there is no update to compare"
+    if not _shared_layers(layout):
+        found["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+    if _classifier_leaf(layout) is None:
+        found["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
+    if any(not leaf.is_head for leaf in layout.personal):
+        found["features"] = "layers below the classifier are personal, so the global model has no features"
+    return found
+
+
+def _shared_layers(layout: Layout) -> dict[str, Leaf]:
+    """Path -> weight leaf of FLFA's candidates, as far as they are shared."""
+    return {name: leaf for name, leaf in feedback_layers(layout).items() if leaf.is_shared}
+
+
+def _classifier_leaf(layout: Layout) -> Leaf | None:
+    return next((leaf for leaf in layout.params if leaf.is_head and leaf.is_shared and len(leaf.shape) == 2), None)
+
+
+def _classifier(layout: Layout, params: Tensor) -> Tensor:
+    """(classes, width): the classifier's weight in a vector of parameters."""
+    leaf = _classifier_leaf(layout)
+    assert leaf is not None
+    return layout.view(params, leaf)
+
+
+def local_drift(server: Server) -> float:
+    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3); an exact mean, a small map."""
+    leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
+    spans = [(leaf.offset, leaf.end) for leaf in leaves]
+    uniform = normalised(server.is_active.double())
+    mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
+    distances = server.map_updates(update_distance, {"spans": spans, "mean": mean.float()})
+    return float(torch.stack(distances)[server.is_active].mean())
+
+
+def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
+    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
+    gap = update - shared["mean"]
+    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def effective_rank(values: Tensor) -> float:
+    """exp of the entropy of singular values that were divided by their sum (Roy and Vetterli 2007).
+
+    Args:
+      values: (n,) singular values, >= 0.
+    Returns:
+      Between 1 (one direction) and n (all alike); 0 where all are 0.
+    """
+    total = float(values.sum())
+    if total == 0:
+        return 0.0
+    shares = values[values > 0] / total
+    return math.exp(-float((shares * shares.log()).sum()))
+
+
+def separation(server: Server) -> dict[str, float]:
+    """Distances of features on the test set at the global model, in two passes (FLFA, figure 2).
+
+    With mu_c the mean feature of class c, over the classes that the test set has:
+        intra = mean over examples of ||z - mu_y||_2,   inter = mean over pairs of classes of ||mu_c - mu_c'||_2
+    and separability = inter / intra. Not a number where there is one class, or no distance inside the classes.
+    """
+    num_classes = server.class_counts.shape[1]
+    first = server.map_features(class_sums, {"classes": num_classes})
+    if not first:
+        return {}
+    sums, counts = (_added([part[name] for part in first]) for name in ("sums", "counts"))
+    means = sums / counts.clamp_min(1)[:, None]
+    inside = _added(server.map_features(distances_to_means, {"means": means}))
+    known = means[counts > 0]
+    intra = float(inside / counts.sum())
+    inter = float(torch.pdist(known).mean()) if len(known) > 1 else math.nan
+    return {"intra": intra, "inter": inter, "separability": inter / intra if intra > 0 else math.nan}
+
+
+def class_sums(features: Tensor, labels: Tensor, shared: dict[str, Any]) -> dict[str, Tensor]:
+    """sums (classes, width) float64 and counts (classes,) of one slice."""
+    sums = torch.zeros(shared["classes"], features.shape[1], dtype=torch.float64, device=features.device)
+    counts = torch.bincount(labels, minlength=shared["classes"])
+    return {"sums": sums.index_add_(0, labels, features.double()), "counts": counts}
+
+
+def distances_to_means(features: Tensor, labels: Tensor, shared: dict[str, Any]) -> Tensor:
+    """float64 scalar: the sum over one slice of each feature's distance to the mean of its class."""
+    gaps = features.double() - shared["means"][labels]
+    return torch.linalg.vector_norm(gaps, dim=1).sum()
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    """The sum in the order of the slices, so that its rounding is always the same."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total

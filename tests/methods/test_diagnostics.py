@@ -1,0 +1,222 @@
+"""Diagnostics against plain double loops, and proof that they touch nothing."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from methods import diagnostics as build
+from methods.diagnostics import effective_rank
+from raysim.core.errors import ConfigError, MethodError
+from raysim.core.method import Method
+from raysim.engine import server as engine
+from tests.helpers import lora_plan, plan_of, run, server_on
+
+BATCH_NORM = {"norm": "batch"}
+FEATURES = ("intra", "inter", "separability")
+
+
+def spy_updates():
+    """Keeps every client's update and the new parameters where tests can look."""
+
+    def server_update(update, state, server):
+        updates = torch.stack(server.map_updates(lambda mine, shared: mine, None))
+        return update, {"updates": updates, "is_active": server.is_active}
+
+    return Method("spy_updates", server_update=server_update)
+
+
+def asks_without_need():
+    def evaluated(state, server):
+        server.map_features(lambda features, labels, shared: 0)
+        return {}
+
+    return Method("asks_without_need", evaluated=evaluated)
+
+
+def measured(plan, root, rounds=1, pool=None):
+    """(server, the records of its rounds)."""
+    server = server_on(plan, root, pool)
+    return server, [server.run_round(index) for index in range(rounds)]
+
+
+def test_drift_matches_plain_loops(root):
+    server, (record,) = measured(plan_of(root, ["tests.methods.test_diagnostics:spy_updates", "diagnostics"]), root)
+    updates = [u.double().tolist() for u in server.method_state["spy_updates"]["updates"]]
+    mean = [sum(column) / len(updates) for column in zip(*updates, strict=True)]
+    want = 0.0
+    for update in updates:
+        want += math.sqrt(sum((mine - theirs) ** 2 for mine, theirs in zip(update, mean, strict=True)))
+    assert record.metrics["diagnostics/drift"] == pytest.approx(want / len(updates), rel=1e-5)
+
+
+def test_drift_leaves_idle_clients_and_personal_layers_out(root):
+    methods = ["tests.toys:personal_head", "tests.methods.test_diagnostics:spy_updates"]
+    plan = plan_of(
+        root, [*methods, {"diagnostics": {"measures": ["drift"]}}], partition={"alpha": 0.05}, cohort={"size": 12}
+    )
+    server, (record,) = measured(plan, root)
+    seen = server.method_state["spy_updates"]
+    shared = [leaf for leaf in server.layout.params if leaf.is_shared]
+    columns = torch.cat([torch.arange(leaf.offset, leaf.end) for leaf in shared])
+    updates = seen["updates"][seen["is_active"]][:, columns].double()
+    want = float((updates - updates.mean(0)).norm(dim=1).mean())
+    assert record.metrics["diagnostics/drift"] == pytest.approx(want, rel=1e-5)
+
+
+def test_drift_of_identical_clients_is_zero(root):
+    plan = plan_of(root, [{"diagnostics": {"measures": ["drift"]}}], cohort={"size": 1})
+    _, (record,) = measured(plan, root)
+    assert record.metrics["diagnostics/drift"] == pytest.approx(0, abs=1e-7)
+
+
+def features_by_hand(plan, server, root):
+    """Features of the whole test set at the server's model, one example after the other: (n, width), (n,)."""
+    trainer = server.pool._trainer
+    trainer.model.load(server.state, server.counters)
+    trainer.model.module.eval()
+    images, labels = trainer.federation.held_out("test")
+    rows = []
+    for image in images:
+        inputs = trainer.transform(torch.from_numpy(image.copy())[None])
+        with torch.no_grad():
+            rows.append(trainer.model.forward(inputs).features[0].double().numpy())
+    return np.stack(rows), np.asarray(labels)
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_separation_matches_plain_loops(norm, root, monkeypatch):
+    monkeypatch.setattr(engine, "EVALUATION_SLICE", 100)
+    plan = plan_of(root, ["diagnostics", "fedavgm"], model={"norm": norm})
+    server, (record,) = measured(plan, root)
+    features, labels = features_by_hand(plan, server, root)
+    centres = {c: np.mean([z for z, y in zip(features, labels, strict=True) if y == c], axis=0) for c in set(labels)}
+    intra = np.mean([np.linalg.norm(z - centres[y]) for z, y in zip(features, labels, strict=True)])
+    gaps = [np.linalg.norm(centres[a] - centres[b]) for a, b in combinations(sorted(centres), 2)]
+    want = (intra, np.mean(gaps), np.mean(gaps) / intra)
+    got = [record.metrics[f"diagnostics/{name}"] for name in FEATURES]
+    assert got == pytest.approx(want, rel=1e-5)
+
+
+def test_the_spectrum_is_the_new_classifiers(root):
+    """After every method's server_update, wherever diagnostics stands."""
+    for methods in (["diagnostics", "fedavgm"], ["fedavgm", "diagnostics"]):
+        server, records = measured(plan_of(root, methods), root, rounds=2)
+        weight = server.layout.view(server.params, "fc2.weight").double()
+        values = records[-1].arrays["diagnostics.singular_values"]
+        assert values[0] == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-9)
+        assert float((values**2).sum()) == pytest.approx(float(weight.square().sum()), rel=1e-9)
+        assert records[-1].metrics["diagnostics/effective_rank"] == pytest.approx(effective_rank(torch.tensor(values)))
+
+
+def test_effective_rank_by_hand():
+    assert effective_rank(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(3)
+    assert effective_rank(torch.tensor([5.0, 0.0, 0.0])) == pytest.approx(1)
+    assert effective_rank(torch.tensor([0.0, 0.0])) == 0
+    want = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert effective_rank(torch.tensor([3.0, 1.0])) == pytest.approx(want)
+
+
+def test_agreement_is_flfas(root):
+    plan = plan_of(root, [{"flfa": {"candidates": ["conv2", "fc1"]}}, "diagnostics"])
+    _, (record,) = measured(plan, root)
+    columns = record.arrays["diagnostics.agreement:columns"].tolist()
+    assert columns == ["conv1", "conv2", "fc1", "fc2"]
+    assert np.array_equal(record.arrays["diagnostics.agreement"][1:3], record.arrays["flfa.agreement"])
+    assert record.metrics["diagnostics/agreement_mean"] == pytest.approx(record.arrays["diagnostics.agreement"].mean())
+    assert record.arrays["flfa.selected"].sum() == 1
+    assert record.arrays["flfa.selected:columns"].tolist() == ["conv2", "fc1"]
+    assert record.arrays["flfa.selected"][int(record.metrics["flfa/layer"])] == 1
+
+
+@pytest.mark.parametrize("methods", [[], ["scaffold", {"fedvg": {"granularity": "block"}}], ["fedacg", "moon"]])
+def test_results_are_the_same_without(methods, root):
+    plain = run(plan_of(root, methods, model=BATCH_NORM), root)
+    watched = run(plan_of(root, [*methods, "diagnostics"], model=BATCH_NORM), root)
+    assert watched.params_sha256() == plain.params_sha256()
+    assert watched.counters == plain.counters
+    assert watched.evaluate() == plain.evaluate()
+
+
+def test_it_measures_when_asked(root):
+    plan = plan_of(root, [{"diagnostics": {"every": 3}}], rounds=6, evaluation={"every": 2})
+    _, records = measured(plan, root, rounds=6)
+    assert [r.round_index for r in records if "diagnostics/drift" in r.metrics] == [0, 2, 5]
+    assert [r.round_index for r in records if "diagnostics/intra" in r.metrics] == [5]
+    assert [r.round_index for r in records if "diagnostics.singular_values" in r.arrays] == [5]
+
+
+def test_any_number_of_trainers_measures_the_same(root, ray_pools, monkeypatch):
+    monkeypatch.setattr(engine, "EVALUATION_SLICE", 60)
+    plan = plan_of(root, ["diagnostics"], model=BATCH_NORM)
+
+    def outcome(pool=None):
+        server, records = measured(plan, root, 2, pool)
+        metrics = [{k: v for k, v in r.metrics.items() if k.startswith("diagnostics/")} for r in records]
+        assert set(metrics[0]) == {f"diagnostics/{n}" for n in ("drift", "agreement_mean", "effective_rank", *FEATURES)}
+        return server.params_sha256(), metrics, records[-1].arrays["diagnostics.singular_values"].tolist()
+
+    expected = outcome()
+    assert [outcome(pool) for pool in ray_pools(plan)] == [expected] * 3
+
+
+def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools, monkeypatch):
+    monkeypatch.setattr(engine, "EVALUATION_SLICE", 100)
+    plan = plan_of(root, ["diagnostics"], data={"test": 0.25})
+    servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan))]
+    for server in servers:
+        server.pool.begin_round()
+        found = server._map_features(_rows_and_sum, {"add": torch.ones(2)})
+        assert [rows for rows, _ in found] == [100, 100, 100, 100, server.facts.num_test - 400]
+        assert all(float(total) == 2.0 for _, total in found)
+
+
+def _rows_and_sum(features, labels, shared):
+    assert len(features) == len(labels)
+    return len(labels), shared["add"].sum()
+
+
+def test_with_adapters_it_works(root):
+    plan = lora_plan(root, ["livar", "diagnostics"], rounds=1, cohort={"size": 3})
+    server, (record,) = measured(plan, root)
+    columns = record.arrays["diagnostics.agreement:columns"].tolist()
+    assert "head" in columns[-1]
+    assert len(columns) == len([leaf for leaf in server.layout.params if len(leaf.shape) == 2])
+    assert all(math.isfinite(v) for k, v in record.metrics.items() if k.startswith("diagnostics/"))
+
+
+@pytest.mark.parametrize(
+    ("methods", "measures", "reason"),
+    [
+        (["freeze"], ["spectrum"], "the classifier is frozen, personal or no matrix"),
+        (["tests.toys:personal_head"], ["spectrum"], "the classifier is frozen, personal or no matrix"),
+        ([{"tests.toys:personal_head": {"head": "conv"}}], ["features"], "layers below the classifier are personal"),
+        ([{"fedproto": {"share": "nothing"}}], ["drift"], "no parameter is shared"),
+        ([{"fedproto": {"share": "nothing"}}], ["agreement"], "no linear or convolution layer is shared"),
+    ],
+)
+def test_what_the_global_model_lacks_is_refused(methods, measures, reason, root):
+    with pytest.raises(ConfigError, match=reason):
+        plan_of(root, [*methods, "diagnostics"])
+    with pytest.raises(ConfigError, match=reason):
+        plan_of(root, [*methods, {"diagnostics": {"measures": measures}}])
+    others = [name for name in ("drift", "agreement", "spectrum", "features") if name not in measures]
+    if methods != [{"fedproto": {"share": "nothing"}}]:
+        _, (record,) = measured(plan_of(root, [*methods, {"diagnostics": {"measures": others}}]), root)
+        assert [key for key in record.metrics if key.startswith("diagnostics/")]
+
+
+def test_faults_name_the_remedy(root):
+    with pytest.raises(ValueError, match="every must be >= 1"):
+        build(every=0)
+    with pytest.raises(ValueError, match="measures is empty"):
+        build(measures=[])
+    with pytest.raises(ConfigError, match="put fisher before diagnostics"):
+        plan_of(root, ["diagnostics", "fisher"])
+    plan = plan_of(root, ["tests.methods.test_diagnostics:asks_without_need"])
+    with pytest.raises(MethodError, match="map_features found no features"):
+        server_on(plan, root).run_round(0)
