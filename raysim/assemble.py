@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from methods import METHODS
-from raysim.config import JOB_VARIABLE, Config, located, parse_config, parse_options, read_config
+from raysim.config import JOB_VARIABLE, CohortGroup, Config, located, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
@@ -379,9 +379,9 @@ def partition_spec(config: Config) -> PartitionSpec:
     assert part.scheme in SCHEMES
     return PartitionSpec(
         scheme=part.scheme,
-        form=part.form or "",
+        form="" if config.is_joint else part.form or "",
         alpha=part.alpha,
-        num_clients=part.num_clients,
+        num_clients=config.num_clients,
         min_samples=part.min_samples,
         shards_per_client=part.shards_per_client,
         domains_per_client=part.domains_per_client,
@@ -452,7 +452,7 @@ def local_settings(config: Config) -> LocalSettings:
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
     """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
     settings = local_settings(config)
-    cohort = config.cohort
+    cohort = CohortGroup() if config.is_joint else config.cohort
     main = Phase(
         tuple(m for m in methods if not m.is_phase),
         settings,
@@ -463,7 +463,7 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
         cohort.straggler_work,
     )
     last = LocalSettings(**{**vars(settings), "steps": 0})
-    return [main, *(Phase((m,), last, 1, config.partition.num_clients) for m in methods if m.is_phase)]
+    return [main, *(Phase((m,), last, 1, config.num_clients) for m in methods if m.is_phase)]
 
 
 def uses_channels_last(config: Config, spec: ModelSpec) -> bool:

@@ -61,8 +61,9 @@ class DataGroup(Group):
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one"] = Field(
-        "dirichlet", description="how examples go to clients"
+    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "joint"] = Field(
+        "dirichlet",
+        description="how examples go to clients; joint: one client has all, num_clients and cohort do not count",
     )
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = Field(
         None, description="form of the scheme; by default dirichlet: class, quantity: dirichlet"
@@ -236,12 +237,24 @@ class Config(Group):
     report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
+    def is_joint(self) -> bool:
+        """Whether one client holds all training examples: centralised training."""
+        return self.partition.scheme == "joint"
+
+    @property
+    def num_clients(self) -> int:
+        """The population: partition.num_clients, or 1 for joint training."""
+        return 1 if self.is_joint else self.partition.num_clients
+
+    @property
     def cohort_size(self) -> int:
         """Clients per round: cohort.size, else cohort.fraction of the population (at least 1), else everybody."""
+        if self.is_joint:
+            return 1
         if self.cohort.size is not None:
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
-        return max(1, int(self.partition.num_clients * fraction + 1e-9))
+        return max(1, int(self.num_clients * fraction + 1e-9))
 
 
 class _Loader(yaml.SafeLoader):
@@ -320,11 +333,11 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
     faults = []
     if config.cohort.size is not None and config.cohort.fraction is not None:
         faults.append(Fault("cohort", "size and fraction are both set; keep one"))
-    if config.cohort_size > config.partition.num_clients:
+    if config.cohort_size > config.num_clients:
         faults.append(
             Fault(
                 "cohort.size",
-                f"{config.cohort_size} clients a round of a population of {config.partition.num_clients}; "
+                f"{config.cohort_size} clients a round of a population of {config.num_clients}; "
                 "lower it or raise partition.num_clients",
             )
         )
@@ -343,7 +356,7 @@ def _data_faults(config: Config) -> list[Fault]:
     data, part, chosen = config.data, config.partition, config.data.validation_set
     forms = FORMS.get(part.scheme, ())
     faults = []
-    if part.form is not None and part.form not in forms:
+    if part.form is not None and part.form not in forms and not config.is_joint:
         known = f"choose {' or '.join(forms)}" if forms else "drop it"
         faults.append(Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {known}"))
     if data.test + data.validation >= 1 and data.split == "fraction":
