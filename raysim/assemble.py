@@ -47,6 +47,7 @@ from raysim.models import (
     prefers_channels_last,
     try_model,
 )
+from raysim.option_files import read_option_files
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -105,10 +106,13 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
     Raises:
       ConfigError: with every fault found.
     """
+    specs, file_faults = raw.get("methods"), []
+    if isinstance(specs, list):
+        specs, file_faults = read_option_files(specs, find_method)
+        raw = {**raw, "methods": specs}
     config, faults = parse_config(raw)
-    specs = raw.get("methods") or []
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
-    faults += method_faults
+    faults += file_faults + method_faults
     if config is None:  # what is sound is still checked, with defaults for what is not
         config, _ = parse_config(_without(raw, faults))
     if config is None:

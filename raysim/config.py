@@ -168,6 +168,33 @@ class TuneGroup(Group):
     )
 
 
+Quantile = Annotated[float, Field(ge=0, le=1)]
+
+
+class CalibrateGroup(Group):
+    """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it."""
+
+    partitions: int = Field(3, ge=1, description="partitions, of consecutive seeds")
+    seeds: int = Field(3, ge=1, description="runs on each partition, of consecutive seeds")
+    constraint: Literal["nonnegative", "simplex", "box"] = Field(
+        "nonnegative", description="of the target coefficients: >= 0, and sum 1, or between 0 and 1"
+    )
+    ridge: float = Field(
+        1e-6, ge=0, description="pull of the coefficients to 1/K, as a share of the mean squared update"
+    )
+    features: Literal["quantile", "raw"] = Field(
+        "quantile", description="importances as ranks inside their run, or as they are"
+    )
+    count_feature: bool = Field(False, description="the client's number of examples as a third feature")
+    trees: int = Field(500, ge=1, description="of the random forest")
+    min_leaf: int = Field(5, ge=1, description="fewest rows in a leaf")
+    seed: int = Field(0, ge=0, description="of the random forest")
+    cuts_a: tuple[Quantile, Quantile] = Field(
+        (0.25, 0.50), description="quantiles of I_A below which it is low, above which it is high"
+    )
+    cuts_b: tuple[Quantile, Quantile] = Field((0.60, 0.80), description="the same of I_B")
+
+
 #: Kinds of figures, and FedVG's numbers of them.
 FigureName = Literal[
     "curves",
@@ -233,6 +260,9 @@ class Config(Group):
         default_factory=dict, description="what this run is called in tables, as a sweep writes it"
     )
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
+    calibrate: CalibrateGroup = Field(
+        default_factory=CalibrateGroup, description="a calibration, for `raysim calibrate`; a run ignores it"
+    )
     scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
     report: ReportGroup = Field(default_factory=ReportGroup)
 

@@ -12,7 +12,7 @@ import subprocess
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -119,8 +119,7 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
         before = {**before, group: {**before.get(group, {}), name: now[group][name]}}
     faults = [
         Fault(key, f"is {now[key]!r}, but the unfinished run in {folder} has {before.get(key)!r}; {remedy}")
-        for key in now
-        if key not in FREE_KEYS and _bound(key, before.get(key)) != _bound(key, now[key])
+        for key in changed_keys(before, now)
     ]
     if not faults and partition != plan.manifest.checksum:
         faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
@@ -129,6 +128,11 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     if mutable:
         write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
     return store.latest(), store
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Keys in which two configurations differ and that can move a result."""
+    return [key for key in now if key not in FREE_KEYS and _bound(key, before.get(key)) != _bound(key, now[key])]
 
 
 def _bound(key: str, value: Any) -> Any:
