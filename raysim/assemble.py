@@ -106,7 +106,8 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
     Raises:
       ConfigError: with every fault found.
     """
-    specs, file_faults = raw.get("methods"), []
+    specs: Any = raw.get("methods")
+    file_faults: list[Fault] = []
     if isinstance(specs, list):
         specs, file_faults = read_option_files(specs, find_method)
         raw = {**raw, "methods": specs}

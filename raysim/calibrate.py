@@ -65,7 +65,8 @@ def plan_calibration(raw: Mapping[str, Any], source: str) -> Calibration:
         raise ConfigError(faults, source)
     name, group = config.name or Path(source).stem, config.calibrate
     first = config.seed if config.partition.seed is None else config.partition.seed
-    pairs, found = [], {}
+    pairs: list[Pair] = []
+    found: dict[Fault, None] = {}
     for partition in range(group.partitions):
         for number in range(group.seeds):
             place = f"p{partition}-s{number}"
@@ -73,7 +74,7 @@ def plan_calibration(raw: Mapping[str, Any], source: str) -> Calibration:
             try:
                 pairs.append(_pair(base, f"{name}/{place}", first + partition, source))
             except ConfigError as error:
-                found |= {fault: None for fault in error.faults}
+                found |= dict.fromkeys(error.faults)
     if found:
         raise ConfigError(list(found), source)
     return Calibration(Path(located(config).storage) / name, group, tuple(pairs))

@@ -18,7 +18,8 @@ def read_option_files(specs: Sequence[Any], find: Callable[[str], Callable[..., 
     Args:
       find: a method's function by its name; LookupError where there is none, of which others tell.
     """
-    read, faults = [], []
+    read: list[Any] = []
+    faults: list[Fault] = []
     for index, item in enumerate(specs):
         if isinstance(item, Mapping) and len(item) == 1:
             ((name, options),) = item.items()

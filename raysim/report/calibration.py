@@ -56,7 +56,7 @@ def table_figure(found: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(4.8, 3.8), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(values, cmap="viridis", vmin=0)
-    middle = image.norm.vmax / 2
+    middle = values.max() / 2
     for row, column in np.ndindex(3, 3):
         colour = "white" if values[row, column] < middle else "black"
         text = f"{values[row, column]:.3f}\n{counts[row, column]} rows"
