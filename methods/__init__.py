@@ -22,6 +22,7 @@ from methods.feedback import dfa, fa
 from methods.fisher import fisher
 from methods.flfa import flfa
 from methods.freeze import freeze
+from methods.keep_factors import keep_factors
 from methods.livar import livar
 from methods.moon import moon
 from methods.regmean import regmean
@@ -52,6 +53,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fisher": fisher,
     "flfa": flfa,
     "freeze": freeze,
+    "keep_factors": keep_factors,
     "livar": livar,
     "moon": moon,
     "regmean": regmean,

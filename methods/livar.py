@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from methods.livar_math import (
+    TABLES,
     Adapter,
     Reduction,
     adapters_of,
     class_variances,
     layer_coefficients,
+    plain_table,
     reduced,
     row_weights,
     stacked,
+    table_of,
     truncated,
 )
 from methods.moments import local_features, one_thread
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, Client, GradFn, Method, Server, State
+from raysim.core.options import FromFile
 from raysim.core.weights import Weights, normalised
 
 
@@ -30,7 +34,9 @@ def livar(
     components: Literal["both", "lora", "head"] = "both",
     importance: Reduction = "abs_of_sum",
     accumulate: Literal["run", "round"] = "run",
-    table: Literal["released", "paper"] = "released",
+    table: Annotated[
+        Literal["released", "paper"] | list[list[float]] | dict[str, Any], FromFile(plain_table, tuple(TABLES))
+    ] = "released",
     variance: Literal["correct", "all"] = "correct",
     next: Literal["factors", "svd", "fold"] = "factors",
     evaluate: Literal["merged", "code", "factors"] = "merged",
@@ -49,7 +55,8 @@ def livar(
         did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|.
       accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
         in every round.
-      table: the released code's constants, or the paper's.
+      table: the released code's constants, or the paper's; three rows of your own; or the path of a file that
+        `raysim calibrate` wrote, which has the cuts too (in the run's configuration its content takes its place).
       variance: over the correctly classified local examples (the paper), or all (the released code).
       next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
         sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank; "fold": the frozen matrix
@@ -61,11 +68,13 @@ def livar(
     weight 0; if nobody took one, all stays.
     Raises:
       ValueError: evaluate "code" with next "fold", which has no other model to score than the folded one; or, when the
-        run starts, a head that is not one matrix and one vector.
+        run starts, a head that is not one matrix and one vector. A table that is not 3 x 3 and positive.
     """
     has_lora, has_head = components != "head", components != "lora"
     if next == "fold" and evaluate == "code":
         raise ValueError("livar: next fold ships the merged model itself; drop evaluate: code")
+
+    coefficient_table = table_of(table)
 
     def init(params: Tensor, layout: Layout) -> State:
         if has_head:
@@ -110,7 +119,7 @@ def livar(
         merged = dict(weights)
         if has_lora:
             adapters = adapters_of(server.layout)
-            coefficients = layer_coefficients(server.report["importance"], server.is_active, shares, table)
+            coefficients = layer_coefficients(server.report["importance"], server.is_active, shares, coefficient_table)
             _log(server, adapters, coefficients)
             for index, pair in enumerate(adapters):
                 merged |= dict.fromkeys((pair.a.name, pair.b.name), coefficients[:, index].clone())
@@ -209,12 +218,21 @@ def _scales(client: Client) -> Tensor:
 
 
 def _products(server: Server, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
-    """(adapter, weights (K,), A (K, rank, d_in), B (K, d_out, rank)) of every layer, float64, in order of the layout.
-
-    The clients' factors are fetched one layer block at a time: small beside the model, K times what is broadcast.
+    """(adapter, weights (K,), A, B) of every layer, see `factors_of`.
 
     Args:
       shares: (K,) weights of the products; None: the final weights of the leaves.
+    """
+    for pair, a, b in factors_of(server):
+        weights = server.weights[pair.a.name]
+        assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
+        yield pair, weights if shares is None else shares, a, b
+
+
+def factors_of(server: Server) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
+    """(adapter, A (K, rank, d_in), B (K, d_out, rank)) of the clients after training, float64, in order of the layout.
+
+    They are fetched one layer block at a time: small beside the model, K times what is broadcast.
     """
     blocks: dict[str, list[Adapter]] = {}
     for pair in adapters_of(server.layout):
@@ -225,9 +243,7 @@ def _products(server: Server, shares: Tensor | None) -> Iterator[tuple[Adapter, 
         for index, pair in enumerate(pairs):
             a = torch.stack([_value(server, pair.a, parts[2 * index]) for parts in updates])
             b = torch.stack([_value(server, pair.b, parts[2 * index + 1]) for parts in updates])
-            weights = server.weights[pair.a.name]
-            assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
-            yield pair, weights if shares is None else shares, a, b
+            yield pair, a, b
 
 
 def parts_of(update: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,52 @@ TABLES = {
 }
 #: Quantiles at which I_A and I_B are cut into low, mid and high.
 CUTS = ((0.25, 0.50), (0.60, 0.80))
+
+
+class Table(NamedTuple):
+    """Raw coefficients, 3 rows by the bin of I_A and 3 columns by that of I_B, and the quantiles that part the bins."""
+
+    values: Sequence[Sequence[float]]
+    cuts: Sequence[Sequence[float]] = CUTS
+
+
+def table_of(value: Any) -> Table:
+    """The table of a name, of three rows, or of a mapping with `table` and perhaps `cuts`.
+
+    Raises:
+      ValueError: it is none of these; numbers are not positive and finite; cuts do not rise inside [0, 1].
+    """
+    if isinstance(value, Table):
+        return value
+    if isinstance(value, str):
+        if value not in TABLES:
+            raise ValueError(f"livar: unknown table {value!r}; known: {', '.join(TABLES)}")
+        return Table(TABLES[value])
+    given = value if isinstance(value, Mapping) else {"table": value}
+    table = Table(_numbers(given.get("table"), 3, 3, "table"), _numbers(given.get("cuts", CUTS), 2, 2, "cuts"))
+    if not all(0 < number < math.inf for row in table.values for number in row):
+        raise ValueError(f"livar: coefficients must be > 0, got {table.values}")
+    if not all(0 <= low <= high <= 1 for low, high in table.cuts):
+        raise ValueError(f"livar: cuts must be two rising quantiles in [0, 1] for I_A and for I_B, got {table.cuts}")
+    return table
+
+
+def plain_table(content: Any) -> dict[str, Any]:
+    """What the option `table` takes of a calibration's file. Raises ValueError as `table_of`."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"livar: a table's file holds a mapping with table and cuts, got {type(content).__name__}")
+    table = table_of(content)
+    return {"table": [list(row) for row in table.values], "cuts": [list(pair) for pair in table.cuts]}
+
+
+def _numbers(value: Any, rows: int, columns: int, what: str) -> list[list[float]]:
+    try:
+        numbers = [[float(number) for number in row] for row in value]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"livar: {what} must be {rows} rows of {columns} numbers, got {value!r}") from error
+    if [len(row) for row in numbers] != [columns] * rows:
+        raise ValueError(f"livar: {what} must be {rows} rows of {columns} numbers, got {value!r}")
+    return numbers
 
 
 class Adapter(NamedTuple):
@@ -61,8 +108,8 @@ def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
     return product.sum() if reduction == "signed" else product.sum().abs()
 
 
-def raw_coefficients(importance: Tensor, table: str = "released") -> Tensor:
-    """The table's value for each client and layer.
+def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple[Tensor, Tensor]:
+    """Bin of I_A and bin of I_B, 0 low, 1 mid, 2 high.
 
     LIVAR, steps 5 and 6: quantiles over all clients and layers with linear interpolation; strictly below the lower one
     is low, strictly above the upper one high, all else mid.
@@ -70,17 +117,25 @@ def raw_coefficients(importance: Tensor, table: str = "released") -> Tensor:
     Args:
       importance: (K, L, 2) float64: I_A and I_B.
     Returns:
-      (K, L) float64.
+      (K, L) and (K, L) int64.
     """
     bins = []
-    for factor, cuts in enumerate(CUTS):
+    for factor in (0, 1):
         values = importance[..., factor]
-        low, high = torch.quantile(values.flatten(), torch.tensor(cuts, dtype=torch.float64))
+        low, high = torch.quantile(values.flatten(), torch.tensor(cuts[factor], dtype=torch.float64))
         bins.append(1 - (values < low).long() + (values > high).long())
-    return torch.tensor(TABLES[table], dtype=torch.float64)[bins[0], bins[1]]
+    return bins[0], bins[1]
 
 
-def layer_coefficients(importance: Tensor, is_active: Tensor, shares: Tensor, table: str = "released") -> Tensor:
+def raw_coefficients(importance: Tensor, table: str | Table = "released") -> Tensor:
+    """The table's value for each client and layer, (K, L) float64, from (K, L, 2) importances."""
+    chosen = table_of(table)
+    return torch.tensor(chosen.values, dtype=torch.float64)[bins_of(importance, chosen.cuts)]
+
+
+def layer_coefficients(
+    importance: Tensor, is_active: Tensor, shares: Tensor, table: str | Table = "released"
+) -> Tensor:
     """lambda of each client and layer, step 7: the raw coefficients, normalised over the clients that took a step.
 
     Args:

@@ -117,6 +117,34 @@ def tune(
         raise typer.Exit(1)
 
 
+@app.command()
+def calibrate(
+    config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
+    overrides: Overrides = None,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="folder of another calibration, drawn as well; several times")
+    ] = None,
+) -> None:
+    """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
+    from raysim.calibrate import FILE, plan_calibration
+    from raysim.calibrate import calibrate as make
+    from raysim.config import read_config
+    from raysim.sweep import scaled
+
+    raw = read_config(Path(config), overrides or [])
+    planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
+    found = make(planned, _say, beside or [])
+    table = Table(title=f"raw coefficients, base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}")
+    for column in ("", "I_B low", "I_B mid", "I_B high"):
+        table.add_column(column, justify="right")
+    for name, values in zip(("I_A low", "I_A mid", "I_A high"), found["table"], strict=True):
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    out.print(table)
+    out.print(f"table:       {planned.folder / FILE}  (livar: {{table: that file}})", markup=False)
+    out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
+
+
 def _say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from methods import METHODS
-from raysim.config import JOB_VARIABLE, Config, located, parse_config, parse_options, read_config
+from raysim.config import JOB_VARIABLE, CohortGroup, Config, located, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
@@ -47,6 +47,7 @@ from raysim.models import (
     prefers_channels_last,
     try_model,
 )
+from raysim.option_files import read_option_files
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -105,10 +106,14 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
     Raises:
       ConfigError: with every fault found.
     """
+    specs: Any = raw.get("methods")
+    file_faults: list[Fault] = []
+    if isinstance(specs, list):
+        specs, file_faults = read_option_files(specs, find_method)
+        raw = {**raw, "methods": specs}
     config, faults = parse_config(raw)
-    specs = raw.get("methods") or []
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
-    faults += method_faults
+    faults += file_faults + method_faults
     if config is None:  # what is sound is still checked, with defaults for what is not
         config, _ = parse_config(_without(raw, faults))
     if config is None:
@@ -379,9 +384,9 @@ def partition_spec(config: Config) -> PartitionSpec:
     assert part.scheme in SCHEMES
     return PartitionSpec(
         scheme=part.scheme,
-        form=part.form or "",
+        form="" if config.is_joint else part.form or "",
         alpha=part.alpha,
-        num_clients=part.num_clients,
+        num_clients=config.num_clients,
         min_samples=part.min_samples,
         shards_per_client=part.shards_per_client,
         domains_per_client=part.domains_per_client,
@@ -452,7 +457,7 @@ def local_settings(config: Config) -> LocalSettings:
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
     """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
     settings = local_settings(config)
-    cohort = config.cohort
+    cohort = CohortGroup() if config.is_joint else config.cohort
     main = Phase(
         tuple(m for m in methods if not m.is_phase),
         settings,
@@ -463,7 +468,7 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
         cohort.straggler_work,
     )
     last = LocalSettings(**{**vars(settings), "steps": 0})
-    return [main, *(Phase((m,), last, 1, config.partition.num_clients) for m in methods if m.is_phase)]
+    return [main, *(Phase((m,), last, 1, config.num_clients) for m in methods if m.is_phase)]
 
 
 def uses_channels_last(config: Config, spec: ModelSpec) -> bool:

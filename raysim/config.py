@@ -61,8 +61,9 @@ class DataGroup(Group):
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one"] = Field(
-        "dirichlet", description="how examples go to clients"
+    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "joint"] = Field(
+        "dirichlet",
+        description="how examples go to clients; joint: one client has all, num_clients and cohort do not count",
     )
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = Field(
         None, description="form of the scheme; by default dirichlet: class, quantity: dirichlet"
@@ -169,6 +170,33 @@ class TuneGroup(Group):
     )
 
 
+Quantile = Annotated[float, Field(ge=0, le=1)]
+
+
+class CalibrateGroup(Group):
+    """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it."""
+
+    partitions: int = Field(3, ge=1, description="partitions, of consecutive seeds")
+    seeds: int = Field(3, ge=1, description="runs on each partition, of consecutive seeds")
+    constraint: Literal["nonnegative", "simplex", "box"] = Field(
+        "nonnegative", description="of the target coefficients: >= 0, and sum 1, or between 0 and 1"
+    )
+    ridge: float = Field(
+        1e-6, ge=0, description="pull of the coefficients to 1/K, as a share of the mean squared update"
+    )
+    features: Literal["quantile", "raw"] = Field(
+        "quantile", description="importances as ranks inside their run, or as they are"
+    )
+    count_feature: bool = Field(False, description="the client's number of examples as a third feature")
+    trees: int = Field(500, ge=1, description="of the random forest")
+    min_leaf: int = Field(5, ge=1, description="fewest rows in a leaf")
+    seed: int = Field(0, ge=0, description="of the random forest")
+    cuts_a: tuple[Quantile, Quantile] = Field(
+        (0.25, 0.50), description="quantiles of I_A below which it is low, above which it is high"
+    )
+    cuts_b: tuple[Quantile, Quantile] = Field((0.60, 0.80), description="the same of I_B")
+
+
 #: Kinds of figures, and the papers' numbers of them: FedVG's plain, the others' with the paper's name.
 FigureName = Literal[
     "curves",
@@ -249,16 +277,31 @@ class Config(Group):
         default_factory=dict, description="what this run is called in tables, as a sweep writes it"
     )
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
+    calibrate: CalibrateGroup = Field(
+        default_factory=CalibrateGroup, description="a calibration, for `raysim calibrate`; a run ignores it"
+    )
     scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
     report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
+    def is_joint(self) -> bool:
+        """Whether one client holds all training examples: centralised training."""
+        return self.partition.scheme == "joint"
+
+    @property
+    def num_clients(self) -> int:
+        """The population: partition.num_clients, or 1 for joint training."""
+        return 1 if self.is_joint else self.partition.num_clients
+
+    @property
     def cohort_size(self) -> int:
         """Clients per round: cohort.size, else cohort.fraction of the population (at least 1), else everybody."""
+        if self.is_joint:
+            return 1
         if self.cohort.size is not None:
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
-        return max(1, int(self.partition.num_clients * fraction + 1e-9))
+        return max(1, int(self.num_clients * fraction + 1e-9))
 
 
 class _Loader(yaml.SafeLoader):
@@ -337,11 +380,11 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
     faults = []
     if config.cohort.size is not None and config.cohort.fraction is not None:
         faults.append(Fault("cohort", "size and fraction are both set; keep one"))
-    if config.cohort_size > config.partition.num_clients:
+    if config.cohort_size > config.num_clients:
         faults.append(
             Fault(
                 "cohort.size",
-                f"{config.cohort_size} clients a round of a population of {config.partition.num_clients}; "
+                f"{config.cohort_size} clients a round of a population of {config.num_clients}; "
                 "lower it or raise partition.num_clients",
             )
         )
@@ -360,7 +403,7 @@ def _data_faults(config: Config) -> list[Fault]:
     data, part, chosen = config.data, config.partition, config.data.validation_set
     forms = FORMS.get(part.scheme, ())
     faults = []
-    if part.form is not None and part.form not in forms:
+    if part.form is not None and part.form not in forms and not config.is_joint:
         known = f"choose {' or '.join(forms)}" if forms else "drop it"
         faults.append(Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {known}"))
     if data.test + data.validation >= 1 and data.split == "fraction":

@@ -22,6 +22,8 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from safetensors.torch import save
+from torch import Tensor
 
 from raysim.assemble import (
     Plan,
@@ -30,6 +32,7 @@ from raysim.assemble import (
     fetch_weights,
     make_server,
     make_trainer,
+    model_spec,
     resolve_resources,
 )
 from raysim.config import Config
@@ -41,12 +44,17 @@ from raysim.engine.pool import SerialPool
 from raysim.engine.record import Recorder
 from raysim.engine.server import RoundRecord
 from raysim.engine.simulation import AnyServer, Interrupted, Stopped, restore, simulate
+from raysim.engine.transport import unpack
+from raysim.models.trained import trained_tensors
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "scale")
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "calibrate", "scale")
 
 #: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
 FREE_PARTS = {"data": ("root",)}
+
+#: The final model of a finished run, for `model.pretrained` of another.
+MODEL_FILE = "model.safetensors"
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
@@ -220,12 +228,13 @@ def _rounds(
             checkpoint_every_s=plan.config.checkpoint.every_s,
             on_round=on_round,
         )
+        write_file(folder / MODEL_FILE, save(final_model(plan, server)))
         recorder.class_distribution(plan.manifest.class_counts, plan.info.classes)
         summary = recorder.summary(
             {
                 "methods": plan.config.methods,
                 "rounds": num_rounds,
-                "num_clients": plan.config.partition.num_clients,
+                "num_clients": plan.config.num_clients,
                 "params_sha256": server.params_sha256(),
                 "partition_sha256": plan.manifest.checksum,
             }
@@ -234,6 +243,22 @@ def _rounds(
         recorder.close()
     (folder / "COMPLETED").write_text("")
     return summary
+
+
+def final_model(plan: Plan, server: AnyServer) -> dict[str, Tensor]:
+    """The state dict of the module as the next round would find it; see `trained_tensors`.
+
+    LIVAR's merged model, of a higher rank than its adapters, is scored but not in here: these are the adapters sent.
+    """
+    snapshot = server.snapshot()
+    return trained_tensors(
+        model_spec(plan.config, len(plan.info.classes), plan.info.shape),
+        plan.layout,
+        seed=plan.config.seed,
+        state=unpack(snapshot["state"]),
+        counters=snapshot["counters"],
+        frozen=unpack(snapshot["frozen"]),
+    )
 
 
 @contextmanager

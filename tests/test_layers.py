@@ -36,6 +36,7 @@ TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "re
 RAY_FILES = {"raysim/engine/ray_runtime.py", "raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - {"raysim/tuning/plan.py", "raysim/tuning/outcome.py"}  # part of the root: Tune by configuration
 ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
+ROOTS |= {"raysim/calibrate.py"}
 ROOTS |= TUNING
 
 

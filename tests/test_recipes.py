@@ -10,22 +10,36 @@ import pytest
 import torch
 
 from raysim.assemble import build_methods, check
+from raysim.calibrate import calibrate, plan_calibration
 from raysim.config import parse_config, read_config
 from raysim.models import ModelSpec, build_skeleton, find_architecture
 from raysim.report.published import ACCURACIES, match, published
 from raysim.run import execute
-from raysim.sweep import grid
+from raysim.sweep import Trial, grid, scaled
 
 PROJECT = Path(__file__).parent.parent
 PAPERS = PROJECT / "configs" / "papers"
 STUDIES = PROJECT / "configs" / "studies"
 RECIPES = sorted(p for p in [*PAPERS.glob("*/*.yaml"), *STUDIES.glob("*.yaml")] if p.stem != "base")
-SCALED = [(path, trial) for path in RECIPES for trial in grid(read_config(path), str(path), is_scaled=True)]
+CALIBRATIONS = [path for path in RECIPES if "calibrate" in read_config(path)]
+RUNS = [path for path in RECIPES if path not in CALIBRATIONS]
 
 
-#: How many seeds the recipes of a folder have, and those that have one.
-SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "studies": 5}
-ONE_SEED = ("figure_A1", "table_10")
+def trials_of(path, *, is_scaled=False):
+    """The trials of a sweep, or the one run of any other file."""
+    raw = read_config(path)
+    if raw.get("tune", {}).get("param_space"):
+        return grid(raw, str(path), is_scaled=is_scaled)
+    one = scaled(raw, str(path)) if is_scaled else raw
+    return [Trial(path.stem, {}, {**one, "labels": {"seed": one.get("seed", 0)}})]
+
+
+SCALED = [(path, trial) for path in RUNS for trial in trials_of(path, is_scaled=True)]
+
+
+#: How many seeds the recipes of a folder have, and recipes that have another number.
+SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "studies": 5}
+OTHER_SEEDS = {"fedvg/figure_A1": 1, "flfa/table_10": 1, "livar/table_4": 5, "studies/livar_pretrain": 1}
 
 
 def rows_of(name):
@@ -35,7 +49,8 @@ def rows_of(name):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_trial_of_a_recipe_is_sound(path):
-    trials = grid(read_config(path), str(path))
+    trials = trials_of(path)
+    assert not parse_config({"tune": read_config(path).get("tune", {})})[1]
     assert len({trial.name for trial in trials}) == len(trials)
     for trial in trials:
         config, faults = parse_config(trial.raw)
@@ -44,8 +59,9 @@ def test_every_trial_of_a_recipe_is_sound(path):
         assert config is not None
         assert find_architecture(config.model.name)
         assert "seed" in trial.raw["labels"]
-    if path.stem not in ONE_SEED:
-        assert {trial.raw["seed"] for trial in trials} == set(range(SEEDS[path.parent.name]))
+    if path not in CALIBRATIONS:
+        count = OTHER_SEEDS.get(f"{path.parent.name}/{path.stem}", SEEDS[path.parent.name])
+        assert {trial.raw.get("seed", 0) for trial in trials} == set(range(count))
 
 
 @pytest.mark.parametrize(("path", "trial"), SCALED, ids=[f"{p.stem}-{t.name}" for p, t in SCALED])
@@ -268,3 +284,54 @@ def test_every_model_takes_its_sets_images(paper):
         skeleton = build_skeleton(spec).eval()
         height, width, channels = spec.input_shape
         assert skeleton(torch.empty(2, channels, height, width, device="meta")).shape == (2, spec.num_classes)
+
+
+# --- LIVAR, sections 3.3 and 3.4 of its sheet -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table_1", "table_2", "table_3", "table_4"])
+def test_livar_trials_meet_every_published_cell_and_have_the_sheets_settings(name):
+    cells = published(f"livar_{name}")
+    met = []
+    for trial in trials_of(PAPERS / "livar" / f"{name}.yaml"):
+        labels = {key: value for key, value in trial.raw["labels"].items() if key != "seed"}
+        cell = match(cells, labels)
+        assert cell is not None or labels["method"] == "Joint", labels
+        met += [cell] if cell else []
+        config, _ = parse_config(trial.raw)
+        local, part = config.local, config.partition
+        assert (local.optimizer, local.lr, local.weight_decay, local.batch_size) == ("adamw", 1e-4, 0.1, 16)
+        assert (config.rounds, local.epochs, config.data.crop or config.data.resize) == (5, 5, 224)
+        assert (part.form, part.min_samples) == ("sample", 6)
+        assert config.num_clients == config.cohort_size == (1 if labels["method"] == "Joint" else 10)
+        assert part.alpha == labels.get("beta", 0.05)
+        trains_adapters = "LIVAR" in labels["method"] or name == "table_4"
+        assert (config.model.lora.rank if config.model.lora else None) == (16 if trains_adapters else None)
+        assert config.model.name == "timm:vit_base_patch16_224.augreg_in21k"
+    assert all(cell in met for cell in cells)
+
+
+def test_calibrations_have_the_sheets_settings():
+    assert len(CALIBRATIONS) == 5
+    for path in CALIBRATIONS:
+        config, _ = parse_config(read_config(path))
+        group = config.calibrate
+        assert (config.rounds, config.num_clients, config.partition.alpha, config.local.epochs) == (1, 5, 0.5, 5)
+        assert (group.partitions, group.seeds, group.constraint, group.trees, group.min_leaf) == (
+            3,
+            3,
+            "nonnegative",
+            500,
+            5,
+        )
+        assert config.model.lora.rank == 16
+        assert path.stem == "calibration" or config.name == f"livar_{path.stem}"
+
+
+def test_calibration_runs_scaled_down(root, tmp_path):
+    path = PAPERS / "livar" / "calibration.yaml"
+    raw = scaled(read_config(path), str(path))
+    raw = {**raw, "storage": str(tmp_path), "data": {**raw["data"], "root": str(root)}}
+    found = calibrate(plan_calibration(raw, str(path)), lambda _: None)
+    assert found["num_rows"] == 5 * 4
+    assert np.isfinite(found["table"]).all()

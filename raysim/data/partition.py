@@ -178,6 +178,15 @@ def nine_plus_one(
     return _deal(labels, counts, rng)
 
 
+def joint(labels: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """Centralised training: one client has everything, the upper bound that federated runs are compared with.
+
+    Its optimiser starts afresh in every round, as every client's does.
+    """
+    assert num_clients == 1
+    return [np.arange(len(labels))]
+
+
 #: scheme -> form -> function; the first form is the default.
 SCHEMES: dict[str, dict[str, Callable[..., list[np.ndarray]]]] = {
     "iid": {"": iid},
@@ -192,6 +201,7 @@ SCHEMES: dict[str, dict[str, Callable[..., list[np.ndarray]]]] = {
     "domain": {"": domain},
     "natural": {"": natural},
     "nine_plus_one": {"": nine_plus_one},
+    "joint": {"": joint},
 }
 
 

@@ -9,7 +9,7 @@ from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
 from raysim.models.lora import add_lora
 from raysim.models.registry import find_architecture
-from raysim.models.weights import load_pretrained
+from raysim.models.weights import load_weights, pretrained_weights
 
 
 def _construct(spec: ModelSpec) -> nn.Module:
@@ -33,9 +33,7 @@ def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
-        module = _construct(spec)
-        load_pretrained(module, find_architecture(spec.name), spec)
-        return _adapted(module, spec)
+        return _loaded(_construct(spec), spec)
 
 
 def build_skeleton(spec: ModelSpec) -> nn.Module:
@@ -46,6 +44,19 @@ def build_skeleton(spec: ModelSpec) -> nn.Module:
 
 def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
     return module if spec.lora is None else add_lora(module, spec.lora, head=find_architecture(spec.name).head)
+
+
+def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
+    """The module with its pretrained weights, and adapters: new ones, unless the weights hold some to go on from."""
+    architecture = find_architecture(spec.name)
+    found = pretrained_weights(architecture, spec)
+    if found is None:
+        return _adapted(module, spec)
+    weights, source = found
+    has_adapters = any(".lora_A." in name for name in weights)
+    module = _adapted(module, spec) if has_adapters else module
+    load_weights(module, weights, head=architecture.head, source=source)
+    return module if has_adapters else _adapted(module, spec)
 
 
 def try_model(spec: ModelSpec) -> None:
@@ -66,8 +77,7 @@ def try_model(spec: ModelSpec) -> None:
     except Exception as error:  # whatever the libraries' own code raises
         raise ValueError(str(error) or type(error).__name__) from error
     with torch.device("meta"):
-        load_pretrained(skeleton, architecture, spec)
-        _adapted(skeleton, spec)
+        _loaded(skeleton, spec)
 
 
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:

@@ -14,21 +14,19 @@ from raysim.core.errors import ModelError
 from raysim.models.architecture import Architecture, ModelSpec
 
 
-def load_pretrained(module: nn.Module, architecture: Architecture, spec: ModelSpec) -> None:
-    """Overwrite the module's values with the weights that the specification asks for, if any.
+def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Mapping[str, Tensor], str] | None:
+    """(the weights that the specification asks for, where they are from), or None.
 
-    Under the meta device only names and shapes are compared: nothing is fetched, and no values are read.
+    Under the meta device only names and shapes count: nothing is fetched, and no values are read.
     Raises:
-      ModelError: the weights cannot be had or do not fit.
+      ModelError: the weights cannot be had.
     """
     if spec.pretrained is None:
-        return
+        return None
     if spec.pretrained == "default":
-        weights, source = _published(architecture, spec), f"the published weights of {spec.name}"
-    else:
-        path = Path(spec.pretrained).expanduser()
-        weights, source = read_weights(path), str(path)
-    load_weights(module, weights, head=architecture.head, source=source)
+        return _published(architecture, spec), f"the published weights of {spec.name}"
+    path = Path(spec.pretrained).expanduser()
+    return read_weights(path), str(path)
 
 
 def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -114,7 +112,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
         raise ModelError(
             f"the model needs other tensors: {'; '.join(faults[:8])}{more},",
             source,
-            "choose the model, its options and data.resize as the weights need them",
+            "choose the model, its options, model.lora and data.resize as the weights need them",
         )
     with torch.no_grad():
         for name, value in own.items():

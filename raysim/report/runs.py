@@ -30,6 +30,7 @@ SILENT = (
     "report",
     "tune",
     "scale",
+    "calibrate",
     "seed",
     "methods",
 )

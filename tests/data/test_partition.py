@@ -58,7 +58,7 @@ def test_every_example_goes_to_exactly_one_client(data, scheme):
         "shards_per_client": data.draw(st.integers(1, 4)),
         "seed": data.draw(st.integers(0, 99)),
     }
-    clients = 4 if scheme[0] == "natural" else data.draw(st.integers(1, 8))
+    clients = {"natural": 4, "joint": 1}.get(scheme[0]) or data.draw(st.integers(1, 8))
     try:
         parts = divide(scheme[0], labels, clients, scheme[1], **options)
     except DataError:

@@ -1,0 +1,27 @@
+"""Keeps every client's adapters, for those who study them after the run."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from methods.livar import factors_of
+from raysim.core.method import Method, Server, State
+
+
+def keep_factors() -> Method:
+    """Changes nothing; logs each client's A and B after training, and how much it trained.
+
+    In arrays/round_*.npz, K clients in ascending order: `keep_factors.LAYER.a` (K, rank, d_in), `keep_factors.LAYER.b`
+    (K, d_out, rank), float32; `keep_factors.num_examples` and `.num_steps` (K,). What `raysim calibrate` works on.
+    Dear: the server sees every client's adapters, K times what is broadcast, and the run keeps them all.
+    """
+
+    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+        for pair, a, b in factors_of(server):
+            server.log(f"{pair.layer}.a", a.float())
+            server.log(f"{pair.layer}.b", b.float())
+        server.log("num_examples", server.num_examples)
+        server.log("num_steps", server.num_steps)
+        return update, state
+
+    return Method("keep_factors", server_update=server_update, needs=frozenset({"lora"}))

@@ -1,0 +1,80 @@
+"""Figures of `raysim calibrate`: LIVAR's figures 2 and 3, the table, and how well the forest does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from raysim.report.panels import grid, legend, styles_of
+
+TITLES = {
+    "importance_a": "$I_A$",
+    "importance_b": "$I_B$",
+    "num_examples": "number of examples $n_i$",
+}
+BINS = ("low", "mid", "high")
+
+
+def curves_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """SHAP value against the feature's quantile, mean and deviation in stretches (LIVAR, figure 2).
+
+    Args:
+      found: label -> calibration; the first one's features are the panels and its cuts are dotted, the others' curves are
+        laid over them (figure 3).
+    """
+    own = next(iter(found.values()))
+    styles = styles_of(list(found), next(iter(found)))
+    figure, panels = grid(len(own["curves"]), width=4.2, height=3.4)
+    cuts = dict(zip(("importance_a", "importance_b"), own["cuts"], strict=True))
+    for axes, name in zip(panels, own["curves"], strict=True):
+        for label, one in found.items():
+            curve = one["curves"].get(name)
+            if curve is None:
+                continue
+            x, mean, std = (np.array(curve[key]) for key in ("quantile", "mean", "std"))
+            style = styles[label]
+            axes.plot(x, mean, style.dash, color=style.colour, lw=style.width, marker=style.marker, ms=3, label=label)
+            axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)
+        for cut in cuts.get(name, ()):
+            axes.axvline(cut, color="0.4", ls=":", lw=1)
+        axes.axhline(0, color="0.6", lw=0.8)
+        axes.set(xlim=(0, 1), xlabel=f"quantile of {TITLES[name]}", ylabel=f"SHAP value of {TITLES[name]}")
+    ends = [axes.get_ylim() for axes in panels]
+    for axes in panels:  # one scale: a feature that says little looks like it
+        axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    if len(found) > 1:
+        legend(figure, panels)
+    return figure
+
+
+def table_figure(found: Mapping[str, Any]) -> Figure:
+    """The 3 x 3 table as a heat map, with the number of rows of each cell."""
+    values, counts = np.array(found["table"]), np.array(found["counts"])
+    figure = Figure(figsize=(4.8, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(values, cmap="viridis", vmin=0)
+    middle = values.max() / 2
+    for row, column in np.ndindex(3, 3):
+        colour = "white" if values[row, column] < middle else "black"
+        text = f"{values[row, column]:.3f}\n{counts[row, column]} rows"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    axes.set_xticks(range(3), BINS)
+    axes.set_yticks(range(3), BINS)
+    axes.set(xlabel=TITLES["importance_b"], ylabel=TITLES["importance_a"])
+    axes.set_title(f"raw coefficients, base {found['base']:.4f}", fontsize=10)
+    figure.colorbar(image)
+    return figure
+
+
+def prediction_figure(targets: np.ndarray, predictions: np.ndarray, oob_r2: float) -> Figure:
+    """Each row's target coefficient and what the forest says of it."""
+    figure = Figure(figsize=(4.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(targets, predictions, "o", ms=3, alpha=0.4, mew=0)
+    ends = [min(targets.min(), predictions.min()), max(targets.max(), predictions.max())]
+    axes.plot(ends, ends, color="0.4", lw=1)
+    axes.set(xlabel="target coefficient (eq. 4)", ylabel="forest", title=f"out-of-bag $R^2$ {oob_r2:.3f}")
+    return figure
