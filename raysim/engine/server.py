@@ -199,6 +199,7 @@ class Server:
             "counters": dict(self.counters),
             "fields": fields,
             "frozen": pack(self.frozen),
+            "is_scored": self.facts.num_test > 0 and self._is_due(round_index),
         }
         return packed, params
 
@@ -357,7 +358,15 @@ class Server:
         down = count * (self.layout.shared_bytes + num_bytes(message["fields"]) + num_bytes(message["frozen"]))
         steps = report["num_steps"][cohort.is_kept]
         losses = report["train_loss"][cohort.is_kept]
+        personal: dict[str, float] = {}
+        if "personal" in report and self.facts.num_test:
+            accuracies = np.sort((self._class_shares()[cohort.clients] * report["personal"]).sum(axis=1))
+            personal = {
+                "clients/personal_accuracy_mean": float(accuracies.mean()),
+                "clients/personal_accuracy_worst": float(accuracies[0]),
+            }
         return {
+            **personal,
             "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
             "comm/up_mb": up / 1e6,
             "comm/down_mb": down / 1e6,
@@ -378,8 +387,7 @@ class Server:
             return {}
         score = self._score("test", self.state, self.facts.num_test, evaluated)
         per_class = (score.correct.double() / score.count.clamp_min(1)).numpy()
-        shares = self.facts.class_counts / np.maximum(1, self.facts.class_counts.sum(axis=1, keepdims=True))
-        clients = np.sort(shares @ per_class)
+        clients = np.sort(self._class_shares() @ per_class)
         return {
             "server/accuracy": score.accuracy,
             "server/loss": score.mean_loss,
@@ -387,6 +395,10 @@ class Server:
             "clients/accuracy_p10": float(np.quantile(clients, 0.1)),
             "clients/accuracy_worst": float(clients[0]),
         }
+
+    def _class_shares(self) -> np.ndarray:
+        """(N, classes): each client's training examples by class, as shares."""
+        return self.facts.class_counts / np.maximum(1, self.facts.class_counts.sum(axis=1, keepdims=True))
 
     def _score(self, name: str, state: Tensor, count: int, evaluated: Mapping[str, Tensor] | None = None) -> Score:
         """Score of a model on a held-out set of so many examples, in slices on the trainers."""

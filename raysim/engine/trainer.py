@@ -217,6 +217,8 @@ class Trainer:
                 "a hook wrote to client.start", "its hooks", "work on a copy: other clients start from it too"
             )
         kept = self._memory(phase.methods, views)
+        if self._personal and message["is_scored"]:
+            report["personal"] = self._personal_accuracy()
         report["seconds"] = time.perf_counter() - began
         return report, kept
 
@@ -299,6 +301,14 @@ class Trainer:
     def _load_personal(self, memory: dict[str, Any]) -> None:
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
+
+    def _personal_accuracy(self) -> np.ndarray:
+        """(classes,) float64: the test accuracy on each class of the client's own model, as it is now; 0 without any."""
+        examples = self._set("test")
+        score = evaluate(
+            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+        )
+        return (score.correct.double() / score.count.clamp_min(1)).numpy()
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from methods.fedproto import batch_mean_distance, merged_prototypes, prototype_distance
+from raysim.assemble import model_spec, open_federation
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
-from tests.helpers import plan_of, run, server_on
+from raysim.models import build_model
+from tests.helpers import plan_of, recipe_of, run, server_on
 from tests.reference import Naive
 
 FEW = {"test": 0.6}
@@ -152,6 +154,28 @@ def test_nothing_shared_leaves_the_global_weights_and_keeps_personal_ones(root):
     for client in range(12):
         assert not np.array_equal(memories[0][client], memories[1][client])
     assert not np.array_equal(memories[1][0], memories[1][1])
+
+
+def test_personal_models_are_scored_on_each_clients_own_classes(root):
+    plan = plan_of(root, [{"fedproto": {"share": "nothing"}}], data=FEW, cohort={"size": 5})
+    server = server_on(plan, root)
+    server.run_round(0)
+    record = server.run_round(1)
+    federation = open_federation(recipe_of(plan, root))
+    images, labels = federation.held_out("test")
+    inputs = torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255
+    model = build_model(model_spec(plan.config, 10, plan.info.shape), seed=0).eval()
+    expected = []
+    for client in record.clients["client"]:
+        memory = server.client_memory(int(client))["raysim"]
+        model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in memory.items()})
+        is_right = (model(inputs).argmax(1).numpy() == labels).astype(float)
+        counts = plan.manifest.class_counts[client]
+        by_class = [counts[c] / counts.sum() * is_right[labels == c].mean() for c in range(10) if counts[c]]
+        expected.append(sum(by_class))
+    assert record.metrics["clients/personal_accuracy_mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+    assert record.metrics["clients/personal_accuracy_worst"] == pytest.approx(min(expected), abs=1e-12)
+    assert record.metrics["clients/personal_accuracy_mean"] > record.metrics["clients/accuracy_mean"]
 
 
 def test_what_cannot_run_is_refused(root):
