@@ -156,7 +156,7 @@ class Recorder:
             np.savez_compressed(self.folder / "arrays" / f"round_{record.round_index:05d}.npz", **record.arrays)  # type: ignore[arg-type]
 
     def _pictures(self, record: RoundRecord) -> None:
-        """Heat maps of the round: the weights, and every logged array with a row for each client."""
+        """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]]
@@ -169,6 +169,24 @@ class Recorder:
                 rows = record.arrays[f"{name}:clients"].tolist()
                 figure = heat_map(values, rows, columns.tolist(), title=f"{name}, round {number}", is_log=True)
                 self._board.add_figure(name.replace(".", "/"), figure, number)
+            elif ":" not in name and values.ndim == 1 and values.size:
+                names = [str(place) for place in range(values.size)] if columns is None else columns.tolist()
+                self._board.add_figure(name.replace(".", "/"), bars(values, names, f"{name}, round {number}"), number)
+
+
+def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Any:
+    """A matplotlib figure of one bar for each number; as many names are written as fit."""
+    from matplotlib.figure import Figure
+
+    width = 2.5 + 0.3 * min(len(columns), 40)
+    height = 2.6 + 0.05 * max(map(len, columns), default=0)
+    figure = Figure(figsize=(width, min(height, 8.0)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar(range(len(values)), values.astype(float), color="tab:blue")
+    step = -(-len(columns) // 40)
+    axes.set_xticks(range(0, len(columns), step), list(columns)[::step], rotation=90, fontsize=7)
+    axes.set(title=title)
+    return figure
 
 
 def heat_map(
