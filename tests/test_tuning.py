@@ -313,6 +313,17 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     assert lines == []
 
 
+@pytest.mark.slow
+def test_median_rule_stops_the_trial_that_is_worse_than_the_others_were(root, tmp_path, ray_cluster):
+    tune = {"scheduler": "median", "grace_rounds": 1, "max_concurrent": 1, "metric": "train/loss", "mode": "min"}
+    space = {"local.lr": {"grid_search": [0.3, 0.2, 0.1, 1e-6]}}
+    serial = {"backend": "serial", "cpus_per_trainer": 0.5}
+    sweep = a_sweep(root, tmp_path, space, tune, rounds=4, partition={"alpha": 10.0}, resources=serial)
+    outcomes, _ = run(sweep)
+    assert [outcomes[trial.name].status for trial in sweep.trials] == ["completed"] * 3 + ["stopped"]
+    assert "stopped by median after round" in outcomes["lr=1e-06"].message
+
+
 def trial_processes(ray):
     """Processes of this Ray that belong to a trial."""
     import psutil
