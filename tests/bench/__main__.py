@@ -28,6 +28,7 @@ from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
 from raysim.engine.ray_runtime import RayServer, ray_session
 from raysim.models import ModelSpec
+from tests.bench import local
 from tests.bench.bare import Bare, images_of
 
 OBJECT_STORE_MB = 100
@@ -291,7 +292,7 @@ def start_up(root: Path) -> None:
 
 
 def main() -> None:
-    names = sys.argv[1:] or [*CASES, "scoring", "start", "shard"]
+    names = sys.argv[1:] or [*CASES, "scoring", "start", "shard", "local"]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if "start" in names:
@@ -313,6 +314,8 @@ def main() -> None:
                     measure(name, root)
             if "scoring" in names:
                 scoring(root)
+    if "local" in names:
+        local.main()
 
 
 if __name__ == "__main__":
