@@ -1,4 +1,4 @@
-"""FedVG's property checks (sheet 1.7) and degenerate cases (sheet 1.6)."""
+"""FedVG's property checks and degenerate cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLFA's property checks (sheet 2.7)."""
+"""FLFA's property checks."""
 
 from __future__ import annotations
 

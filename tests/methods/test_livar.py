@@ -1,4 +1,4 @@
-"""LIVAR against a naive reference written from the sheet's formulas, its property checks (3.9) and pitfalls (3.8)."""
+"""LIVAR against a naive reference written from the formulas, its property checks and degenerate cases."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_livar_matches_the_sheets_formulas_over_2_rounds(name, root):
+def test_livar_matches_the_formulas_over_2_rounds(name, root):
     options = VARIANTS[name]
     plan = lora_plan(root, [{"livar": options}], cohort={"size": 6}, data=FEW, local={"batch_size": 8})
     server, naive = server_on(plan, root), NaiveLivar(plan, **options)
