@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -203,6 +204,15 @@ def feedback_op(client: Client, layer: str, back: Tensor, scale: Scale) -> Layer
         return _Linear.apply(x, weight, module.bias, back, factor)
 
     return op
+
+
+def warn_of_zeros(layer: str, back: Tensor) -> None:
+    """Warn, by default once for a layer and process, of a feedback that is 0. It waits for the device: not for a step."""
+    if not bool(back.any()):
+        warnings.warn(
+            f"flfa: all of {layer!r} is 0 at the start of the round, and so is its feedback: no error passes it",
+            stacklevel=2,
+        )
 
 
 def norm_of(weight: Tensor, scale: Scale) -> Tensor:

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from methods.feedback import Scale, backward_claims, chosen_layers, feedback_layers, feedback_op, random_feedback
+from methods.feedback import (
+    Scale,
+    backward_claims,
+    chosen_layers,
+    feedback_layers,
+    feedback_op,
+    random_feedback,
+    warn_of_zeros,
+)
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Client, LayerOp, Message, Method, Server, State
 from raysim.core.seeding import derive_seed
@@ -82,6 +90,7 @@ def flfa(
         for name in (list(known)[index] for index in client.message["layers"]):
             if feedback == "round":
                 back = client.layout.view(client.start, known[name])
+                warn_of_zeros(name, back)
             else:
                 when = client.round_index if feedback == "resampled" else 0
                 back = random_back(name, when, known[name].shape, client.params.device)

@@ -1,4 +1,4 @@
-"""LIVAR's calibration (sheet 3.3): target coefficients, what importances say of them, and the 3 x 3 table.
+"""LIVAR's calibration (eq. 4, figure 2, table A): target coefficients, what importances say of them, and the 3 x 3 table.
 
 Numbers in, numbers out; `raysim/calibrate.py` makes the runs and keeps the files.
 """

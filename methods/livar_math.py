@@ -95,7 +95,7 @@ def adapters_of(layout: Layout) -> list[Adapter]:
 def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
     """What one step adds to the importance of one factor. Scalar, float64.
 
-    LIVAR, step 2 of its sheet; `moved` is before - after, so that descent is positive:
+    LIVAR's I_A and I_B are sums of it over the steps; `moved` is before - after, so that descent is positive:
         abs_of_sum: |sum(g . moved)|,   signed: sum(g . moved),   sum_of_abs: sum|g . moved|,   grad_only: |sum g|
     grad_only is zero by construction, up to rounding, for B of every layer whose output enters a LayerNorm (in a ViT the
     attention projection and the second MLP layer), since the gradient of what enters one sums to zero.
@@ -111,8 +111,8 @@ def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
 def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple[Tensor, Tensor]:
     """Bin of I_A and bin of I_B, 0 low, 1 mid, 2 high.
 
-    LIVAR, steps 5 and 6: quantiles over all clients and layers with linear interpolation; strictly below the lower one
-    is low, strictly above the upper one high, all else mid.
+    LIVAR, table A, with the released code's thresholds: quantiles over all clients and layers with linear interpolation;
+    strictly below the lower one is low, strictly above the upper one high, all else mid.
 
     Args:
       importance: (K, L, 2) float64: I_A and I_B.
@@ -136,7 +136,7 @@ def raw_coefficients(importance: Tensor, table: str | Table = "released") -> Ten
 def layer_coefficients(
     importance: Tensor, is_active: Tensor, shares: Tensor, table: str | Table = "released"
 ) -> Tensor:
-    """lambda of each client and layer, step 7: the raw coefficients, normalised over the clients that took a step.
+    """lambda of each client and layer for eq. 3: the raw coefficients, normalised over the clients that took a step.
 
     Args:
       importance: (K, L, 2) float64; is_active: (K,) bool; shares: (K,) float64, n_i / sum n.
@@ -156,7 +156,7 @@ def layer_coefficients(
 
 
 def row_weights(candidates: Sequence[Tensor], is_active: Tensor) -> Tensor:
-    """Weights of each client on the head's row of each class, step 9.
+    """Weights of each client on the head's row of each class, eq. 6.
 
     Args:
       candidates: (K, classes) float64 scores >= 0, NaN where missing, in order of preference: a class takes the first

@@ -127,8 +127,8 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
-    from raysim.calibrate import FILE, plan_calibration
     from raysim.calibrate import calibrate as make
+    from raysim.calibrate import plan_calibration
     from raysim.config import read_config
     from raysim.sweep import scaled
 
@@ -141,7 +141,7 @@ def calibrate(
     for name, values in zip(("I_A low", "I_A mid", "I_A high"), found["table"], strict=True):
         table.add_row(name, *(f"{value:.4f}" for value in values))
     out.print(table)
-    out.print(f"table:       {planned.folder / FILE}  (livar: {{table: that file}})", markup=False)
+    out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
     out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
 
 

@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 from methods.livar_calibration import Rows, calibration, explain, gram, rows_of_run, target_coefficients, together
 from raysim.assemble import Plan, check
 from raysim.config import CalibrateGroup, Config, located, parse_config
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.engine.checkpoint import write_file
+from raysim.models.weights import read_weights
 from raysim.run import MODEL_FILE, changes, execute
 
 FILE = "calibration.json"
@@ -47,6 +48,16 @@ class Calibration:
     folder: Path
     settings: CalibrateGroup
     pairs: tuple[Pair, ...]
+
+    @property
+    def suffix(self) -> str:
+        """Ends the names of what is written: a forest with a third feature (appendix B) stands beside the table's own."""
+        return "_count" if self.settings.count_feature else ""
+
+    @property
+    def file(self) -> Path:
+        """Where the table is written: `calibration.json`, or `calibration_count.json`."""
+        return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -108,7 +119,21 @@ def _own_faults(config: Config) -> list[Fault]:
         low, high = getattr(group, key)
         if low > high:
             faults.append(Fault(f"calibrate.{key}", f"must rise, got {low:g}, {high:g}"))
+    if _starts_with_adapters(config.model.pretrained):
+        told = f"{config.model.pretrained} holds adapters; eq. 4 is about what training from none of them adds"
+        faults.append(Fault("model.pretrained", f"{told}: give weights of a run without model.lora, or default"))
     return faults
+
+
+def _starts_with_adapters(pretrained: str | None) -> bool:
+    """Whether it is a file of weights with adapters in it; what else is wrong with a file is told by the runs' check."""
+    if pretrained in (None, "default"):
+        return False
+    try:
+        with torch.device("meta"):
+            return any(".lora_" in name for name in read_weights(Path(pretrained).expanduser()))
+    except ModelError:
+        return False
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -203,6 +228,8 @@ def _target(factors: Sequence[torch.Tensor], settings: CalibrateGroup) -> np.nda
 def calibrate(found: Calibration, say: Callable[[str], None], beside: Sequence[Path] = ()) -> dict[str, Any]:
     """Run, fit, explain, and write `calibration.json`, `rows.csv`, pictures and TensorBoard events into the folder.
 
+    With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
+
     Args:
       beside: folders of other calibrations, whose curves are drawn as well.
     Returns:
@@ -227,9 +254,9 @@ def calibrate(found: Calibration, say: Callable[[str], None], beside: Sequence[P
     )
     result = calibration(rows, explained, (group.cuts_a, group.cuts_b))
     result["settings"] = group.model_dump(mode="json")
-    write_file(found.folder / FILE, (json.dumps(result, indent=1) + "\n").encode())
-    write_file(found.folder / "rows.csv", _csv(rows, [pair.name for pair in found.pairs]).encode())
-    _draw(found.folder, {found.folder.name: result, **others}, rows.coefficients, explained.predictions)
+    write_file(found.file, (json.dumps(result, indent=1) + "\n").encode())
+    write_file(found.folder / f"rows{found.suffix}.csv", _csv(rows, [pair.name for pair in found.pairs]).encode())
+    _draw(found, {found.folder.name: result, **others}, rows.coefficients, explained.predictions)
     return result
 
 
@@ -255,21 +282,24 @@ def _csv(rows: Rows, pairs: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _draw(folder: Path, found: Mapping[str, Mapping[str, Any]], targets: np.ndarray, predictions: np.ndarray) -> None:
+def _draw(
+    found: Calibration, results: Mapping[str, Mapping[str, Any]], targets: np.ndarray, predictions: np.ndarray
+) -> None:
     """shap.png, table.png, prediction.png, and the same in TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter
 
     from raysim.report.calibration import curves_figure, prediction_figure, table_figure
 
-    own = next(iter(found.values()))
+    own = next(iter(results.values()))
     figures = {
-        "shap": curves_figure(found),
+        "shap": curves_figure(results),
         "table": table_figure(own),
         "prediction": prediction_figure(targets, predictions, own["oob_r2"]),
     }
-    for old in folder.glob("events.out.tfevents.*"):
+    ending = f".calibration{found.suffix}"
+    for old in found.folder.glob(f"events.out.tfevents.*{ending}"):
         old.unlink()
-    with SummaryWriter(str(folder)) as board:
+    with SummaryWriter(str(found.folder), filename_suffix=ending) as board:
         for name, figure in figures.items():
-            figure.savefig(folder / f"{name}.png", dpi=130)
-            board.add_figure(f"calibration/{name}", figure, 0)
+            figure.savefig(found.folder / f"{name}{found.suffix}.png", dpi=130)
+            board.add_figure(f"calibration{found.suffix}/{name}", figure, 0)

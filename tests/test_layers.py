@@ -1,4 +1,4 @@
-"""Each layer imports only from those above it (design, section 5)."""
+"""Each layer imports only from those above it."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_every_printed_accuracy_has_its_runs(paper, name, tables):
     assert sorted(map(repr, found)) == sorted(map(repr, printed))
 
 
-def test_univarfl_settings_are_those_of_the_sheet():
+def test_univarfl_settings_are_the_printed_ones():
     rounds = {"STL-10": 100, "CIFAR-100": 60, "PACS": 60, "HAM10000": 60}
     clients = {"STL-10": 10, "CIFAR-100": 10, "PACS": 4, "HAM10000": 4}
     for name in ("table_1", "table_2", "ablation"):
@@ -292,11 +292,11 @@ def test_every_model_takes_its_sets_images(paper):
         assert skeleton(torch.empty(2, channels, height, width, device="meta")).shape == (2, spec.num_classes)
 
 
-# --- LIVAR, sections 3.3 and 3.4 of its sheet -------------------------------------------------------------------------
+# --- LIVAR: the released code's settings where the paper is silent ----------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["table_1", "table_2", "table_3", "table_4"])
-def test_livar_trials_meet_every_published_cell_and_have_the_sheets_settings(name):
+def test_livar_trials_meet_every_published_cell_and_have_the_codes_settings(name):
     cells = published(f"livar_{name}")
     met = []
     for trial in trials_of(PAPERS / "livar" / f"{name}.yaml"):
@@ -317,7 +317,7 @@ def test_livar_trials_meet_every_published_cell_and_have_the_sheets_settings(nam
     assert all(cell in met for cell in cells)
 
 
-def test_calibrations_have_the_sheets_settings():
+def test_calibrations_have_the_stated_settings():
     assert len(CALIBRATIONS) == 5
     for path in CALIBRATIONS:
         config, _ = parse_config(read_config(path))

@@ -21,6 +21,7 @@ from raysim.report.published import FOLDER, is_same, match, published
 from raysim.report.render import latex, latex_text, lines_of, markdown, write_csv
 from raysim.report.runs import find_runs, method_names
 from raysim.report.significance import wilcoxon_greater
+from raysim.report.statement import winners
 from raysim.report.tables import cells_of, make_tables, mean_and_std, published_cells
 from raysim.run import FREE_KEYS, hyperparameters
 from raysim.sweep import grid
@@ -340,6 +341,37 @@ def test_conclusions_by_hand(runs):
         "5 of 5 cells have a published number: ours differ by −4.32 points on average, 4.32 in size"
     )
     assert "2 within one published standard deviation" in theirs
+
+
+def test_joint_rows_are_named_as_the_bound_and_not_ranked(tmp_path):
+    values = {("FedAvg", 0.1): [0.5, 0.6], ("FedVG", 0.1): [0.6, 0.6], ("FedAvg", 1.0): [0.7], ("FedVG", 1.0): [0.6]}
+    sweep(tmp_path / "few", values, {"columns": ["alpha"]})
+    for alpha in (0.1, 1.0, 10.0):  # the last column holds joint training and one competitor
+        fabricate(tmp_path / "few" / f"j{alpha}", 0.9, labels=labels_of("Joint", alpha), partition={"scheme": "joint"})
+    fabricate(tmp_path / "few" / "alone", 0.5, labels=labels_of("FedVG", 10.0))
+    (table,) = make_report([tmp_path / "few"], {}).tables
+    assert table.bounds == {"Joint"}
+    assert table.marks == {
+        ("FedVG", (0.1,)): "best", ("FedAvg", (0.1,)): "second",
+        ("FedAvg", (1.0,)): "best", ("FedVG", (1.0,)): "second",
+    }  # fmt: skip
+    want = (
+        "FedVG is best in 1 of 2 columns (alpha = 0.1) and second best in 1; also best: FedAvg in 1. "
+        "Upper bound, trained on all examples together and not ranked: Joint."
+    )
+    assert winners([table], "FedVG") == want
+    assert winners([table], "Joint").startswith("FedAvg is best in 1 of 2 columns")
+
+
+def test_joint_rows_by_themselves_compete(tmp_path):
+    for name, best in (("slow", 0.8), ("fast", 0.9)):
+        fabricate(tmp_path / name, best, labels=labels_of(name, 0.1), partition={"scheme": "joint"})
+    (table,) = make_report([tmp_path], {}).tables
+    assert not table.bounds
+    assert {row: mark for (row, _), mark in table.marks.items()} == {"fast": "best", "slow": "second"}
+    fabricate(tmp_path / "mixed", 0.7, labels=labels_of("slow", 0.1, 1))  # one federated run makes it a competitor
+    (table,) = make_report([tmp_path], {}).tables
+    assert table.bounds == {"fast"}
 
 
 def test_report_names_what_is_shared_and_links_its_figures(runs, tmp_path):

@@ -55,6 +55,11 @@ class Run:
     def is_finished(self) -> bool:
         return self.status == "finished"
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether one client had all examples: nothing was federated."""
+        return bool(_at(self.config, "partition", "scheme") == "joint")
+
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Every run directory at or below the paths, in the order of their names, labelled.

@@ -23,13 +23,20 @@ def not_the_experiment(wrong: Sequence[str]) -> str:
 def winners(tables: Sequence[Table], subject: str | None) -> str:
     """In how many columns a row (or, without one, the row that wins most) is best, and who else is.
 
-    Columns with one row do not count.
+    Columns with one row do not count. Upper bounds do not compete; a second sentence names them.
     """
+    bounds = [row for row in all_rows(tables) if any(row in table.bounds for table in tables)]
+    told = f" Upper bound, trained on all examples together and not ranked: {', '.join(bounds)}." if bounds else ""
+    return _ranking(tables, subject) + told
+
+
+def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     contests = [(table, column) for table in tables for column in table.columns if _is_contest(table, column)]
     if not contests:
         return "No column holds two rows that could be compared."
+    rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
     of = {
-        mark: {row: [c for c in contests if c[0].marks.get((row, c[1])) == mark] for row in all_rows(tables)}
+        mark: {row: [c for c in contests if c[0].marks.get((row, c[1])) == mark] for row in rows}
         for mark in ("best", "second")
     }
     best, second = of["best"], of["second"]
@@ -46,7 +53,7 @@ def winners(tables: Sequence[Table], subject: str | None) -> str:
 
 
 def _is_contest(table: Table, column: tuple[Label | None, ...]) -> bool:
-    return sum((row, column) in table.cells for row in table.rows) > 1
+    return sum((row, column) in table.cells for row in table.rows if row not in table.bounds) > 1
 
 
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:

@@ -22,7 +22,7 @@ Column = tuple[Label | None, ...]
 class Cell:
     """One setting. Accuracies in percent; `std` is over seeds with ddof 1, None for one seed.
 
-    A cell of a published table has no scores, and n = 0.
+    A cell of a published table has no scores, and n = 0. `is_joint`: all its runs trained on all examples together.
     """
 
     labels: Mapping[str, Label]
@@ -31,6 +31,7 @@ class Cell:
     scores: Mapping[Label, float]
     folders: Mapping[Label, Path]
     published: Published | None = None
+    is_joint: bool = False
 
     @property
     def n(self) -> int:
@@ -72,14 +73,21 @@ class Table:
         return describe(self.labels)
 
     @cached_property
+    def bounds(self) -> frozenset[str]:
+        """Rows of joint training alone: upper bounds for the others, if there are others."""
+        competing = {row for (row, _), cell in self.cells.items() if not cell.is_joint}
+        return frozenset(row for row in self.rows if row not in competing) if competing else frozenset()
+
+    @cached_property
     def marks(self) -> dict[tuple[str, Column], str]:
         """ "best" or "second" for the cells of a column that print the highest and the next lower mean.
 
-        Cells that print the same number get the same mark. A column of one cell has none.
+        Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
         """
+        rows = [row for row in self.rows if row not in self.bounds]
         marks: dict[tuple[str, Column], str] = {}
         for column in self.columns:
-            printed = {row: round(self.cells[row, column].mean, 2) for row in self.rows if (row, column) in self.cells}
+            printed = {row: round(self.cells[row, column].mean, 2) for row in rows if (row, column) in self.cells}
             ranks = sorted(set(printed.values()), reverse=True)
             if len(printed) > 1:
                 marks |= {(row, column): "best" for row in printed if printed[row] == ranks[0]}
@@ -126,7 +134,8 @@ def cells_of(runs: Sequence[Run], metric: str, tables: Sequence[Published]) -> l
         labels = next(iter(same.values())).labels
         mean, std = mean_and_std(list(scores.values()))
         folders = {seed: same[seed].folder for seed in scores}
-        cells.append(Cell(labels, mean, std, scores, folders, match(tables, labels)))
+        is_joint = all(run.is_joint for run in same.values())
+        cells.append(Cell(labels, mean, std, scores, folders, match(tables, labels), is_joint))
     return cells
 
 

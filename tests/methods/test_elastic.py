@@ -1,4 +1,4 @@
-"""Elastic aggregation: the sheet's property checks, sampling, and what is refused."""
+"""Elastic aggregation: property checks, sampling, and what is refused."""
 
 from __future__ import annotations
 

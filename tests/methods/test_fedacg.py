@@ -1,4 +1,4 @@
-"""FedACG's property checks (sheet 11)."""
+"""FedACG's property checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedDyn: the sheet's property checks."""
+"""FedDyn: property checks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_alpha_0_trains_like_sgd():
 
 
 def test_without_the_quadratic_term_clients_run_away():
-    """The sheet's toy: FL-bench's rule lets ||y|| grow where the right one holds it."""
+    """A toy: FL-bench's rule lets ||y|| grow where the right one holds it."""
     flat = {"curvatures": [0.01 * torch.eye(3, dtype=torch.float64)], "centres": [torch.ones(3, dtype=torch.float64)]}
     norms = []
     for as_in in (None, "fl-bench"):

@@ -1,4 +1,4 @@
-"""FedNova: the sheet's property checks, and what it refuses."""
+"""FedNova: property checks, and what it refuses."""
 
 from __future__ import annotations
 

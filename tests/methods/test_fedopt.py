@@ -1,4 +1,4 @@
-"""FedAdam, FedYogi and FedAdagrad: the sheet's property checks."""
+"""FedAdam, FedYogi and FedAdagrad: property checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSOL's property checks (sheet 8)."""
+"""FedSOL's property checks."""
 
 from __future__ import annotations
 

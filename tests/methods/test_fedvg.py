@@ -1,10 +1,11 @@
-"""FedVG's property checks (sheet 1.7) and degenerate cases (sheet 1.6)."""
+"""FedVG's property checks and degenerate cases."""
 
 from __future__ import annotations
 
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from torch import nn
 
 from methods.fedvg import fedvg, inverse_weights, layer_norms, vg_weights
 from raysim.core.layout import layout_of
-from raysim.core.method import Batch
+from raysim.core.method import Batch, Method
 from raysim.training.model import BoundModel
 from tests.helpers import plan_of, raw_config, run, server_on
 
@@ -252,6 +253,23 @@ def test_auto_takes_the_granularity_with_the_lowest_validation_loss(root):
     assert (
         auto.params_sha256() == run(plan_of(root, [{"fedvg": {"granularity": best}}]), root, rounds=1).params_sha256()
     )
+
+
+def other_loss():
+    """Trains on something else than cross-entropy."""
+    return Method("other_loss", loss=lambda inner, client: lambda outputs, batch: outputs.logits.square().sum())
+
+
+@pytest.mark.parametrize("method", ["univarfl", "tests.methods.test_fedvg:other_loss"])
+def test_scores_are_of_plain_cross_entropy_whatever_the_method_trains_on(method, root):
+    """At so small a learning rate nobody moves: all score the same model, and what training adds to a loss must not show."""
+    plain, other = (
+        server_on(plan_of(root, [*methods, "fedvg"], local={"lr": 1e-30}), root).run_round(0)
+        for methods in ([], [method])
+    )
+    assert other.metrics["train/loss"] != plain.metrics["train/loss"]
+    assert np.array_equal(other.arrays["fedvg.norms"], plain.arrays["fedvg.norms"])
+    assert (plain.arrays["fedvg.norms"] > 0).all()
 
 
 def test_norms_are_logged_by_client_and_tensor(root):

@@ -1,4 +1,4 @@
-"""Feedback through other tensors: exact where B = W, the matrix form elsewhere; the sheets' checks of FA and DFA."""
+"""Feedback through other tensors: exact where B = W, the matrix form elsewhere; property checks of FA and DFA."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""FLFA's property checks (sheet 2.7)."""
+"""FLFA's property checks."""
 
 from __future__ import annotations
 
+import warnings
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -188,6 +189,32 @@ def test_faults_name_the_remedy():
         flfa(candidates=["9"]).init(torch.zeros(1), LAYOUT)
     with pytest.raises(ValueError, match="no candidates are left"):
         flfa(candidates=["0"], first_layer=False).init(torch.zeros(1), LAYOUT)
+
+
+def test_weight_of_zeros_is_warned_of_once_and_stays_the_feedback():
+    """A chosen layer that is 0 when the round starts lets no error pass, wherever local steps take its weight."""
+    layers = list(candidate_layers(LAYOUT, "all", first_layer=True))
+    start = torch.zeros(LAYOUT.num_state)
+    LAYOUT.view(start, "1.weight").fill_(0.1)
+
+    def forward(layer, **options):
+        client = SimpleNamespace(
+            layout=LAYOUT, start=start, params=start[: LAYOUT.num_params], round_index=1,
+            message={"layers": [layers.index(layer)]}, model=SimpleNamespace(module=MODULE),
+        )  # fmt: skip
+        return flfa(**options).forward({}, client)[layer]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            op = forward("3")
+        forward("1")
+        forward("3", feedback="random")
+    (warning,) = caught
+    assert "flfa: all of '3' is 0 at the start of the round" in str(warning.message)
+    x = torch.randn(2, 8, requires_grad=True)
+    op(MODULE[3], x).sum().backward()
+    assert not x.grad.any()
 
 
 def cuts():

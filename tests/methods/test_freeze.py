@@ -1,4 +1,4 @@
-"""Freeze's property checks (sheet 16)."""
+"""Freeze's property checks."""
 
 from __future__ import annotations
 

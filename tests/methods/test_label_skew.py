@@ -1,4 +1,4 @@
-"""FedRS and FedLC: their property checks (sheets 9 and 10)."""
+"""FedRS and FedLC: their property checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MOON's property checks (sheet 7)."""
+"""MOON's property checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sheets' property checks of FedAvg, FedAvgM and FedProx, one test each."""
+"""Property checks of FedAvg, FedAvgM and FedProx, one test each."""
 
 from __future__ import annotations
 

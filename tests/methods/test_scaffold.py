@@ -1,4 +1,4 @@
-"""SCAFFOLD: the sheet's property checks, FL-bench's rule, client memory between rounds and restarts."""
+"""SCAFFOLD: property checks, FL-bench's rule, client memory between rounds and restarts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses():
 
 
 def test_control_grows_in_fl_benchs_rule_and_falls_in_the_papers():
-    """Toy of the sheet: partial participation, 40 rounds; c becomes a sum of gradients where c_i is not kept."""
+    """A toy: partial participation, 40 rounds; c becomes a sum of gradients where c_i is not kept."""
     clients = unlike_clients(8)
     norms = {}
     for as_in in (None, "fl-bench"):

@@ -1,4 +1,4 @@
-"""UniVarFL's property checks and degenerate batches (sheet 4.6 and 4.7)."""
+"""UniVarFL's property checks and degenerate batches."""
 
 from __future__ import annotations
 

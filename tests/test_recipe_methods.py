@@ -1,0 +1,180 @@
+"""The methods of every table's recipe and their options are those that the papers, or their authors' code, print."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from methods.flfa import flfa
+from methods.univarfl import univarfl
+from raysim.assemble import check
+from raysim.config import parse_config, read_config
+from raysim.sweep import grid
+
+PAPERS = Path(__file__).parent.parent / "configs" / "papers"
+
+
+def trials(paper, name):
+    """(labels, methods as listed, configuration) of every trial."""
+    for trial in grid(read_config(PAPERS / paper / f"{name}.yaml"), name):
+        config, _ = parse_config(trial.raw)
+        yield trial.raw["labels"], config.methods, config
+
+
+def defaults(method):
+    return {name: parameter.default for name, parameter in signature(method).parameters.items()}
+
+
+# --- FLFA: the older code's settings (FedProx, MOON, FedAvgM), or those of the methods' own authors -------------------
+
+FLFA_BASES = {
+    "FedAvg": [],
+    "FedProx": [{"fedprox": {"mu": 0.1}}],
+    "MOON": [{"moon": {"mu": 0.1, "temperature": 0.5}}],
+    "FedAvgM": [{"fedavgm": {"beta": 0.1, "form": "damped"}}],
+    "FedSOL": [{"fedsol": {"rho": 1.0, "temperature": 3.0}}],
+    "FedRS": [{"fedrs": {"alpha": 0.5}}],
+    "FedLC": [{"fedlc": {"tau": 1.0}}],
+    "FedACG": [{"fedacg": {"lam": 0.85, "beta": 0.001}}],
+    "FedDyn": [{"feddyn": {"alpha": 0.1}}],
+}
+FLFA_VARIANTS = {  # table 4
+    "BP": [],
+    "FLFA": [{"flfa": {"strategy": "lowest"}}],
+    "FLFA* (fixed random B)": [{"flfa": {"strategy": "lowest", "feedback": "random"}}],
+    "FLFA-dagger (no scaling)": [{"flfa": {"strategy": "lowest", "scale": "none"}}],
+    "DFA": ["dfa"],
+}
+SIX = {"FedAvg", "FedProx", "MOON", "FedAvgM", "FedRS", "FedLC"}
+EIGHT = SIX | {"FedSOL", "FedACG"}
+#: Base methods of each table; tables 4 and 13 are other comparisons.
+FLFA_ROWS = {1: EIGHT, 2: {"FedAvg"}, 3: EIGHT, **dict.fromkeys(range(5, 10), SIX), 10: EIGHT, 12: {"FedDyn"}}
+
+
+def flfa_wanted(number, labels):
+    if number == 4:
+        return FLFA_VARIANTS[labels["variant"]]
+    if number == 13:
+        return [{"flfa": {"strategy": labels["strategy"]}}]
+    base, plus, _ = labels["method"].partition(" + ")
+    own = {2: {"flfa": {"strategy": "lowest"}}, 10: {"flfa": {"num_layers": labels.get("fa_layers")}}}
+    return [*FLFA_BASES[base], *([own.get(number, "flfa")] if plus else [])]
+
+
+@pytest.mark.parametrize("number", [*FLFA_ROWS, 4, 13])
+def test_flfa_methods_have_the_printed_options(number):
+    seen = set()
+    for labels, methods, _ in trials("flfa", f"table_{number}"):
+        assert methods == flfa_wanted(number, labels), labels
+        seen.add(labels["variant"] if number == 4 else labels["strategy"] if number == 13 else labels["method"])
+    bases = FLFA_ROWS.get(number, set())
+    want = {f"{base} + FLFA" for base in bases} | (bases if number != 10 else set())
+    assert seen == (want or {4: set(FLFA_VARIANTS), 13: {"lowest", "highest"}}[number])
+
+
+def test_flfa_by_default_is_the_papers():
+    """One layer a round, by the skewness rule, with the weight at the round's start, rescaled as a whole."""
+    found = defaults(flfa)
+    assert (found["num_layers"], found["strategy"], found["feedback"], found["scale"]) == (1, "auto", "round", "layer")
+
+
+# --- UniVarFL ---------------------------------------------------------------------------------------------------------
+
+UNIVARFL = {
+    "FedAvg": [],
+    "FedProx": [{"fedprox": {"mu": 0.01}}],
+    "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5}}],
+    "Freeze": ["freeze"],
+    "UniVarFL": [{"univarfl": {"mu": 0.5}}],
+}
+UNIVARFL_ALONE = {  # the ablation, which is not published
+    "UniVarFL, mu = 0": [{"univarfl": {"mu": 0}}],
+    "UniVarFL, lambda = 0": [{"univarfl": {"mu": 0.5, "lam": 0}}],
+    "UniVarFL, literal": [{"univarfl": {"mu": 0.5, "form": "literal"}}],
+    "FedUV's terms": [{"univarfl": {"mu": 0.5, "variance": "unbiased", "spread": "deviation", "uniformity": "kernel"}}],
+    **{name: UNIVARFL[name] for name in ("FedAvg", "UniVarFL")},
+}
+#: split, test, validation, augmentation, side that images are brought to. 10 % of the training file is validation.
+UNIVARFL_DATA = {
+    "STL-10": ("official", 0.1, "univarfl-stl10", None),
+    "CIFAR-100": ("official", 0.1, "cifar", None),
+    "PACS": ("fraction", 0.1, "none", 64),
+    "HAM10000": ("fraction", 0.1, "none", 64),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"), [("table_1", UNIVARFL), ("table_2", UNIVARFL), ("ablation", UNIVARFL_ALONE)]
+)
+def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
+    seen = set()
+    for labels, found, config in trials("univarfl", name):
+        assert found == methods[labels["method"]], labels
+        data = config.data
+        assert (data.split, data.validation, data.augment, data.resize) == UNIVARFL_DATA[labels["dataset"]], labels
+        assert data.split == "official" or data.test == 0.1
+        assert data.normalise == "half"
+        seen.add(labels["method"])
+    assert seen == set(methods)
+    assert (defaults(univarfl)["mu"], defaults(univarfl)["lam"]) == (0.5, None)  # None is D/4
+
+
+# --- LIVAR: baselines as in the framework that the paper's code builds on ---------------------------------------------
+
+LIVAR = {
+    "FedAvg": [],
+    "RegMean": [{"regmean": {"as_in": "fed-mammoth"}}],
+    "FisherAvg": [{"fisher": {"as_in": "fed-mammoth"}}],
+    "FedProto": [{"fedproto": {"as_in": "fed-mammoth", "strength": 0.1}}],
+    "CCVR": [{"ccvr": {"as_in": "fed-mammoth"}}],
+    "LIVAR": ["livar"],
+    "LIVAR + CCVR": ["livar", {"ccvr": {"as_in": "fed-mammoth"}}],
+    "Joint": [],
+}
+LIVAR_TABLES = {
+    "table_1": set(LIVAR) - {"LIVAR + CCVR"},
+    "table_2": set(LIVAR) - {"LIVAR + CCVR"},
+    "table_3": {"CCVR", "LIVAR", "LIVAR + CCVR"},
+}
+LIVAR_PARTS = {  # table 4: layer weighting, head weighting
+    ("off", "off"): [],
+    ("on", "off"): [{"livar": {"components": "lora"}}],
+    ("off", "on"): [{"livar": {"components": "head"}}],
+    ("on", "on"): ["livar"],
+}
+
+
+@pytest.mark.parametrize("name", LIVAR_TABLES)
+def test_livar_methods_have_the_frameworks_options(name):
+    seen = set()
+    for labels, methods, config in trials("livar", name):
+        assert methods == LIVAR[labels["method"]], labels
+        assert config.is_joint == (labels["method"] == "Joint")
+        seen.add(labels["method"])
+    assert seen == LIVAR_TABLES[name]
+
+
+def test_livar_components_are_switched_one_by_one():
+    seen = set()
+    for labels, methods, _ in trials("livar", "table_4"):
+        parts = labels["layer_importance_weighting"], labels["head_variance_weighting"]
+        assert methods == LIVAR_PARTS[parts]
+        seen.add(parts)
+    assert seen == set(LIVAR_PARTS)
+
+
+# --- joint training, a row to add -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["fedvg/table_A3", "univarfl/table_1"])
+def test_joint_can_be_added_to_a_recipe(recipe, root):
+    path = PAPERS / f"{recipe}.yaml"
+    raw = read_config(path)
+    raw["tune"]["param_space"]["method"] = {"grid_search": ["Joint"]}
+    assert all(parse_config(trial.raw)[0].is_joint for trial in grid(raw, str(path)))
+    raw["scale"].pop("tune.param_space.method", None)
+    (trial,) = grid(raw, str(path), is_scaled=True)
+    plan = check({**trial.raw, "data": {**trial.raw["data"], "root": str(root)}}, str(path))
+    assert (plan.config.is_joint, plan.config.methods, len(plan.manifest.clients)) == (True, [], 1)
