@@ -336,6 +336,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
             flat |= {f"{name}.{key}": _plain(value) for key, value in (options or {}).items()}
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
+        values.pop("root", None)  # a place, no setting
         flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
     flat |= {f"labels.{key}": value for key, value in config.labels.items()}
     return flat

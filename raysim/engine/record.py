@@ -129,10 +129,18 @@ class Recorder:
         self._board.close()
 
     def _hyperparameters_at_start(self) -> None:
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
         metrics = {"server/accuracy": None, "hparam/best_accuracy": None, "hparam/mean_last_10pct_accuracy": None}
         experiment, start, _ = hparams(self.hyperparameters, metrics)
+        # The view shows the first few columns, those that "differ" in front: what a sweep varies, and not the alphabet.
+        labels = [name for name in self.hyperparameters if name.startswith("labels.")] or ["methods", "seed"]
+        data = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(data.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = info.name in labels
+        data.content = content.SerializeToString()
         for summary in (experiment, start):
             self._board._get_file_writer().add_summary(summary)
 

@@ -21,6 +21,7 @@ import torch
 import yaml
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from raysim.assemble import check, make_server, make_trainer
 from raysim.core.errors import ClientError, ConfigError, OutOfMemory, RaysimError, RunExists
@@ -182,6 +183,16 @@ def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
+    for name, labels, first in (("a", {"method": "A", "alpha": 1}, {"labels.method", "labels.alpha"}), ("b", {}, None)):
+        quietly(plan_of(root, rounds=1, name=name, storage=str(tmp_path), labels=labels))
+        board = EventAccumulator(str(tmp_path / name)).Reload()
+        content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
+        infos = HParamsPluginData.FromString(content).experiment.hparam_infos
+        assert {info.name for info in infos if info.differs} == (first or {"methods", "seed"})
+        assert "local.lr" in {info.name for info in infos}
 
 
 # --- kills and resume -------------------------------------------------------------------------------------------------
