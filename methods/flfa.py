@@ -48,7 +48,8 @@ def flfa(
     many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13).
 
     In the first layer nothing changes, since images need no gradient. A gradient taken at a perturbed point (FedSOL) uses
-    B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation.
+    B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation. Where W^r is 0,
+    so is B, and a warning says that no error passes the layer in that round.
 
     Args:
       num_layers: size of F; the paper uses 1 and compares 1 to 3.

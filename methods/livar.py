@@ -43,9 +43,9 @@ def livar(
 ) -> Method:
     """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
 
-    LIVAR (eqs. 3 and 6, table A): lambda from the importances I_A, I_B that each step adds up and a 3 x 3 table over their bins,
-    normalised over clients; w proportional to the variance of the class's features at each client, which takes one pass
-    over the local examples after training. The merged update of a layer is sum_i lambda_i B_i A_i (eq. 3).
+    LIVAR (eqs. 3 and 6, table A): lambda from the importances I_A, I_B that each step adds up and a 3 x 3 table over
+    their bins, normalised over clients; w proportional to the variance of the class's features at each client, which
+    takes one pass over the local examples after training. The merged update of a layer is sum_i lambda_i B_i A_i (eq. 3).
     List it first: the importance then sees the gradient of the loss without other methods' terms.
 
     Args:

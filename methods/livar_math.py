@@ -111,8 +111,8 @@ def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
 def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple[Tensor, Tensor]:
     """Bin of I_A and bin of I_B, 0 low, 1 mid, 2 high.
 
-    LIVAR, table A, with the released code's thresholds: quantiles over all clients and layers with linear interpolation;
-    strictly below the lower one is low, strictly above the upper one high, all else mid.
+    LIVAR, table A, with the released code's thresholds: quantiles over all clients and layers with linear
+    interpolation; strictly below the lower one is low, strictly above the upper one high, all else mid.
 
     Args:
       importance: (K, L, 2) float64: I_A and I_B.

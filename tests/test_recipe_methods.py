@@ -168,7 +168,7 @@ def test_livar_components_are_switched_one_by_one():
 # --- joint training, a row to add -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", ["fedvg/table_A3", "univarfl/table_1"])
+@pytest.mark.parametrize("recipe", ["fedvg/table_A3", "flfa/table_1", "univarfl/table_1"])
 def test_joint_can_be_added_to_a_recipe(recipe, root):
     path = PAPERS / f"{recipe}.yaml"
     raw = read_config(path)

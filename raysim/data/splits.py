@@ -66,7 +66,8 @@ def split_within(
 def stratified_order(labels: np.ndarray) -> np.ndarray:
     """An order in which every stretch has nearly the class proportions of the whole.
 
-    FedVG's score in train mode depends on the composition of the batches, whose statistics BatchNorm takes: this fixes it.
+    FedVG's score in train mode depends on the composition of the batches, whose statistics BatchNorm takes: this fixes
+    it.
     """
     rank = np.empty(len(labels))
     for cls in np.unique(labels):
