@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-cluster lint bench clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,9 @@ demo: setup
 # Two processes, each with a Ray of its own; a file of tests stays in one.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-cluster: setup
+	$(BIN)/python -m pytest -m cluster
 
 lint: setup
 	$(BIN)/ruff check .

@@ -255,6 +255,7 @@ def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_cluster):
     """Half of the cluster's CPUs are taken: a trial that sized or placed its pool by the cluster would never start."""
     resources = {"backend": "ray", "trainers": "auto", "gpus_per_trainer": 0.5, "cpus_per_trainer": 0.5}
@@ -272,6 +273,7 @@ def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_clust
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     raises = {"tests.toys:raises": {"client": 4, "round_index": 1}}
     space = {"method": {"grid_search": {"good": {"methods": []}, "bad": {"methods": [raises]}}}}
@@ -314,6 +316,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_median_rule_stops_the_trial_that_is_worse_than_the_others_were(root, tmp_path, ray_cluster):
     tune = {"scheduler": "median", "grace_rounds": 1, "max_concurrent": 1, "metric": "train/loss", "mode": "min"}
     space = {"local.lr": {"grid_search": [0.3, 0.2, 0.1, 1e-6]}}
@@ -343,6 +346,7 @@ def trial_processes(ray):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_pbt_changes_trials_and_their_rows_are_those_of_their_parameters(root, tmp_path, ray_cluster):
     tune = {
         "scheduler": "pbt",
@@ -452,6 +456,7 @@ def test_sweep_killed_half_way_runs_only_what_is_unfinished(root, tmp_path, ray_
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_two_sweeps_at_once_and_100_rounds_in_150_lines(root, tmp_path, ray_cluster):
     serial = {"resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"

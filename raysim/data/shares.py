@@ -9,7 +9,7 @@ import numpy as np
 from raysim.core.errors import DataError
 
 #: Most redraws, and most random numbers spent on them: about two seconds. FLFA's table 5 needs up to a few thousand.
-MAX_DRAWS, MAX_ENTRIES = 20_000, 2 * 10**7
+MAX_DRAWS, MAX_ENTRIES = 10_000, 10**7
 
 #: (examples per class, number of clients, alpha, generator) -> (classes, clients) int64: how many each client gets.
 Draw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray]

@@ -144,6 +144,7 @@ def test_cluster_that_does_not_answer_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_doctor_as_a_job_sees_both_nodes(cluster, clone):
     result = cluster.job("submit", "--working-dir", ".", "--", "python", "-m", "raysim", "doctor", cwd=clone)
     # A failed job's status repeats the end of its log.
@@ -169,6 +170,7 @@ def test_doctor_as_a_job_sees_both_nodes(cluster, clone):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_doctor_from_outside_needs_the_token(cluster, clone):
     environment = {key: value for key, value in cluster.environment.items() if key != "RAY_API_SERVER_ADDRESS"}
     outside = replace(cluster, environment=environment)

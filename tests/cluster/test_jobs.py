@@ -77,6 +77,7 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
     assert sum((unpacked / name).stat().st_size for name in uploaded) < 10 * 2**20
 
 
+@pytest.mark.cluster
 def test_exit_status_of_the_job_follows_the_run(cluster, clone):
     result = cluster.submit(CONFIG, "local.lr=-1", "methods=[fedporx]", "data.name=cifar10", cwd=clone)
     assert result.returncode == 1
@@ -109,6 +110,7 @@ def gate(*, folder: str):
 """
 
 
+@pytest.mark.cluster
 def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp_path, monkeypatch):
     (clone / "my_method.py").write_text(GATE)
     monkeypatch.syspath_prepend(clone)  # for the serial twin

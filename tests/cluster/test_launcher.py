@@ -61,6 +61,7 @@ def write_files(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
+@pytest.mark.cluster
 def test_ray_submit_runs_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("up")
     write_files(folder)

@@ -78,6 +78,7 @@ def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, 
             assert list((cluster.folder / node / "tmp").rglob("clients-*.arrow")), "nothing was fetched"
 
 
+@pytest.mark.cluster
 def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_workers, root, tmp_path):
     """`auto` puts trainers where GPUs are. They are on one node, so half as much travels as from two."""
     cluster, hidden = two_workers
@@ -91,6 +92,28 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
         assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
 
 
+def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
+    waits = {"tests.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": []}}
+    methods = ["scaffold", "fedavgm"]
+    config = write_config(
+        tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=3, resources={"backend": "ray"}
+    )
+    with Cluster() as cluster:
+        cluster.add("one")
+        cluster.add("two")
+        driver = cluster.run(config)
+        driver.wait_for((tmp_path / "here-1").exists)
+        cluster.kill("two")
+        (tmp_path / "go-1").touch()
+        driver.finish()
+    digest, rows = outcome(config, "a")
+    assert digest == run(plan_of(root, methods, rounds=3, **FEDERATION), root).params_sha256()
+    assert [row["system/trainers"] for row in rows] == [2, 2, 1]
+    blocks = 32
+    assert [0 < row["system/redone_blocks"] <= 0.75 * blocks for row in rows] == [False, True, False]
+
+
+@pytest.mark.cluster
 def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path):
     """Nodes die while they train (round 1) and with finished updates (round 3); others join (rounds 2 and 3)."""
     waits = {"tests.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2, 3, 4]}}
