@@ -17,9 +17,9 @@ demo: setup
 	rm -rf runs/quickstart
 	$(BIN)/raysim run configs/quickstart.yaml
 
-# Two processes, each with a Ray of its own; a file of tests stays in one.
+# Two processes, each with a Ray of its own.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster
