@@ -19,7 +19,7 @@ demo: setup
 
 # Two processes, each with a Ray of its own.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster

@@ -55,6 +55,7 @@ def driver_of(cluster, name):
     return None
 
 
+@pytest.mark.cluster
 def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clone, tmp_path):
     settings = (*TINY, "rounds=100")
     result = cluster.submit(CONFIG, "name=hundred", *settings, cwd=clone, options=("--submission-id", "hundred"))

@@ -198,7 +198,7 @@ def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
 # --- kills and resume -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("norm", ["batch"])
 def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
     methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
     expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
@@ -245,7 +245,7 @@ def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cl
 
     full["tests.toys:out_of_memory"]["times"] = 99
     with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
-        quietly(plan_of(root, [*methods, full], name="b", storage=str(tmp_path), **groups))
+        run(plan_of(root, [full], cohort={"size": 12}), root)
 
 
 def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
@@ -353,9 +353,7 @@ def start(path, *overrides):
     )
 
 
-@pytest.mark.parametrize(
-    ("backend", "number"), [("serial", signal.SIGKILL), ("ray", signal.SIGKILL), ("serial", signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("backend", "number"), [("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
 def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
     raw = write_config(tmp_path / "run.yaml", root, tmp_path, backend)
     folder = tmp_path / "runs" / "killed"
