@@ -161,6 +161,7 @@ class Recorder:
         """arrays/round_00012.npz: what methods logged in the round."""
         if record.arrays:
             (self.folder / "arrays").mkdir(exist_ok=True)
+            # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
             np.savez_compressed(self.folder / "arrays" / f"round_{record.round_index:05d}.npz", **record.arrays)  # type: ignore[arg-type]
 
     def _pictures(self, record: RoundRecord) -> None:

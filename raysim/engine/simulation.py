@@ -76,7 +76,7 @@ def simulate(
         store.save(next_round, server.snapshot(), memories)
         saved_at, next_saved = time.monotonic(), next_round
 
-    with _signals() as received:
+    with collected_signals() as received:
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
             recorder.write(record)
@@ -92,14 +92,19 @@ def simulate(
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of dying of them; a second one takes effect at once."""
+def collected_signals(on_first: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT instead of dying of them; a second one takes effect at once.
+
+    Args:
+      on_first: called in the handler when the first one came.
+    """
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        on_first()
 
     try:
         previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

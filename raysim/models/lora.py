@@ -49,6 +49,7 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
         raise ValueError(f"model.lora.targets includes the head {head!r}, which is trained whole; leave it out")
     alpha = spec.rank if spec.alpha is None else spec.alpha
     # alpha is typed int there, but only ever divided by the rank.
+    # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
     config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=found, lora_dropout=spec.dropout)  # type: ignore[arg-type]
     module = inject_adapter_in_model(config, module)
     for parameter in module.get_submodule(head).parameters():

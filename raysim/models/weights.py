@@ -70,6 +70,7 @@ def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
     if not on_meta:
         return load_file(path)
     with safe_open(path, framework="pt") as file:
+        # An open safetensors file has keys() and cannot be iterated over itself.
         return {name: torch.empty(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 

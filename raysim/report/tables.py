@@ -40,8 +40,9 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Ours minus the published mean."""
-        known = self.published is not None and self.published.value is not None and self.scores
-        return self.mean - self.published.value if known else None  # type: ignore[union-attr,operator]
+        if self.published is None or self.published.value is None or not self.scores:
+            return None
+        return self.mean - self.published.value
 
 
 @dataclass(frozen=True)

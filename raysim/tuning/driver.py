@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -20,6 +19,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from raysim.core.errors import RunExists
 from raysim.engine.ray_runtime import ray_session
+from raysim.engine.simulation import collected_signals
 from raysim.tuning.outcome import Outcome, outcome, start_sweep, values_now
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
@@ -97,7 +97,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
     shutil.rmtree(work, ignore_errors=True)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     logging.getLogger("ray.train").setLevel(logging.CRITICAL)
-    with _environment(QUIET), _ended_by_signals() as received:
+    with _environment(QUIET), collected_signals(_end_trials) as received:
         tune.Tuner(
             make_trainable(raws, groups, settings),
             param_space={key: tune.choice([point[key] for point in points]) for key in points[0]},
@@ -207,24 +207,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT; Tune, which listens for SIGUSR1, ends its trials and returns. A second one is at once."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received or signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            raise KeyboardInterrupt
-        received.append(number)
-        signal.raise_signal(signal.SIGUSR1)
-
-    try:
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end_trials() -> None:
+    """Tune, while it listens for SIGUSR1, ends its trials at it and returns; before that, the signal ends all at once."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGUSR1)

@@ -149,7 +149,8 @@ def make_scheduler(sweep: Sweep) -> Any:
             stop_last_trials=False,
         )
     if settings.scheduler == "median":
-        # Infinite: no yielding to others while there is too little to compare with, since a pause costs rounds.
+        # Infinite: no yielding to others while there is too little to compare with, since a pause costs rounds. Tune's
+        # annotation says int, but it only compares.
         return MedianStoppingRule(
             time_attr="training_iteration",
             grace_period=settings.grace_rounds,
