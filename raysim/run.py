@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from filelock import FileLock, Timeout
 from safetensors.torch import save
@@ -276,8 +277,17 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
     if config.resources.backend == "serial":
         shards = build_shards(plan.manifest, cache, write_serially)
         asked = config.resources.cpus_per_trainer
-        ingredients = recipe(shards, threads_of(1.0 if asked == "auto" else asked), False)
-        _write_environment(folder, {"backend": "serial", "trainers": 1, "threads_per_trainer": ingredients.num_threads})
+        wants_gpu = config.resources.gpus_per_trainer != 0
+        ingredients = recipe(shards, threads_of(1.0 if asked == "auto" else asked), wants_gpu)
+        _write_environment(
+            folder,
+            {
+                "backend": "serial",
+                "trainers": 1,
+                "gpus_per_trainer": float(wants_gpu and torch.cuda.is_available()),
+                "threads_per_trainer": ingredients.num_threads,
+            },
+        )
         yield make_server(ingredients, SerialPool(partial(make_trainer, ingredients), plan.keeps_memory))
         return
 

@@ -121,6 +121,19 @@ def out_of_memory(*, client: int, folder: str, times: int):
     return Method("out_of_memory", report=report)
 
 
+def hungry(*, client: int, share: float):
+    """A client that needs a share of its GPU's whole memory for a moment; nothing on a CPU."""
+
+    def report(view):
+        if view.id == client and view.params.is_cuda:
+            total = torch.cuda.get_device_properties(view.params.device).total_memory
+            torch.empty(int(share * total), dtype=torch.uint8, device=view.params.device)
+            torch.cuda.empty_cache()
+        return {}
+
+    return Method("hungry", report=report)
+
+
 def poison(*, client: int, value: float = float("nan")):
     """One client's parameters become non-finite."""
 

@@ -1,0 +1,57 @@
+"""Fixtures: a Ray that owns the real GPU, and trainer actors on quarters of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def gpu_actors(ray_cluster):
+    """Four trainer actors with a quarter of the GPU each, whose trainers can be exchanged between tests."""
+    from raysim.engine.ray_runtime import _TrainerActor
+
+    class Swappable(_TrainerActor):
+        def __init__(self):
+            super().__init__(None, 0.25)
+
+        def become(self, make_trainer):
+            self._make_trainer = make_trainer
+
+    options = {"num_cpus": 0.5, "num_gpus": 0.25, "max_restarts": -1, "max_task_retries": 3}
+    actor = ray_cluster.remote(Swappable).options(**options)
+    return [actor.remote() for _ in range(4)]
+
+
+@pytest.fixture
+def gpu_recipe(root):
+    """recipe(plan) of trainers that take the GPU."""
+    from tests.helpers import recipe_of
+
+    return lambda plan: replace(recipe_of(plan, root), wants_gpu=True)
+
+
+@pytest.fixture
+def gpu_pools(gpu_actors, gpu_recipe):
+    """pools(plan) -> RayPools of 1, 2 and 4 trainers on one GPU."""
+    import ray
+
+    from raysim.assemble import make_trainer
+    from raysim.engine.ray_runtime import RayPool
+
+    def pools(plan):
+        recipe = gpu_recipe(plan)
+        ray.get([actor.become.remote(partial(make_trainer, recipe)) for actor in gpu_actors])
+        return [RayPool(gpu_actors.__getitem__, count, plan.keeps_memory, gpu_share=0.25) for count in (1, 2, 4)]
+
+    return pools
