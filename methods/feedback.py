@@ -197,11 +197,13 @@ def feedback_op(client: Client, layer: str, back: Tensor, scale: Scale) -> Layer
             return kind(module, x)
         weight = module.weight
         assert isinstance(weight, Tensor)
-        factor = None if size is None else norm_of(weight.detach(), scale) / size
-        if isinstance(module, nn.Conv2d):
-            return _convolution(module, x, back, factor)
-        assert isinstance(module, nn.Linear)
-        return _Linear.apply(x, weight, module.bias, back, factor)
+        # Under bfloat16 this layer stays float32: its backward pass is written out here, without autocast's casts.
+        with torch.autocast(x.device.type, enabled=False):
+            factor = None if size is None else norm_of(weight.detach(), scale) / size
+            if isinstance(module, nn.Conv2d):
+                return _convolution(module, x.float(), back, factor)
+            assert isinstance(module, nn.Linear)
+            return _Linear.apply(x.float(), weight, module.bias, back, factor)
 
     return op
 
@@ -300,7 +302,7 @@ class _Capture(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.cell["error"] = error
+        ctx.cell["error"] = error.float()
         return error, None
 
 

@@ -118,6 +118,9 @@ class LocalGroup(Group):
     lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round")
     optimizer: Literal["sgd", "adamw"] = "sgd"
     max_grad_norm: float | None = Field(None, gt=0, description="gradients are scaled down to this L2 norm")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of forward and backward passes; parameters, losses, sums and norms stay float32"
+    )
 
 
 class CohortGroup(Group):

@@ -91,7 +91,14 @@ class Trainer:
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
         needs = {need for phase in phases for method in phase.methods for need in method.needs}
-        self.model = BoundModel(module, layout, head=head, device=device, features="features" in needs)
+        self.model = BoundModel(
+            module,
+            layout,
+            head=head,
+            device=device,
+            features="features" in needs,
+            precision=phases[0].settings.precision,
+        )
         self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
         self.evaluation_batch = evaluation_batch

@@ -28,6 +28,7 @@ class LocalSettings:
       steps: optimiser steps (0: none, a phase that only reports).
       max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
       optimizer: "sgd" or "adamw"; its state is fresh in every round.
+      precision: of forward and backward passes, see `BoundModel`.
     """
 
     lr: float
@@ -40,6 +41,7 @@ class LocalSettings:
     lr_decay: float = 1.0
     optimizer: str = "sgd"
     max_grad_norm: float | None = None
+    precision: str = "float32"
 
     def lr_of(self, round_index: int) -> float:
         return self.lr * self.lr_decay**round_index

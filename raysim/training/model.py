@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,25 @@ class BoundModel:
 
     Loading a client's starting point, stepping it and taking its update are then one vector operation each. The module
     is built once per trainer and lives as long as it. `loss` holds the last training loss (scalar, detached).
+
+    Args:
+      precision: of forward and backward passes: "float32", or "bfloat16" (autocast). Parameters, gradients, losses and
+        what hooks get (logits, features) are float32 in both.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, *, head: str, device: str = "cpu", features: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        *,
+        head: str,
+        device: str = "cpu",
+        features: bool = False,
+        precision: str = "float32",
+    ):
         self.module = module.to(device)
         self.layout = layout
+        self.precision = precision
         self.device = torch.device(device)
         self.state = torch.empty(layout.num_state, device=self.device)
         self.params = self.state[: layout.num_params]
@@ -97,9 +112,16 @@ class BoundModel:
 
     def forward(self, images: Tensor) -> Outputs:
         """One forward pass at the current point, in the module's current mode."""
-        logits = self.module(images)
+        return self._outputs(self.module, images)
+
+    def _outputs(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Outputs:
+        with self._autocast():
+            logits = module(images)
         features, self._features = self._features, None
-        return Outputs(logits, features)
+        return Outputs(logits.float(), None if features is None else features.float())
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
     def gradient_function(self, loss: LossFn) -> GradFn:
         """The innermost gradient function of a local loop.
@@ -180,11 +202,9 @@ class BoundModel:
         mode = self.module.training
         self.module.train(train)
         try:
-            logits = torch.func.functional_call(self.module, values, (images,))
+            return self._outputs(lambda x: torch.func.functional_call(self.module, values, (x,)), images)
         finally:
             self.module.train(mode)
-        features, self._features = self._features, None
-        return Outputs(logits, features)
 
     @contextmanager
     def at(self, point: Tensor, *, train: bool | None = None) -> Iterator[None]:
