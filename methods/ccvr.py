@@ -12,7 +12,7 @@ from torch import Tensor
 
 from methods.moments import class_covariances, class_means, local_features, one_thread, unpack_symmetric
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Client, Method, Server, State
+from raysim.core.method import ClientView, Method, ServerView, State
 
 
 def ccvr(
@@ -66,7 +66,7 @@ def ccvr(
         _head(layout)
         return {}
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         features = local_features(client)
         classes = len(client.class_counts)
         covariances = class_covariances(features.values, features.labels, classes, diagonal=is_diagonal)
@@ -77,7 +77,7 @@ def ccvr(
             "covariances": covariances.float(),
         }
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         head = _head(server.layout)
         counts, means = server.report["counts"], server.report["means"]
         counts = torch.where(counts >= smallest, counts, 0)

@@ -13,7 +13,7 @@ from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Method, Server, State
+from raysim.core.method import Method, ServerView, State
 from raysim.core.weights import normalised
 
 Measure = Literal["drift", "agreement", "spectrum", "features"]
@@ -58,7 +58,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     def is_due(round_index: int) -> bool:
         return round_index == 0 or (round_index + 1) % every == 0
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
@@ -69,7 +69,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 server.log("agreement_mean", float(scores.mean()))
         return update, state
 
-    def evaluated(state: State, server: Server) -> Mapping[str, Tensor]:
+    def evaluated(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if is_due(server.round_index):
             if "spectrum" in chosen:
                 with one_thread():  # the same digits wherever the server runs
@@ -82,7 +82,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return {}
 
     needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
-    return Method("diagnostics", init=init, server_update=server_update, evaluated=evaluated, needs=needs)
+    return Method("diagnostics", init=init, server_update=server_update, evaluation_override=evaluated, needs=needs)
 
 
 def _missing(layout: Layout) -> dict[str, str]:
@@ -115,7 +115,7 @@ def _classifier(layout: Layout, params: Tensor) -> Tensor:
     return layout.view(params, leaf)
 
 
-def local_drift(server: Server) -> float:
+def local_drift(server: ServerView) -> float:
     """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3); an exact mean, a small map."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     spans = [(leaf.offset, leaf.end) for leaf in leaves]
@@ -147,7 +147,7 @@ def effective_rank(values: Tensor) -> float:
     return math.exp(-float((shares * shares.log()).sum()))
 
 
-def separation(server: Server) -> dict[str, float]:
+def separation(server: ServerView) -> dict[str, float]:
     """Distances of features on the test set at the global model, in two passes (FLFA, figure 2).
 
     With mu_c the mean feature of class c, over the classes that the test set has:

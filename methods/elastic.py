@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.errors import MethodError
-from raysim.core.method import Batch, Client, LossFn, Method, Outputs, Server, State, Vector
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, ServerView, State, Vector
 from raysim.core.weights import RightMap, normalised
 from raysim.training.model import cross_entropy
 
@@ -67,7 +67,7 @@ def elastic(
     loss: LossFn = cross_entropy if signal == "loss" else output_norm
     by_element = granularity == "element"
 
-    def report(client: Client) -> dict[str, Any]:
+    def report(client: ClientView) -> dict[str, Any]:
         layout = client.layout
         mean = torch.zeros_like(client.start) if by_element else torch.zeros(len(layout.params), dtype=torch.float64)
         if client.num_steps:
@@ -77,7 +77,7 @@ def elastic(
                 mean.mul_(mu).add_(size, alpha=1 - mu)
         return {"omega": Vector(mean) if by_element else mean}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         leaves = server.layout.params
         shares = {
             leaf.name: _shares(server.weights[leaf.name], leaf.name, by_element)
@@ -107,7 +107,7 @@ def elasticity(omega: Tensor, largest: Tensor, tau: float) -> Tensor:
     return 1 + tau - omega / largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
-def _of_tensors(server: Server, shares: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _of_tensors(server: ServerView, shares: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Omega of each parameter leaf, and the largest Omega_k of any client: (parameter leaves,) float64 each."""
     each = server.report["omega"]  # (K, parameter leaves)
     nothing = torch.zeros(len(each), dtype=torch.float64)
@@ -132,7 +132,7 @@ def output_norm(outputs: Outputs, batch: Batch) -> Tensor:
     return outputs.logits.norm(dim=1).mean()
 
 
-def sample(client: Client, ratio: float) -> Iterator[Batch]:
+def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
     """Batches of the client's batch size from a fresh sample of its examples, two at least.
 
     A last batch of one example joins the one before it (BatchNorm cannot take it).

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, GradFn, Message, Method, Server, State
+from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State
 
 
 def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
@@ -34,7 +34,7 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params + lam * state["momentum"], message.fields)
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         if beta == 0:
             return inner
         difference = torch.empty_like(client.start)
@@ -45,7 +45,7 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
 
         return gradient
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         # The engine adds the update to s, which already holds lam m: w = s + Δ.
         return update, {"momentum": lam * state["momentum"] + update}
 

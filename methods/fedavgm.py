@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Method, Server, State
+from raysim.core.method import Method, ServerView, State
 
 
 def fedavgm(
@@ -37,7 +37,7 @@ def fedavgm(
     def init(params: Tensor, layout: Layout) -> State:
         return {"velocity": torch.zeros_like(params)}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         velocity = beta * state["velocity"] + (update if form != "damped" else (1 - beta) * update)
         step = update + beta * velocity if form == "nesterov" else velocity
         return server_lr * step, {"velocity": velocity}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, GradFn, Method, Server, State
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
 
 def feddyn(
@@ -47,7 +47,7 @@ def feddyn(
     def init(params: Tensor, layout: Layout) -> State:
         return {"h": torch.zeros_like(params)}
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         h = client.memory.get("h")
         centre = client.start.clone() if h is None else client.start - h
         work = torch.empty_like(centre)
@@ -64,14 +64,14 @@ def feddyn(
 
         return exact if is_quadratic and max_grad_norm is None else clipped
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         if client.num_steps:
             update = client.layout.zero_personal_(client.params - client.start)
             h = client.memory.get("h")
             client.memory["h"] = update if h is None else h + update
         return {}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         share = torch.full((len(server.clients),), 1 / server.population, dtype=torch.float64)
         mine = server.total("update", {leaf.name: share for leaf in server.layout.shared})
         h = state["h"] + mine[: server.layout.num_params].float()

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
 def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable", min_count: float = 1e-8) -> Method:
@@ -35,7 +35,7 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable", mi
             "fedlc: the literal form of a client with one class needs other classes; set min_count to 1e-8"
         )
 
-    def loss(inner: LossFn, client: Client) -> LossFn:
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
         margin = tau * client.class_counts.float().clamp_min(min_count).pow(-0.25) if tau > 0 else None
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:

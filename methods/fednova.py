@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.errors import MethodError
-from raysim.core.method import Client, Method, Server
+from raysim.core.method import ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 
 
@@ -31,11 +31,11 @@ def fednova(*, mu: float = 0.0) -> Method:
     if mu < 0:
         raise ValueError(f"fednova: mu must be >= 0, got {mu}; give it the mu of fedprox, or 0")
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         steps = effective_steps(client.num_steps, momentum=client.momentum, shrink=client.lr * mu)
         return {"effective_steps": torch.tensor(steps, dtype=torch.float64)}
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def weigh(weights: Weights, server: ServerView) -> Weights:
         effective = server.report["effective_steps"]
         wanted = server.num_steps.double() if mu else effective
         params = {leaf.name for leaf in server.layout.params}

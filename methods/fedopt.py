@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Method, Server, State
+from raysim.core.method import Method, ServerView, State
 
 NextMoment = Callable[[Tensor, Tensor], Tensor]
 
@@ -106,7 +106,7 @@ def _fedopt(
     def init(params: Tensor, layout: Layout) -> State:
         return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v), "t": 0}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if not bool(server.is_active.any()):
             return update, state
         t = state["t"] + 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from methods.moments import class_means, local_features
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, LossFn, Message, Method, Outputs, Partition, Server, State
+from raysim.core.method import Batch, ClientView, LossFn, Message, Method, Outputs, Partition, ServerView, State
 from raysim.core.weights import normalised
 
 
@@ -62,7 +62,7 @@ def fedproto(
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params, {"prototypes": state["prototypes"]})
 
-    def loss(inner: LossFn, client: Client) -> LossFn:
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
         table = client.message["prototypes"]
         is_known = ~table.isnan().any(dim=1)
         if strength == 0 or not bool(is_known.any()):
@@ -76,14 +76,14 @@ def fedproto(
 
         return value
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         features = local_features(client)
         return {
             "means": class_means(features.values, features.labels, len(client.class_counts)).float(),
             "counts": client.class_counts,
         }
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         counts = server.report["counts"] * server.is_active[:, None]
         table = merged_prototypes(server.report["means"], counts, over_examples=over_examples)
         return update, {"prototypes": torch.where(table.isnan(), state["prototypes"], table)}

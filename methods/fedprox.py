@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, Client, GradFn, Method
+from raysim.core.method import Batch, ClientView, GradFn, Method
 
 
 def fedprox(*, mu: float = 0.01) -> Method:
@@ -22,7 +22,7 @@ def fedprox(*, mu: float = 0.01) -> Method:
     if mu < 0:
         raise ValueError(f"fedprox: mu must be >= 0, got {mu}; 0 is FedAvg, 0.01 is common")
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         if mu == 0:
             return inner
 

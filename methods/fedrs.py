@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
 def fedrs(*, alpha: float = 0.5, form: Literal["binary", "continuous"] = "binary", count_as_missing: int = 0) -> Method:
@@ -30,7 +30,7 @@ def fedrs(*, alpha: float = 0.5, form: Literal["binary", "continuous"] = "binary
     if count_as_missing < 0:
         raise ValueError(f"fedrs: count_as_missing must be >= 0, got {count_as_missing}")
 
-    def loss(inner: LossFn, client: Client) -> LossFn:
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
         if form == "binary":
             scale = class_scale(client.class_counts > count_as_missing, alpha)
         else:

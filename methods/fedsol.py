@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, GradFn, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs
 
 
 def fedsol(
@@ -49,7 +49,7 @@ def fedsol(
     if floor < 0:
         raise ValueError(f"fedsol: floor must be >= 0, got {floor}; 1e-6 is above float32's rounding")
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         if rho == 0:
             return inner
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Client, Method, Server
+from raysim.core.method import ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: What "auto" chooses from; the first wins a tie.
@@ -61,11 +61,11 @@ def fedvg(
             raise ValueError("fedvg: norm 'spectral' needs a tensor of two axes; use l1 or l2 for this model")
         return {}
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         vector = client.params - client.start if norm == "update" else client.validation_gradient(val_mode)
         return {"norms": layer_norms(client.layout, vector, norm)}
 
-    def mixed(weights: Weights, server: Server, granularity: str) -> Weights:
+    def mixed(weights: Weights, server: ServerView, granularity: str) -> Weights:
         scores = vg_weights(
             server.layout,
             server.report["norms"],
@@ -79,7 +79,7 @@ def fedvg(
             return {name: (_among(weights[name], usable) + scores[name]) / 2 for name in weights}
         return {name: scores[name] for name in weights}
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def weigh(weights: Weights, server: ServerView) -> Weights:
         server.log("norms", server.report["norms"], [leaf.name for leaf in server.layout.params])
         if granularity != "auto":
             return mixed(weights, server, granularity)

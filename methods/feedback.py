@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from raysim.core.errors import MethodError
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Client, LayerOp, Method, State
+from raysim.core.method import ClientView, LayerOp, Method, State
 from raysim.core.seeding import derive_seed, torch_generator
 
 Scale = Literal["layer", "row", "none"]
@@ -50,7 +50,7 @@ def fa(
     def back_of(layer: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
         return random_feedback(shape, init=init, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
 
-    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         mine = chosen_layers(client.layout, layers, "fa")
         backs = {name: back_of(name, leaf.shape, client.params.device) for name, leaf in mine.items()}
         return {**ops, **{name: feedback_op(client, name, back, scale) for name, back in backs.items()}}
@@ -84,7 +84,7 @@ def dfa(*, blocks: Literal["all"] | list[str] = "all", seed: int = 0) -> Method:
         generator = torch_generator(derive_seed(seed, f"direct/{block}"))
         return ((2 * torch.rand(classes, size, generator=generator) - 1) / math.sqrt(size)).to(device)
 
-    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         cell: dict[str, Tensor] = {}
 
         def inject(block: str, x: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def random_feedback(shape: tuple[int, ...], *, init: Init, seed: int) -> Tensor:
 # --- the backward pass --------------------------------------------------------------------------------------------------
 
 
-def feedback_op(client: Client, layer: str, back: Tensor, scale: Scale) -> LayerOp:
+def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> LayerOp:
     """A layer's operation whose backward pass sends the error through `back`; the forward pass is the layer's own.
 
     dL/dx = B^T δ with B = back * |weight| / |back|, the norms taken of the whole tensor ("layer"), of each output row

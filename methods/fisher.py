@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, Client, Method, Server, State, Vector
+from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
 from raysim.core.weights import RightMap, Weights
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
@@ -51,7 +51,7 @@ def fisher(
         raise ValueError(f"fisher: floor must be > 0 and num_examples >= 1, got {floor} and {num_examples}")
     is_mammoth = as_in == "fed-mammoth"
 
-    def report(client: Client) -> dict[str, Vector | float]:
+    def report(client: ClientView) -> dict[str, Vector | float]:
         if is_mammoth:
             value, _ = fisher_sum(client, "weighted")
         else:
@@ -61,7 +61,7 @@ def fisher(
         norm = float(value.double().norm())
         return {"fisher": Vector(value), "product": Vector(value * (client.params - client.start)), "norm": norm}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         weights: Weights = {}
         for leaf in server.layout.params:
             weight = server.weights.get(leaf.name)
@@ -95,7 +95,7 @@ def _sum_of(weight: Tensor | RightMap, layout: Layout, leaf: Leaf) -> Tensor:
     return layout.pack(leaf, total.view(total.shape + (1,) * (len(leaf.shape) - total.dim())).expand(leaf.shape))
 
 
-def fisher_sum(client: Client, kind: str, num_examples: int | None = None) -> tuple[Tensor, int]:
+def fisher_sum(client: ClientView, kind: str, num_examples: int | None = None) -> tuple[Tensor, int]:
     """Sum over local examples of squared gradients of log p(c|x), and the number of examples.
 
     Args:

@@ -18,7 +18,7 @@ from methods.feedback import (
     warn_of_zeros,
 )
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Client, LayerOp, Message, Method, Server, State
+from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed
 from raysim.core.weights import Weights
 
@@ -85,7 +85,7 @@ def flfa(
         name = derive_seed(seed, f"feedback/{layer}", round_index)
         return random_feedback(shape, init="layer", seed=name).to(device)
 
-    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         known = layers_of(client.layout)
         mine = {}
         for name in (list(known)[index] for index in client.message["layers"]):
@@ -98,7 +98,7 @@ def flfa(
             mine[name] = feedback_op(client, name, back, scale)
         return {**ops, **mine}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         layers = layers_of(server.layout)
         if not bool(server.is_active.any()):
             return update, state
@@ -136,7 +136,7 @@ def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: boo
     return chosen
 
 
-def agreements(server: Server, leaves: list[Leaf], agreement: str) -> Tensor:
+def agreements(server: ServerView, leaves: list[Leaf], agreement: str) -> Tensor:
     """S of each layer, from an exact sum and one small map over the updates.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.core.method import Method, Partition, Server
+from raysim.core.method import Method, Partition, ServerView
 from raysim.core.weights import Weights
 
 
@@ -21,7 +21,7 @@ def freeze(*, trains_locally: bool = False) -> Method:
         body = frozenset(name for name in part.trained if not name.startswith(f"{part.head}."))
         return Partition(body, part.shared & body, part.head)
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def weigh(weights: Weights, server: ServerView) -> Weights:
         return {name: weight for name, weight in weights.items() if not server.layout.by_name[name].is_head}
 
     return Method("freeze", weigh=weigh) if trains_locally else Method("freeze", partition=partition)

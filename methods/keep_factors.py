@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from methods.livar import factors_of
-from raysim.core.method import Method, Server, State
+from raysim.core.method import Method, ServerView, State
 
 
 def keep_factors() -> Method:
@@ -16,7 +16,7 @@ def keep_factors() -> Method:
     Dear: the server sees every client's adapters, K times what is broadcast, and the run keeps them all.
     """
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         for pair, a, b in factors_of(server):
             server.log(f"{pair.layer}.a", a.float())
             server.log(f"{pair.layer}.b", b.float())

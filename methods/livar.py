@@ -24,7 +24,7 @@ from methods.livar_math import (
 )
 from methods.moments import local_features, one_thread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, Client, GradFn, Method, Server, State
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 from raysim.core.options import FromFile
 from raysim.core.weights import Weights, normalised
 
@@ -82,7 +82,7 @@ def livar(
         adapters = adapters_of(layout) if has_lora else []
         return {"a": [layout.view(params, pair.a).clone() for pair in adapters]} if next == "fold" else {}
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         count = _ImportanceCount(client, importance)
         client.scratch["count"] = count
 
@@ -94,7 +94,7 @@ def livar(
 
         return gradient
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         if has_lora:
             count = client.scratch["count"]
@@ -114,7 +114,7 @@ def livar(
                 values["variance"] = class_variances(features.values[usable], features.labels[usable], classes)
         return values
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def weigh(weights: Weights, server: ServerView) -> Weights:
         shares = normalised(server.num_examples.double() * server.is_active)
         merged = dict(weights)
         if has_lora:
@@ -130,7 +130,7 @@ def livar(
             merged |= {leaf.name: rows for leaf in _head_leaves(server.layout)}
         return merged
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if not bool(server.is_active.any()):
             return update, state
         update = update.clone()
@@ -147,7 +147,7 @@ def livar(
             views[pair.b.name].copy_(new_b - old[pair.b.name])
         return update, state
 
-    def evaluated(state: State, server: Server) -> Mapping[str, Tensor]:
+    def evaluated(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
         shares = normalised(server.num_examples.double() * server.is_active) if evaluate == "code" else None
@@ -174,7 +174,7 @@ def livar(
         report=report,
         weigh=weigh,
         server_update=_on_one_thread(server_update) if has_lora and next != "factors" else None,
-        evaluated=_on_one_thread(evaluated) if is_override else None,
+        evaluation_override=_on_one_thread(evaluated) if is_override else None,
         claims=frozenset(claims),
         needs=frozenset(needs),
     )
@@ -183,7 +183,7 @@ def livar(
 class _ImportanceCount:
     """Sums over the steps of one client's round; `sums` is (L, 2) float64. Owns copies of a step's gradient and start."""
 
-    def __init__(self, client: Client, reduction: Reduction):
+    def __init__(self, client: ClientView, reduction: Reduction):
         self._client, self._reduction = client, reduction
         self._adapters = adapters_of(client.layout)
         self.sums = torch.zeros(len(self._adapters), 2, dtype=torch.float64, device=client.params.device)
@@ -211,13 +211,13 @@ class _ImportanceCount:
         self._is_open = False
 
 
-def _scales(client: Client) -> Tensor:
+def _scales(client: ClientView) -> Tensor:
     """(L,) float64: by how much each layer's product is scaled, alpha / rank."""
     layers: list[Any] = [client.model.module.get_submodule(pair.layer) for pair in adapters_of(client.layout)]
     return torch.tensor([layer.scaling["default"] for layer in layers], dtype=torch.float64)
 
 
-def _products(server: Server, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
+def _products(server: ServerView, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
     """(adapter, weights (K,), A, B) of every layer, see `factors_of`.
 
     Args:
@@ -229,7 +229,7 @@ def _products(server: Server, shares: Tensor | None) -> Iterator[tuple[Adapter, 
         yield pair, weights if shares is None else shares, a, b
 
 
-def factors_of(server: Server) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
+def factors_of(server: ServerView) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
     """(adapter, A (K, rank, d_in), B (K, d_out, rank)) of the clients after training, float64, in order of the layout.
 
     They are fetched one layer block at a time: small beside the model, K times what is broadcast.
@@ -251,7 +251,7 @@ def parts_of(update: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [update[start:end] for start, end in spans]
 
 
-def _value(server: Server, leaf: Leaf, update: Tensor) -> Tensor:
+def _value(server: ServerView, leaf: Leaf, update: Tensor) -> Tensor:
     return (server.start[leaf.offset : leaf.end].double() + update.double()).view(leaf.shape)
 
 
@@ -262,7 +262,7 @@ def _head_leaves(layout: Layout) -> list[Leaf]:
     return leaves
 
 
-def _log(server: Server, adapters: list[Adapter], coefficients: Tensor) -> None:
+def _log(server: ServerView, adapters: list[Adapter], coefficients: Tensor) -> None:
     layers = [pair.layer for pair in adapters]
     for factor, name in enumerate(("importance_a", "importance_b")):
         server.log(name, server.report["importance"][..., factor], layers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.core.method import Client
+from raysim.core.method import ClientView
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Features:
     is_correct: Tensor
 
 
-def local_features(client: Client) -> Features:
+def local_features(client: ClientView) -> Features:
     """One pass over the local examples (needs "features")."""
     parts = []
     for batch in client.batches():

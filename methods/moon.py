@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
-from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
 def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
@@ -31,7 +31,7 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
     if temperature <= 0:
         raise ValueError(f"moon: temperature must be > 0, got {temperature}; 0.5 is common")
 
-    def loss(inner: LossFn, client: Client) -> LossFn:
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
         previous = client.memory.get("previous")
         if mu == 0 or previous is None:
             return inner
@@ -43,7 +43,7 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
 
         return value
 
-    def report(client: Client) -> dict[str, Tensor]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         if mu > 0 and client.num_steps > 0:
             client.memory["previous"] = client.state.clone()
         return {}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
 from raysim.core.layout import Leaf
-from raysim.core.method import Client, Method, Server
+from raysim.core.method import ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 
 
@@ -38,11 +38,11 @@ def regmean(
     if as_in == "fed-mammoth":
         shrink, rows = 0.5, "sum"
 
-    def report(client: Client) -> dict[str, Any]:
+    def report(client: ClientView) -> dict[str, Any]:
         grams, counts = gram_matrices(client)
         return {name: pack_symmetric(gram / counts[name] if rows == "mean" else gram) for name, gram in grams.items()}
 
-    def weigh(weights: Weights, server: Server) -> Weights:
+    def weigh(weights: Weights, server: ServerView) -> Weights:
         merged = dict(weights)
         with one_thread():
             for name in server.report:
@@ -54,7 +54,7 @@ def regmean(
     return Method("regmean", report=report, weigh=weigh, claims=frozenset({"weights:*", "merge"}))
 
 
-def gram_matrices(client: Client) -> tuple[dict[str, Tensor], dict[str, int]]:
+def gram_matrices(client: ClientView) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Gram matrix of the inputs, and number of rows, of every linear layer whose weight is trained and shared.
 
     Returns:
@@ -85,7 +85,7 @@ def gram_matrices(client: Client) -> tuple[dict[str, Tensor], dict[str, int]]:
     return grams, counts
 
 
-def linear_leaves(client: Client) -> list[Leaf]:
+def linear_leaves(client: ClientView) -> list[Leaf]:
     """The weights of linear layers that are trained and shared."""
     return [
         leaf

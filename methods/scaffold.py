@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, GradFn, Message, Method, Server, State, Vector
+from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector
 from raysim.training.model import cross_entropy
 
 
@@ -51,11 +51,11 @@ def scaffold(
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params, {"control": state["control"]})
 
-    def control_of(client: Client) -> Tensor:
+    def control_of(client: ClientView) -> Tensor:
         kept = client.memory.get("control")
         return torch.zeros_like(client.start) if kept is None else kept
 
-    def grads(inner: GradFn, client: Client) -> GradFn:
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
         correction = client.message["control"] - control_of(client)
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
@@ -63,7 +63,7 @@ def scaffold(
 
         return gradient
 
-    def report(client: Client) -> dict[str, Vector]:
+    def report(client: ClientView) -> dict[str, Vector]:
         if client.num_steps == 0:
             return {"change": Vector(torch.zeros_like(client.start))}
         control_i = control_of(client)
@@ -82,7 +82,7 @@ def scaffold(
             client.memory["control"] = control_i_new
         return {"change": Vector(control_i_new - control_i)}
 
-    def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         # 1/N of the population, not of the round: c stays the mean of all clients' c_i.
         share = torch.full((len(server.clients),), 1 / server.population, dtype=torch.float64)
         change = server.total("change", {leaf.name: share for leaf in server.layout.params})
@@ -126,7 +126,7 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
     return (control_i - control).sub_(update, alpha=1 / (num_steps * client_lr))
 
 
-def local_gradient(client: Client) -> Tensor:
+def local_gradient(client: ClientView) -> Tensor:
     """[num_params]: gradient of the mean cross-entropy over the client's examples at the broadcast point."""
     total = torch.zeros_like(client.start)
     for batch in client.batches():

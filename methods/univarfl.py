@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, Client, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 #: Rows of features shorter than this have no direction.
 FLOOR = 1e-12
@@ -54,7 +54,7 @@ def univarfl(
     if eps <= 0:
         raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, 0.01 is safe")
 
-    def loss(inner: LossFn, client: Client) -> LossFn:
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
         if mu == 0 and lam == 0:
             return inner
 

@@ -19,7 +19,7 @@ from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from raysim.engine.server import RoundRecord
+    from raysim.engine.metrics import RoundRecord
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep, SweepTrial
 

@@ -22,10 +22,10 @@ import torch
 from methods import METHODS
 from raysim.config import JOB_VARIABLE, CohortGroup, Config, located, parse_config, parse_options, read_config
 from raysim.config import nearest as nearest_name
-from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.core.layout import Layout, layout_of
-from raysim.core.method import Method, partition_of
+from raysim.core.method import Method
+from raysim.core.stack import Stack, conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
@@ -33,10 +33,10 @@ from raysim.data.partition import SCHEMES
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.engine.plan import fitting
+from raysim.engine.plan import FederationSizes, Phase, fitting
 from raysim.engine.pool import Pool
-from raysim.engine.server import Facts, Server
-from raysim.engine.trainer import Phase, Trainer
+from raysim.engine.server import Server
+from raysim.engine.trainer import Trainer
 from raysim.models import (
     LoraSpec,
     ModelSpec,
@@ -480,7 +480,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
     skeleton = _skeleton(spec)
     head = head_of(spec)
-    partition = partition_of(methods, [name for name, p in skeleton.named_parameters() if p.requires_grad], head)
+    partition = Stack(methods).partition((name for name, p in skeleton.named_parameters() if p.requires_grad), head)
     return layout_of(
         skeleton,
         head=head,
@@ -504,7 +504,7 @@ def open_federation(recipe: Recipe) -> Federation:
     """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
     if not recipe.shard_host:
         return Federation(Path(recipe.shards))
-    from raysim.engine.ray_runtime import shard_fetcher
+    from raysim.engine.ray.shards import shard_fetcher
 
     return Federation(*shard_fetcher(recipe.shards, recipe.shard_host))
 
@@ -540,7 +540,9 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         layout=layout,
         state=state,
         phases=make_phases(config, methods),
-        facts=Facts(federation.sizes, federation.class_counts, federation.num_test, federation.num_validation),
+        sizes=FederationSizes(
+            federation.sizes, federation.class_counts, federation.num_test, federation.num_validation
+        ),
         seed=config.seed,
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,

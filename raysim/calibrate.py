@@ -151,7 +151,7 @@ def run_pairs(found: Calibration, say: Callable[[str], None]) -> None:
         say(f"{len(plans) - len(waiting)} of {len(plans)} runs are finished")
     session: Any = contextlib.nullcontext()
     if waiting and waiting[0][1].config.resources.backend == "ray":
-        from raysim.engine.ray_runtime import ray_session
+        from raysim.engine.ray.session import ray_session
 
         session = ray_session()
     with session:

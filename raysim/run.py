@@ -41,10 +41,10 @@ from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.describe import partition_table
 from raysim.data.federation import build_shards, write_serially
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore, write_file
-from raysim.engine.pool import SerialPool
+from raysim.engine.metrics import RoundRecord
 from raysim.engine.record import Recorder
-from raysim.engine.server import RoundRecord
-from raysim.engine.simulation import AnyServer, Interrupted, Stopped, restore, simulate
+from raysim.engine.serial import SerialPool
+from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.models.trained import trained_tensors
 
@@ -199,7 +199,7 @@ def execute(
 
 def _rounds(
     plan: Plan,
-    server: AnyServer,
+    server: ServerHandle,
     folder: Path,
     checkpoint: Checkpoint | None,
     store: CheckpointStore,
@@ -246,7 +246,7 @@ def _rounds(
     return summary
 
 
-def final_model(plan: Plan, server: AnyServer) -> dict[str, Tensor]:
+def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
     """The state dict of the module as the next round would find it; see `trained_tensors`.
 
     LIVAR's merged model, of a higher rank than its adapters, is scored but not in here: these are the adapters sent.
@@ -256,14 +256,13 @@ def final_model(plan: Plan, server: AnyServer) -> dict[str, Tensor]:
         model_spec(plan.config, len(plan.info.classes), plan.info.shape),
         plan.layout,
         seed=plan.config.seed,
-        state=unpack(snapshot["state"]),
-        counters=snapshot["counters"],
-        frozen=unpack(snapshot["frozen"]),
+        state=unpack(snapshot.state),
+        counters=snapshot.counters,
     )
 
 
 @contextmanager
-def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
+def _server(plan: Plan, folder: Path) -> Iterator[ServerHandle]:
     """A server with its trainers, serial or on Ray, and the shards they map."""
     config = plan.config
     cache = data_cache(config) / "shards"
@@ -292,12 +291,13 @@ def _server(plan: Plan, folder: Path) -> Iterator[AnyServer]:
         return
 
     fetch_weights(plan)
-    from raysim.engine.ray_runtime import RayServer, available, is_in_group, ray_session, rooms
+    from raysim.engine.ray.server import RayServer
+    from raysim.engine.ray.session import available, is_in_group, placements, ray_session
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
 
-        trainers, cpus, gpus = resolve_resources(config, *available(), rooms())
+        trainers, cpus, gpus = resolve_resources(config, *available(), placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         shards = build_shards(plan.manifest, cache, write_serially if is_in_group() else write_with_ray_data)
         host = f"raysim-shards-{uuid.uuid4().hex[:12]}"

@@ -35,9 +35,9 @@ def ray_cluster():
 @pytest.fixture(scope="session")
 def swap_pools(ray_cluster):
     """Pools of 1, 2 and 3 trainer actors (fractional CPUs), whose trainers can be exchanged between tests."""
-    from raysim.engine.ray_runtime import _TrainerActor
+    from raysim.engine.ray.slots import TrainerActor
 
-    class Swappable(_TrainerActor):
+    class Swappable(TrainerActor):
         def __init__(self):
             super().__init__(None)
 
@@ -56,7 +56,7 @@ def ray_pools(swap_pools, root):
     import ray
 
     from raysim.assemble import make_trainer
-    from raysim.engine.ray_runtime import RayPool
+    from raysim.engine.ray.pool import RayPool
     from tests.helpers import recipe_of
 
     def pools(plan):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raysim.assemble import Plan, Recipe, check, make_server, make_trainer
 from raysim.data.federation import build_shards
-from raysim.engine.pool import SerialPool
+from raysim.engine.serial import SerialPool
 from raysim.engine.server import Server
 
 BASE = {

@@ -299,7 +299,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     seen = []
     outcomes, lines = run(sweep, lambda: seen.append(trial_processes(ray_cluster)))
     assert any("ImplicitFunc" in title for title in seen[-1])
-    assert any("_TrainerActor" in title for title in seen[-1])
+    assert any("TrainerActor" in title for title in seen[-1])
     good, bad = (outcomes[trial.name] for trial in sweep.trials)
     assert (good.status, bad.status) == ("completed", "stopped")
     assert bad.message.startswith("stopped by asha after round 2 of 4: train/loss 2.")
@@ -339,7 +339,7 @@ def trial_processes(ray):
             parents = " ".join(" ".join(parent.cmdline()) for parent in process.parents())
         except psutil.Error:
             continue
-        names = ("_TrainerActor", "_ServerActor", "_ShardHost", "ImplicitFunc")
+        names = ("TrainerActor", "_ServerActor", "ShardHost", "ImplicitFunc")
         if title.startswith("ray::") and any(name in title for name in names) and session in parents:
             found.append(title)
     return found

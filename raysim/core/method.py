@@ -4,21 +4,21 @@ A run takes a list of methods. Every hook takes one object of the round and retu
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
 left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the innermost.
 
-| hook          | where, when                  | call                                                  |
-|---------------|------------------------------|-------------------------------------------------------|
-| partition     | once, at build               | partition(Partition) -> Partition                     |
-| broadcast     | server, round start          | broadcast(Message, state) -> Message                  |
-| forward       | client, once per round       | forward({layer: LayerOp}, Client) -> {layer: LayerOp} |
-| loss          | client, once per round       | loss(LossFn, Client) -> LossFn                        |
-| grads         | client, built once per round | grads(GradFn, Client) -> GradFn, called every step    |
-| report        | client, after the last step  | report(Client) -> {name: number, Tensor or Vector}    |
-| weigh         | server, after the reports    | weigh(Weights, Server) -> Weights                     |
-| server_update | server, last                 | server_update(update, state, Server) -> (update, state) |
-| evaluated     | server, before a scoring     | evaluated(state, Server) -> {leaf name: Tensor}       |
+| hook                | where, when                  | call                                                        |
+|---------------------|------------------------------|-------------------------------------------------------------|
+| partition           | once, at build               | partition(Partition) -> Partition                           |
+| broadcast           | server, round start          | broadcast(Message, state) -> Message                        |
+| forward             | client, once per round       | forward({layer: LayerOp}, ClientView) -> {layer: LayerOp}   |
+| loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |
+| grads               | client, built once per round | grads(GradFn, ClientView) -> GradFn, called every step      |
+| report              | client, after the last step  | report(ClientView) -> {name: number, Tensor or Vector}      |
+| weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
+| server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
+| evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
 
-`evaluated` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
+`evaluation_override` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
 what it broadcasts): its tensors stand in the place of those leaves while the global model is scored on the test set, and
-may have any shape with which the model can run. The new global parameters are set by then (`Server.params`), so this is
+may have any shape with which the model can run. The new global parameters are set by then (`ServerView.params`), so this is
 also the place to look at them: return {} to leave the scoring alone. It runs only in rounds that are evaluated.
 
 Messages, client memory, scratch, reports and server state are namespaced: a hook sees its own method's only.
@@ -100,7 +100,7 @@ class Model(Protocol):
 
 
 @dataclass
-class Client:
+class ClientView:
     """One client in one round, as its hooks see it. `start` is read-only; `memory` and `scratch` may be written.
 
     Attributes:
@@ -145,13 +145,13 @@ class Client:
 
 
 class Log(Protocol):
-    """See `Server.log`."""
+    """See `ServerView.log`."""
 
     def __call__(self, name: str, value: float | Tensor, columns: Sequence[str] = (), /) -> None: ...
 
 
 @dataclass
-class Server:
+class ServerView:
     """One round at the server, as hooks see it. K participants in client order.
 
     Attributes:
@@ -160,7 +160,7 @@ class Server:
       num_examples, num_steps: (K,) int64.
       class_counts: (K, classes) int64.
       start: [num_params], the broadcast point of the round.
-      params: [num_params], the global parameters: what the round began with; in `evaluated`, what it ended with.
+      params: [num_params], the global parameters: what the round began with; in `evaluation_override`, what it ended with.
       report: this method's reports, stacked: name -> (K, ...).
       weights: the aggregation weights; final from `server_update` on.
       total: total(name, weights) -> [num_params] float64: exact weighted sum of a reported Vector (or of "update"),
@@ -169,12 +169,10 @@ class Server:
         [num_params]; results should be small.
       map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice of
         the test set at the global parameters, in eval mode: features (B, width), the head's input, and labels (B,) int64.
-        The slices, and so the results in their order, do not depend on the trainers. It is meant for `evaluated`; what
+        The slices, and so the results in their order, do not depend on the trainers. It is meant for `evaluation_override`; what
         methods return there is not in place (needs "features").
       validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
         of the model that these weights would give before any `server_update` (needs "validation-set").
-      move_frozen: move_frozen(name, change) adds to a frozen parameter of the model, in its shape, from the next round
-        on; the sum of all changes then travels down with every message and is part of checkpoints.
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
       generator: this method's own random stream of this round at the server.
@@ -195,7 +193,6 @@ class Server:
     map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
     map_features: Callable[[Callable[[Tensor, Tensor, Any], Any], Any], list[Any]]
     validation_loss: Callable[[Weights], float]
-    move_frozen: Callable[[str, Tensor], None]
     log: Log
     generator: torch.Generator
 
@@ -227,26 +224,14 @@ class Method:
     partition: Callable[[Partition], Partition] | None = None
     init: Callable[[Tensor, Layout], State] | None = None
     broadcast: Callable[[Message, State], Message] | None = None
-    forward: Callable[[dict[str, LayerOp], Client], dict[str, LayerOp]] | None = None
-    loss: Callable[[LossFn, Client], LossFn] | None = None
-    grads: Callable[[GradFn, Client], GradFn] | None = None
-    report: Callable[[Client], Mapping[str, Any]] | None = None
-    weigh: Callable[[Weights, Server], Weights] | None = None
-    server_update: Callable[[Tensor, State, Server], tuple[Tensor, State]] | None = None
-    evaluated: Callable[[State, Server], Mapping[str, Tensor]] | None = None
+    forward: Callable[[dict[str, LayerOp], ClientView], dict[str, LayerOp]] | None = None
+    loss: Callable[[LossFn, ClientView], LossFn] | None = None
+    grads: Callable[[GradFn, ClientView], GradFn] | None = None
+    report: Callable[[ClientView], Mapping[str, Any]] | None = None
+    weigh: Callable[[Weights, ServerView], Weights] | None = None
+    server_update: Callable[[Tensor, State, ServerView], tuple[Tensor, State]] | None = None
+    evaluation_override: Callable[[State, ServerView], Mapping[str, Tensor]] | None = None
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False
-
-
-def partition_of(methods: Sequence[Method], parameters: Iterable[str], head: str) -> Partition:
-    """The leaves that are trained and shared once every method's `partition` has had its say (intersection)."""
-    names = frozenset(parameters)
-    partition = Partition(names, names, head)
-    for method in methods:
-        if method.partition is not None:
-            mine = method.partition(partition)
-            trained = partition.trained & mine.trained
-            partition = Partition(trained, partition.shared & mine.shared & trained, head)
-    return partition

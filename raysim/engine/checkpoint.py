@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from raysim.core.errors import RaysimError
+from raysim.engine.messages import Snapshot
 
 ARRAY = "__array__"
 
@@ -23,7 +24,7 @@ class Checkpoint:
     """What was restored: the next round to run, the server's snapshot, and where each client's memory lies."""
 
     next_round: int
-    snapshot: dict[str, Any]
+    snapshot: Snapshot
     memories: dict[int, Path]
 
 
@@ -35,7 +36,7 @@ class CheckpointStore:
         self.keep_last = keep_last
         self._memories: dict[int, str] = {}
 
-    def save(self, next_round: int, snapshot: dict[str, Any], memories: Any) -> Path:
+    def save(self, next_round: int, snapshot: Snapshot, memories: Any) -> Path:
         """Write a checkpoint after round `next_round - 1`.
 
         Args:
@@ -48,7 +49,7 @@ class CheckpointStore:
         target = self.folder / f"round-{next_round:06d}"
         building = self.folder / f".{target.name}.{os.getpid()}.part"
         shutil.rmtree(building, ignore_errors=True)
-        _write_tree(building / "server", snapshot)
+        _write_tree(building / "server", vars(snapshot))
         write_file(
             building / "checkpoint.json", json.dumps({"next_round": next_round, "memories": self._memories}).encode()
         )
@@ -66,8 +67,8 @@ class CheckpointStore:
         folder = complete[-1]
         try:
             fields = json.loads((folder / "checkpoint.json").read_text())
-            snapshot = _read_tree(folder / "server")
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            snapshot = Snapshot(**_read_tree(folder / "server"))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RaysimError(
                 f"damaged checkpoint ({error})",
                 str(folder),

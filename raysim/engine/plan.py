@@ -5,10 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from raysim.core.method import Method
 from raysim.core.seeding import derive_seed, numpy_generator
+from raysim.core.stack import Stack
+from raysim.training.local import LocalSettings, num_local_steps
 
 #: A cohort is cut into about this many client blocks: fine enough to balance, coarse enough to cost nothing.
 BLOCKS_PER_COHORT = 32
@@ -24,6 +28,56 @@ class ClientBlock:
     index: int
     clients: tuple[int, ...]
     work: int
+
+
+@dataclass(frozen=True)
+class FederationSizes:
+    """The federation in numbers.
+
+    Attributes:
+      examples: (N,) int64, training examples of each client; class_counts: (N, classes) int64.
+    """
+
+    examples: np.ndarray
+    class_counts: np.ndarray
+    num_test: int
+    num_validation: int = 0
+
+    @cached_property
+    def class_shares(self) -> np.ndarray:
+        """(N, classes) float64: each client's training examples by class, as shares."""
+        return self.class_counts / np.maximum(1, self.class_counts.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds with one list of methods and one kind of local work.
+
+    Attributes:
+      dropout: chance that a chosen client never reports.
+      stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
+    """
+
+    methods: tuple[Method, ...]
+    settings: LocalSettings
+    rounds: int
+    cohort_size: int
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    straggler_work: float = 1.0
+
+    @cached_property
+    def stack(self) -> Stack:
+        return Stack(self.methods)
+
+    def share_of(self, client: int, seed: int, round_index: int) -> float:
+        """The share of its work that a client does in a round, in (0, 1]."""
+        return share_of_work(client, self.stragglers, self.straggler_work, seed=seed, round_index=round_index)
+
+    def num_steps(self, client: int, num_examples: int, skip_single: bool, seed: int, round_index: int) -> int:
+        """Optimiser steps of a client in a round."""
+        share = self.share_of(client, seed, round_index)
+        return num_local_steps(num_examples, self.settings, skip_single=skip_single, share=share)
 
 
 def fitting(cpus: float, gpus: float, cpus_per_trainer: float, gpus_per_trainer: float) -> int:

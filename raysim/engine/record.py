@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raysim.engine.server import RoundRecord
+from raysim.engine.metrics import RoundRecord
 
 COLUMNS = (
     "server/accuracy",

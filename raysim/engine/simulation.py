@@ -10,16 +10,17 @@ from types import FrameType
 from typing import Any, Protocol
 
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
+from raysim.engine.messages import Snapshot
+from raysim.engine.metrics import RoundRecord
 from raysim.engine.record import Recorder
-from raysim.engine.server import RoundRecord
 
 
-class AnyServer(Protocol):
+class ServerHandle(Protocol):
     """`Server` itself or its actor."""
 
     def run_round(self, round_index: int) -> RoundRecord: ...
-    def snapshot(self) -> dict[str, Any]: ...
-    def restore(self, snapshot: dict[str, Any]) -> None: ...
+    def snapshot(self) -> Snapshot: ...
+    def restore(self, snapshot: Snapshot) -> None: ...
     def restore_memory(self, client: int, memory: Any) -> None: ...
     def changed_clients(self) -> list[int]: ...
     def client_memory(self, client: int) -> Any: ...
@@ -41,7 +42,7 @@ class Stopped(Exception):
     """Raised by whoever watches the rounds: the run is to end here, unfinished, and that is no failure."""
 
 
-def restore(server: AnyServer, checkpoint: Checkpoint, store: CheckpointStore) -> None:
+def restore(server: ServerHandle, checkpoint: Checkpoint, store: CheckpointStore) -> None:
     """Bring a fresh server to where a checkpoint left it."""
     server.restore(checkpoint.snapshot)
     for client, path in checkpoint.memories.items():
@@ -49,7 +50,7 @@ def restore(server: AnyServer, checkpoint: Checkpoint, store: CheckpointStore) -
 
 
 def simulate(
-    server: AnyServer,
+    server: ServerHandle,
     *,
     first_round: int,
     num_rounds: int,

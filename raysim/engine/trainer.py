@@ -8,8 +8,9 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,48 +19,47 @@ from torch import Tensor, nn
 
 from raysim.core.errors import ClientError, MethodError, OutOfMemory
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, Client, GradFn, LayerOp, Method, Vector
+from raysim.core.method import ClientView, Vector
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.core.weights import Weights
 from raysim.data.federation import Federation
-from raysim.engine.plan import ClientBlock, share_of_work
+from raysim.engine.device_data import DeviceData
+from raysim.engine.messages import (
+    ClientReport,
+    EvaluationPoint,
+    FoldRequest,
+    MapRequest,
+    Packed,
+    Reports,
+    RoundMessage,
+    Share,
+    Vectors,
+)
+from raysim.engine.plan import ClientBlock, Phase
 from raysim.engine.transport import pack, readonly_tensor, unpack
+from raysim.engine.views import client_view
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
-from raysim.training.local import LocalSettings, train_locally
+from raysim.training.local import train_locally
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of rounds with one list of methods and one kind of local work.
-
-    Attributes:
-      dropout: chance that a chosen client never reports.
-      stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
-    """
-
-    methods: tuple[Method, ...]
-    settings: LocalSettings
-    rounds: int
-    cohort_size: int
-    dropout: float = 0.0
-    stragglers: float = 0.0
-    straggler_work: float = 1.0
-
-    def share_of(self, client: int, seed: int, round_index: int) -> float:
-        return share_of_work(client, self.stragglers, self.straggler_work, seed=seed, round_index=round_index)
-
-
-#: Validation inputs of up to 256 MiB stay in memory as floats, resized: every client of every round is scored on them.
-KEPT_INPUT_BYTES = 2**28
-
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+class Round:
+    """A round's message as this process uses it: copied to the device once, however many tasks arrive."""
+
+    def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
+        self.message, self.phase = message, phase
+        self.state = torch.from_numpy(message.state.copy()).to(device)
+        self.fields = {name: _to(unpack(fields), device) for name, fields in message.fields.items()}
+
+    def is_of(self, message: RoundMessage) -> bool:
+        return (self.message.round_index, self.message.phase_index) == (message.round_index, message.phase_index)
 
 
 class Trainer:
@@ -90,299 +90,244 @@ class Trainer:
         if device != "cpu":
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
-        needs = {need for phase in phases for method in phase.methods for need in method.needs}
         self.model = BoundModel(
             module,
             layout,
             head=head,
             device=device,
-            features="features" in needs,
+            features=any("features" in phase.stack.needs for phase in phases),
             precision=phases[0].settings.precision,
         )
-        self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
+        self.layout, self.phases, self.transform = layout, phases, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
         self.evaluation_batch = evaluation_batch
-        self._held_out: dict[str, Examples] = {}
-        self._ready: dict[int, list[Batch]] = {}
-        self._round: dict[str, Any] = {}
+        self.data = DeviceData(federation, transform, self.device)
+        self._round: Round | None = None
         self._personal = layout.personal
 
     # --- training ---------------------------------------------------------------------------------------------------
 
     def train(
-        self, message: dict[str, Any], blocks: Sequence[ClientBlock], memories: Sequence[Any]
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray], list[Any]]:
+        self, message: RoundMessage, blocks: Sequence[ClientBlock], memories: Sequence[Packed]
+    ) -> tuple[Reports, Vectors, list[Packed]]:
         """Train the clients of some blocks, in order.
 
         Args:
-          message: see `Server._message`.
           memories: packed client memory, one per client of all blocks (None: none yet).
         Returns:
-          (report, vectors, memories): report holds small arrays stacked over clients; vectors the updates
-          ("update": (k, num_state) float32) and reported Vectors ("method/name": (k, num_params)).
+          (reports, vectors, new memories) of the k clients.
         Raises:
           ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
-        self._begin(message)
+        if self._round is None or not self._round.is_of(message):
+            self._round = Round(message, self.phases[message.phase_index], self.device)
         clients = [(block.index, client) for block in blocks for client in block.clients]
         vectors = {"update": np.empty((len(clients), self.layout.num_state), np.float32)}
         rows, kept = [], []
         for row, (block, client) in enumerate(clients):
-            try:
-                report, memory = self._train_client(client, memories[row], vectors, row, len(clients))
-            except torch.OutOfMemoryError as error:
-                raise OutOfMemory(
-                    f"no memory left on the device for client {client} ({error})",
-                    f"round {message['round']}",
-                    "lower local.batch_size, or take a smaller model or a larger device",
-                ) from error
-            except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
-                raise ClientError(
-                    client, message["round"], block, f"worker {os.getpid()}", cause, traceback.format_exc()
-                ) from error
-            rows.append({"client": client, "block": block, **report})
+            with _named(client, block, message.round_index):
+                report, memory = self._train_client(client, block, memories[row], vectors, row)
+            rows.append(report)
             kept.append(memory)
-        return _stack(rows), vectors, kept
-
-    def _begin(self, message: dict[str, Any]) -> None:
-        """Copy the round's message to the device once, however many tasks of the round arrive here."""
-        key = (message["round"], message["phase"])
-        if self._round.get("key") != key:
-            self._round = {
-                "key": key,
-                "state": torch.from_numpy(message["state"].copy()).to(self.device),
-                "fields": {name: _to(unpack(fields), self.device) for name, fields in message["fields"].items()},
-            }
-        self.model.move_frozen(unpack(message["frozen"]))
-        self._round["message"] = message
+        return Reports.of(rows), vectors, kept
 
     def _train_client(
-        self, client: int, packed: Any, vectors: dict[str, np.ndarray], row: int, count: int
-    ) -> tuple[dict[str, Any], Any]:
+        self, client: int, block: int, packed: Packed, vectors: Vectors, row: int
+    ) -> tuple[ClientReport, Packed]:
+        """Load, build the views, compose the methods, train, report, remember."""
         began = time.perf_counter()
-        message, sent = self._round["message"], self._round["state"]
-        round_index, phase = message["round"], self.phases[message["phase"]]
-        lr = phase.settings.lr_of(round_index)
-        model = self.model
-        examples = self._examples(*self.federation.client(client))
+        current, model = self._current(), self.model
+        message, phase, round_index = current.message, current.phase, current.message.round_index
+        examples = self.data.client(client)
         memory: dict[str, dict[str, Any]] = _to(unpack(packed), self.device) if packed is not None else {}
-        model.load(sent, message["counters"])
-        self._load_personal(memory)
-        # With personal leaves a client starts from its own; else what was sent serves every client, read-only.
-        start = model.state.clone() if self._personal else sent
+        start = self._load(memory)
         version = start._version
-        views = {
-            m.name: self._view(m, client, round_index, examples, memory, start, phase.settings) for m in phase.methods
-        }
+        views = self._views(client, examples, start, memory)
 
-        ops: dict[str, LayerOp] = {}
-        loss = cross_entropy
-        for method in phase.methods:
-            if method.forward is not None:
-                ops = method.forward(ops, views[method.name])
-            if method.loss is not None:
-                loss = method.loss(loss, views[method.name])
-        gradient: GradFn | None = None  # nobody looks at gradients: the local loop may take the shortest way
-        for method in phase.methods:
-            if method.grads is not None:
-                gradient = method.grads(gradient or model.gradient_function(loss), views[method.name])
-
+        step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
         seed_global_stream(derive_seed(self.seed, "dropout", round_index, client), self.device)
-        generator = torch_generator(derive_seed(self.seed, "batches", round_index, client))
-        with model.overridden(ops):
+        with model.overridden(step.ops):
             num_steps, mean_loss = train_locally(
                 model,
-                loss,
-                gradient,
+                step.loss,
+                step.gradient,
                 examples,
                 self.transform,
                 phase.settings,
-                lr=lr,
-                generator=generator,
+                lr=phase.settings.lr_of(round_index),
+                generator=torch_generator(derive_seed(self.seed, "batches", round_index, client)),
                 share=phase.share_of(client, self.seed, round_index),
             )
-        update = torch.from_numpy(vectors["update"])[row]
-        if self.device.type == "cpu":
-            torch.sub(model.state, start, out=update)
-        else:
-            update.copy_(torch.sub(model.state, start))
-        report: dict[str, Any] = {
-            "num_examples": len(examples),
-            "num_steps": num_steps,
-            "train_loss": mean_loss,
-            "peaks": {"update": self.layout.norms(update, math.inf).numpy()},
-            "counters": {name: int(buffer) for name, buffer in model.counters.items()},
-            "methods": {},
-        }
-        for method in phase.methods:
-            views[method.name].num_steps = num_steps
-            if method.report is not None:
-                report["methods"][method.name] = self._report(method, views[method.name], vectors, report, row, count)
+        for view in views.values():
+            view.num_steps = num_steps
+        peaks = {"update": self._write_update(vectors["update"][row], start)}
+        methods = self._report(phase, views, vectors, peaks, row)
         if start._version != version:
             raise MethodError(
                 "a hook wrote to client.start", "its hooks", "work on a copy: other clients start from it too"
             )
-        kept = self._memory(phase.methods, views)
-        if self._personal and message["is_scored"]:
-            report["personal"] = self._personal_accuracy()
-        report["seconds"] = time.perf_counter() - began
-        return report, kept
-
-    def _view(
-        self,
-        method: Method,
-        client: int,
-        round_index: int,
-        examples: Examples,
-        memory: dict[str, Any],
-        start: Tensor,
-        settings: LocalSettings,
-    ) -> Client:
-        """The client as one method's hooks see it."""
-
-        def validation_gradient(mode: str) -> Tensor:
-            return self._validation_gradient(mode, round_index, client)
-
-        def batches() -> Iterable[Batch]:
-            return passes(examples, self.transform, self.evaluation_batch)
-
-        return Client(
-            id=client,
-            round_index=round_index,
+        kept = self._memory(phase, views)
+        report = ClientReport(
+            client=client,
+            block=block,
             num_examples=len(examples),
-            class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
-            lr=settings.lr_of(round_index),
-            momentum=settings.momentum,
-            batch_size=settings.batch_size,
-            layout=self.layout,
-            start=start[: self.layout.num_params],
-            params=self.model.params,
-            start_state=start,
-            state=self.model.state,
-            head=self.head,
-            model=self.model,
-            message=self._round["fields"].get(method.name, {}),
-            memory=memory.get(method.name, {}),
-            generator=torch_generator(derive_seed(self.seed, f"method/{method.name}", round_index, client)),
-            batches=batches,
-            validation_gradient=validation_gradient,
+            num_steps=num_steps,
+            train_loss=mean_loss,
+            seconds=0.0,
+            peaks=peaks,
+            counters={name: int(buffer) for name, buffer in model.counters.items()},
+            methods=methods,
+            personal=self._personal_accuracy() if self._personal and message.is_scored else None,
         )
+        return replace(report, seconds=time.perf_counter() - began), kept
+
+    def _current(self) -> Round:
+        assert self._round is not None
+        return self._round
+
+    def _load(self, memory: Mapping[str, Mapping[str, Any]]) -> Tensor:
+        """Bring the model to a client's starting point and return it, [num_state], read-only."""
+        current = self._current()
+        self.model.load(current.state, current.message.counters)
+        if not self._personal:  # what was sent serves every client
+            return current.state
+        for name, value in memory.get(ENGINE, {}).items():
+            self.layout.view(self.model.state, name).copy_(value)
+        return self.model.state.clone()
+
+    def _views(
+        self, client: int, examples: Examples, start: Tensor, memory: dict[str, dict[str, Any]]
+    ) -> dict[str, ClientView]:
+        """Method name -> the client as that method sees it."""
+        current = self._current()
+        round_index = current.message.round_index
+        view = partial(
+            client_view,
+            client=client,
+            round_index=round_index,
+            seed=self.seed,
+            num_classes=self.num_classes,
+            settings=current.phase.settings,
+            model=self.model,
+            head=self.head,
+            examples=examples,
+            start_state=start,
+            batches=lambda: passes(examples, self.transform, self.evaluation_batch),
+            validation_gradient=partial(self._validation_gradient, client),
+        )
+        return {
+            method.name: view(
+                method.name,
+                message=current.fields.get(method.name, {}),
+                memory=memory.get(method.name, {}),
+            )
+            for method in current.phase.methods
+        }
+
+    def _write_update(self, row: np.ndarray, start: Tensor) -> np.ndarray:
+        """Write model - start into a row [num_state]; (leaves,) its peaks."""
+        update = torch.from_numpy(row)
+        if self.device.type == "cpu":
+            torch.sub(self.model.state, start, out=update)
+        else:
+            update.copy_(torch.sub(self.model.state, start))
+        return self.layout.norms(update, math.inf).numpy()
 
     def _report(
-        self, method: Method, view: Client, vectors: dict[str, np.ndarray], report: dict[str, Any], row: int, count: int
-    ) -> dict[str, np.ndarray]:
-        """Run the `report` hook; small values go up at once, Vectors beside the update."""
-        assert method.report is not None
-        small: dict[str, np.ndarray] = {}
-        for name, value in method.report(view).items():
-            if isinstance(value, Vector):
-                key = f"{method.name}/{name}"
+        self, phase: Phase, views: Mapping[str, ClientView], vectors: Vectors, peaks: dict[str, np.ndarray], row: int
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """What methods report: small values go up at once; Vectors stay beside the update, their peaks go up."""
+        small: dict[str, dict[str, np.ndarray]] = {}
+        for method, reported in phase.stack.report(views).items():
+            small[method] = {}
+            for name, value in reported.items():
+                if not isinstance(value, Vector):
+                    small[method][name] = np.asarray(pack(value))
+                    continue
                 if value.value.shape != (self.layout.num_params,):
                     raise MethodError(
                         f"Vector {name!r} has shape {tuple(value.value.shape)}",
-                        f"report of {method.name}",
+                        f"report of {method}",
                         "a Vector is [num_params]",
                     )
+                key, count = f"{method}/{name}", len(vectors["update"])
                 target = vectors.setdefault(key, np.empty((count, self.layout.num_params), np.float32))
                 target[row] = value.value.detach().cpu().numpy()
-                report["peaks"][key] = self.layout.norms(torch.from_numpy(target[row]), math.inf).numpy()
-            else:
-                small[name] = np.asarray(pack(value))
+                peaks[key] = self.layout.norms(torch.from_numpy(target[row]), math.inf).numpy()
         return small
 
-    def _memory(self, methods: Sequence[Method], views: dict[str, Client]) -> Any:
+    def _memory(self, phase: Phase, views: Mapping[str, ClientView]) -> Packed:
         """What the client keeps: packed; None where nothing is kept."""
         memory: dict[str, Any] = {}
-        for method in methods:
-            mine = views[method.name].memory
-            if mine and "client-memory" not in method.needs:
+        for method in phase.methods:
+            kept = views[method.name].memory
+            if kept and "client-memory" not in method.needs:
                 raise MethodError(f"{method.name} wrote client memory", "its hooks", 'declare needs={"client-memory"}')
-            if mine:
-                memory[method.name] = mine
+            if kept:
+                memory[method.name] = kept
         if self._personal:
-            views_now = self.layout.views(self.model.state)
-            memory[ENGINE] = {leaf.name: views_now[leaf.name].clone() for leaf in self._personal}
+            leaves = self.layout.views(self.model.state)
+            memory[ENGINE] = {leaf.name: leaves[leaf.name].clone() for leaf in self._personal}
         return pack(memory) if memory else None
-
-    def _load_personal(self, memory: dict[str, Any]) -> None:
-        for name, value in memory.get(ENGINE, {}).items():
-            self.layout.view(self.model.state, name).copy_(value)
 
     def _personal_accuracy(self) -> np.ndarray:
         """(classes,) float64: the test accuracy on each class of the client's own model, as it is now; 0 without any."""
-        examples = self._set("test")
-        score = evaluate(
-            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-        )
+        score = self._evaluate(self.data.held_out("test"))
         return (score.correct.double() / score.count.clamp_min(1)).numpy()
+
+    def _validation_gradient(self, client: int, mode: str) -> Tensor:
+        """See `ClientView.validation_gradient`."""
+        if mode not in ("train", "eval"):
+            raise ValueError(f"validation_gradient: mode must be 'train' or 'eval', got {mode!r}")
+        current = self._current()
+        return self.model.mean_gradient(
+            self.data.validation_batches(current.phase.settings.batch_size),
+            num_examples=len(self.data.held_out("validation")),
+            train=mode == "train",
+            seed=derive_seed(self.seed, "validation", current.message.round_index, client),
+        )
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
-    def fold(
-        self,
-        name: str,
-        requests: Sequence[tuple[Weights, np.ndarray]],
-        constants: np.ndarray,
-        *vectors: dict[str, np.ndarray],
-    ) -> np.ndarray:
-        """Partial exact sum over the clients of some task results.
-
-        Args:
-          name: "update" or "method/vector".
-          requests: for each of `vectors`, (packed weights of the kept clients, kept rows).
-        Returns:
-          (size,) float64.
-        """
+    def fold(self, request: FoldRequest, shares: Sequence[Share], *vectors: Vectors) -> np.ndarray:
+        """(size,) float64: partial exact sum of a vector over some clients of some tasks."""
         total: Tensor | None = None
-        grid = torch.from_numpy(constants.copy())
-        for (weights, rows), arrays in zip(requests, vectors, strict=True):
-            total = fold(self.layout, _rows(arrays[name], rows), unpack(weights), grid, total)
+        grid = torch.from_numpy(request.constants.copy())
+        for share, arrays in zip(shares, vectors, strict=True):
+            total = fold(self.layout, _rows(arrays[request.vector], share.rows), unpack(share.weights), grid, total)
         assert total is not None
         return total.numpy()
 
-    def map_updates(
-        self,
-        function: Callable[[Tensor, Any], Any],
-        shared: Any,
-        rows: Sequence[np.ndarray],
-        *vectors: dict[str, np.ndarray],
-    ) -> list[Any]:
-        """function(update_k [num_params], shared) for every kept client of some task results."""
-        shared = unpack(shared)
+    def map_updates(self, request: MapRequest, shares: Sequence[Share], *vectors: Vectors) -> list[Packed]:
+        """function(update [num_params], shared) for every one of some clients of some tasks."""
+        shared, size = unpack(request.shared), self.layout.num_params
         updates = [
-            update for arrays, kept in zip(vectors, rows, strict=True) for update in _rows(arrays["update"], kept)
+            update
+            for arrays, share in zip(vectors, shares, strict=True)
+            for update in _rows(arrays["update"], share.rows)
         ]
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
-        return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
+        return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
-    def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation").
-
-        Args:
-          point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
-            place of leaves.
-        """
+    def evaluate(self, point: EvaluationPoint, name: str, start: int, end: int) -> Score:
+        """Score of a global model on examples start..end of a held-out set ("test" or "validation")."""
         with self._global_model(point):
-            return evaluate(
-                self.model,
-                self._slice(name, start, end),
-                self.transform,
-                num_classes=self.num_classes,
-                batch_size=self.evaluation_batch,
-            )
+            return self._evaluate(self.data.held_out(name).part(start, end))
+
+    def _evaluate(self, examples: Examples) -> Score:
+        return evaluate(
+            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+        )
 
     @torch.no_grad()
-    def map_features(
-        self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any, point: dict[str, Any], start: int, end: int
-    ) -> Any:
-        """function(features, labels, shared) of examples start..end of the test set, packed.
+    def map_features(self, point: EvaluationPoint, request: MapRequest, start: int, end: int) -> Packed:
+        """function(features, labels, shared) of examples start..end of the test set.
 
-        features: (end - start, width), the head's input at a global model (see `evaluate`) in eval mode.
+        features: (end - start, width), the head's input at a global model in eval mode.
         Raises:
           MethodError: no method declared that it needs features.
         """
-        examples, parts = self._slice("test", start, end), []
+        examples, parts = self.data.held_out("test").part(start, end), []
         with self._global_model(point):
             self.model.module.eval()
             for batch in passes(examples, self.transform, self.evaluation_batch):
@@ -390,18 +335,13 @@ class Trainer:
                 if features is None:
                     raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
                 parts.append(features.flatten(1))
-        return pack(function(torch.cat(parts), examples.labels, _to(unpack(shared), self.device)))
+        return pack(request.function(torch.cat(parts), examples.labels, _to(unpack(request.shared), self.device)))
 
     @contextlib.contextmanager
-    def _global_model(self, point: dict[str, Any]) -> Iterator[None]:
-        self.model.load(unpack(point["state"]), point["counters"])
-        self.model.move_frozen(unpack(point["frozen"]))
-        with self.model.replaced(unpack(point["evaluated"])):
+    def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
+        self.model.load(unpack(point.state), point.counters)
+        with self.model.replaced(unpack(dict(point.override))):
             yield
-
-    def _slice(self, name: str, start: int, end: int) -> Examples:
-        held_out = self._set(name)
-        return Examples(held_out.images[start:end], held_out.labels[start:end])
 
     def limit_memory(self, share: float) -> None:
         """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
@@ -412,42 +352,21 @@ class Trainer:
         """This process's id: answers once the trainer is ready."""
         return os.getpid()
 
-    # --- data -----------------------------------------------------------------------------------------------------------
 
-    def _examples(self, images: np.ndarray, labels: np.ndarray) -> Examples:
-        return Examples(readonly_tensor(images).to(self.device), readonly_tensor(labels).to(self.device))
-
-    def _set(self, name: str) -> Examples:
-        """A held-out set, brought to the device once."""
-        if name not in self._held_out:
-            self._held_out[name] = self._examples(*self.federation.held_out(name))
-        return self._held_out[name]
-
-    def _validation_gradient(self, mode: str, round_index: int, client: int) -> Tensor:
-        if mode not in ("train", "eval"):
-            raise ValueError(f"validation_gradient: mode must be 'train' or 'eval', got {mode!r}")
-        examples = self._set("validation")
-        phase = self.phases[self._round["message"]["phase"]]
-        return self.model.mean_gradient(
-            self._validation_batches(examples, phase.settings.batch_size),
-            num_examples=len(examples),
-            train=mode == "train",
-            seed=derive_seed(self.seed, "validation", round_index, client),
-        )
-
-    def _validation_batches(self, examples: Examples, batch_size: int) -> Iterable[Batch]:
-        """Passes over the validation set, ready for the model: made once where they take little room.
-
-        In the clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
-        """
-        height, width, channels = examples.images.shape[1:]
-        rows, columns = self.transform.output_size(height, width)
-        size_bytes = 4 * len(examples) * rows * columns * (self.transform.channels or channels)
-        if size_bytes > KEPT_INPUT_BYTES:
-            return passes(examples, self.transform, batch_size)
-        if batch_size not in self._ready:
-            self._ready[batch_size] = list(passes(examples, self.transform, batch_size))
-        return self._ready[batch_size]
+@contextlib.contextmanager
+def _named(client: int, block: int, round_index: int) -> Iterator[None]:
+    """What a client raises, with its name: the device's lack of memory, which another trainer may mend, and all else."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"no memory left on the device for client {client} ({error})",
+            f"round {round_index}",
+            "lower local.batch_size, or take a smaller model or a larger device",
+        ) from error
+    except Exception as error:
+        cause, worker = f"{type(error).__name__}: {error}", f"worker {os.getpid()}"
+        raise ClientError(client, round_index, block, worker, cause, traceback.format_exc()) from error
 
 
 def keep_freed_memory() -> None:
@@ -465,32 +384,6 @@ def keep_freed_memory() -> None:
 def _rows(array: np.ndarray, rows: np.ndarray) -> Tensor:
     tensor = readonly_tensor(array)
     return tensor if len(rows) == len(array) else tensor[torch.from_numpy(rows.copy())]
-
-
-def _stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Dicts of equal structure, one a client -> one dict of arrays with a leading client axis."""
-    first = rows[0]
-    stacked: dict[str, Any] = {}
-    for key, value in first.items():
-        column = [row.get(key) for row in rows]
-        if isinstance(value, dict):
-            if any(not isinstance(item, dict) or item.keys() != value.keys() for item in column):
-                raise MethodError(
-                    "clients reported different names",
-                    f"report {key!r}",
-                    "report the same names for every client; use NaN where one has no value",
-                )
-            stacked[key] = _stack([item for item in column if isinstance(item, dict)]) if value else {}
-        else:
-            try:
-                stacked[key] = np.stack([np.asarray(item) for item in column])
-            except ValueError as error:
-                raise MethodError(
-                    f"clients reported different shapes ({error})",
-                    f"report {key!r}",
-                    "report one shape for every client",
-                ) from error
-    return stacked
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -19,7 +19,6 @@ def trained_tensors(
     seed: int,
     state: Tensor,
     counters: Mapping[str, int],
-    frozen: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """The whole state dict of the module at a state of the server: trained, frozen and counted, nothing left out.
 
@@ -30,7 +29,6 @@ def trained_tensors(
     Args:
       seed: of the run; it gave the frozen tensors their values.
       state: [num_state], the server's; counters: name -> BatchNorm's num_batches_tracked and the like.
-      frozen: name -> by how much a frozen parameter was moved.
     """
     values = {name: value.contiguous().clone() for name, value in layout.views(state).items()}
     values |= {name: torch.tensor(count) for name, count in counters.items()}
@@ -38,5 +36,5 @@ def trained_tensors(
     if not names <= values.keys():
         built = build_model(spec, seed=seed).state_dict()
         rest = {name: built[name].contiguous().clone() for name in names - values.keys()}
-        values |= {name: value + frozen[name] if name in frozen else value for name, value in rest.items()}
+        values |= rest
     return {name: values[name] for name in names}

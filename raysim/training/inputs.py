@@ -35,6 +35,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, start: int, end: int) -> Examples:
+        """Examples start..end, without copying."""
+        return Examples(self.images[start:end], self.labels[start:end])
+
 
 @dataclass(frozen=True)
 class InputTransform:

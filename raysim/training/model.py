@@ -50,7 +50,6 @@ class BoundModel:
         self.grad = torch.zeros(layout.num_params, device=self.device)
         self.loss = torch.zeros((), device=self.device)
         self.counters = integer_buffers(self.module)
-        self._built: dict[str, Tensor] = {}  # frozen parameters that were moved, as they were built
         self._features: Tensor | None = None
         self._trained: list[tuple[nn.Parameter, Tensor]] = []
         self._bind()
@@ -82,19 +81,6 @@ class BoundModel:
         self.state.copy_(state)
         for name, buffer in self.counters.items():
             buffer.fill_((counters or {}).get(name, 0))
-
-    def move_frozen(self, changes: Mapping[str, Tensor]) -> None:
-        """Set frozen parameters to what they were built as plus a change; those not named, to what they were built as."""
-        for name in changes:
-            if name in self.layout.by_name:
-                raise KeyError(f"move_frozen: {name} is trained; change it through the update")
-            self._built.setdefault(name, self.module.get_parameter(name).detach().clone())
-        for name, built in self._built.items():
-            target = self.module.get_parameter(name).data
-            if name in changes:
-                torch.add(built, changes[name].to(self.device), out=target)
-            else:
-                target.copy_(built)
 
     @contextmanager
     def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

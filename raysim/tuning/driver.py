@@ -18,7 +18,7 @@ from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from raysim.core.errors import RunExists
-from raysim.engine.ray_runtime import ray_session
+from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import collected_signals
 from raysim.tuning.outcome import Outcome, outcome, start_sweep, values_now
 from raysim.tuning.plan import Sweep, SweepTrial

@@ -17,7 +17,7 @@ from ray import tune
 
 from raysim.assemble import check
 from raysim.config import TuneGroup
-from raysim.engine.server import RoundRecord
+from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.run import execute
 from raysim.sweep import assign

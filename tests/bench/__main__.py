@@ -26,7 +26,8 @@ from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
-from raysim.engine.ray_runtime import RayServer, ray_session
+from raysim.engine.ray.server import RayServer
+from raysim.engine.ray.session import ray_session
 from raysim.models import ModelSpec
 from tests.bench import local
 from tests.bench.bare import Bare, images_of

@@ -25,9 +25,10 @@ from raysim.data.arrow import in_batches, write_set
 from raysim.data.federation import build_shards
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
-from raysim.engine.pool import SerialPool
-from raysim.engine.ray_runtime import RayServer, ray_session
+from raysim.engine.ray.server import RayServer
+from raysim.engine.ray.session import ray_session
 from raysim.engine.record import Recorder
+from raysim.engine.serial import SerialPool
 from raysim.models import ModelSpec, build_model
 from tests.bench.bare import images_of
 

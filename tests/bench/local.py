@@ -13,7 +13,7 @@ import torch
 
 from methods import METHODS
 from raysim.core.layout import layout_of
-from raysim.core.method import Batch, Client, Method
+from raysim.core.method import Batch, ClientView, Method
 from raysim.engine.trainer import keep_freed_memory
 from raysim.models import ModelSpec, build_model
 from raysim.training.local import LocalSettings, local_step
@@ -41,10 +41,10 @@ CASES: dict[str, tuple[Method, dict]] = {
 }
 
 
-def client_of(model: BoundModel, message: dict) -> Client:
+def client_of(model: BoundModel, message: dict) -> ClientView:
     """A client as the trainer shows it, in its second round."""
     start, size = model.state.clone(), model.layout.num_params
-    return Client(
+    return ClientView(
         id=0,
         round_index=1,
         num_examples=400,

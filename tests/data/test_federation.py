@@ -162,14 +162,14 @@ def test_a_file_that_was_cut_short_is_fetched_again_or_refused(tmp_path):
 def test_shard_host_serves_files_through_ray(tmp_path, ray_cluster):
     import ray
 
-    from raysim.engine.ray_runtime import _ShardHost, shard_fetcher
+    from raysim.engine.ray.shards import ShardHost, shard_fetcher
 
     source, images = random_set(tmp_path)
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
     folder = build_shards(manifest, tmp_path / "shards")
     assert shard_fetcher(str(folder), "nobody") == (folder, None)
     name = f"host-{folder.name}"
-    host = ray.remote(_ShardHost).options(num_cpus=0, name=name).remote(str(folder))
+    host = ray.remote(ShardHost).options(num_cpus=0, name=name).remote(str(folder))
     elsewhere, fetch = shard_fetcher(f"/not/here/{folder.name}", name)
     shutil.rmtree(elsewhere, ignore_errors=True)
     try:

@@ -106,7 +106,7 @@ class Cluster:
     def trainers(self, name: str) -> int:
         """Trainers of a node that are built and wait for work."""
         titles = [member.cmdline()[:1] for member in psutil.Process(self._nodes[name].pid).children(recursive=True)]
-        return titles.count(["ray::_TrainerActor"])
+        return titles.count(["ray::TrainerActor"])
 
     def close(self) -> None:
         for driver in self._drivers:

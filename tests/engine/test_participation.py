@@ -61,7 +61,7 @@ def test_records_show_who_was_late_and_who_dropped_out(root):
     assert set(clients) == set(reporting(np.arange(12), 0.4, seed=3, round_index=0))
     for client, steps in zip(clients, record.clients["num_steps"], strict=True):
         share = share_of_work(int(client), 0.5, 0.2, seed=3, round_index=0)
-        per_epoch = math.ceil(int(server.facts.sizes[client]) / 8)
+        per_epoch = math.ceil(int(server.sizes.examples[client]) / 8)
         assert steps == math.ceil(share * 4 * per_epoch - 1e-9)
     assert math.isclose(record.clients["weight"].sum(), 1)
 

@@ -29,7 +29,8 @@ from raysim.data.reading import Options
 from raysim.data.sources import prepare
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
-from raysim.engine.ray_runtime import RayPool, RayServer, _Place
+from raysim.engine.ray.server import RayServer
+from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.trainer import Trainer
 from raysim.run import execute
 from tests.helpers import plan_of, raw_config, recipe_of, run
@@ -257,17 +258,16 @@ def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
             self.limit_memory = SimpleNamespace(remote=self.shares.append)
 
     ended = []
-    monkeypatch.setattr("raysim.engine.ray_runtime.ray.kill", ended.append)
-    pool = RayPool.__new__(RayPool)
+    monkeypatch.setattr("raysim.engine.ray.slots.ray.kill", ended.append)
+    slots = TrainerSlots(None, 0, 0.25)
     actors = [Actor() for _ in range(5)]
-    pool._places = [_Place(i, actor, None, "b" if i == 4 else "a") for i, actor in enumerate(actors)]
-    pool._gpu_share, pool._gpu_shares = 0.25, {}
-    assert [pool._retire(pool._places[index]) for index in (0, 1, 2, 4)] == [True] * 4
+    slots._slots = [TrainerSlot(i, actor, None, "b" if i == 4 else "a") for i, actor in enumerate(actors)]
+    assert [slots.retire(slots[index]) for index in (0, 1, 2, 4)] == [True] * 4
     assert ended == [actors[0], actors[1], actors[2], actors[4]]
     assert actors[3].shares == pytest.approx([1 / 3, 1 / 2, 1])
     assert actors[4].shares == []
-    assert not pool._retire(pool._places[3])
-    assert pool._ready() == [pool._places[3]]
+    assert not slots.retire(slots[3])
+    assert slots.ready() == [slots[3]]
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):

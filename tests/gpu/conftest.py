@@ -19,9 +19,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def gpu_actors(ray_cluster):
     """Four trainer actors with a quarter of the GPU each, whose trainers can be exchanged between tests."""
-    from raysim.engine.ray_runtime import _TrainerActor
+    from raysim.engine.ray.slots import TrainerActor
 
-    class Swappable(_TrainerActor):
+    class Swappable(TrainerActor):
         def __init__(self):
             super().__init__(None, 0.25)
 
@@ -47,7 +47,7 @@ def gpu_pools(gpu_actors, gpu_recipe):
     import ray
 
     from raysim.assemble import make_trainer
-    from raysim.engine.ray_runtime import RayPool
+    from raysim.engine.ray.pool import RayPool
 
     def pools(plan):
         recipe = gpu_recipe(plan)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raysim.assemble import make_server, make_trainer
-from raysim.engine.pool import SerialPool
+from raysim.engine.serial import SerialPool
 from raysim.run import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.helpers import lora_plan, plan_of, run
@@ -84,4 +84,4 @@ def test_trainer_keeps_to_its_share_of_the_memory(root, gpu_actors, gpu_pools, g
     plan = plan_of(root, [{"tests.toys:hungry": {"client": 1, "share": 0.4}}], **groups)
     pool = gpu_pools(plan)[1]  # two trainers with a quarter each: the one that is left may use a half
     assert outcome(plan, gpu_recipe(plan), pool) == expected
-    assert sum(place.is_retired for place in pool._places) == 1
+    assert sum(place.is_retired for place in pool.slots) == 1

@@ -161,8 +161,8 @@ def test_reported_statistics_pool_to_those_of_the_final_model(root):
     model = images.model
     model.load(server.state)
     for client in range(12):
-        pixels, labels = images.federation.client(client)
-        examples = images._examples(pixels, labels)
+        pixels, labels = images.data._federation.client(client)
+        examples = images.data._examples(pixels, labels)
         found.append((model.apply(model.params, images.transform(examples.images)).features, examples.labels))
     record = server.run_round(3)
     assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(

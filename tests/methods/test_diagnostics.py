@@ -35,7 +35,7 @@ def asks_without_need():
         server.map_features(lambda features, labels, shared: 0)
         return {}
 
-    return Method("asks_without_need", evaluated=evaluated)
+    return Method("asks_without_need", evaluation_override=evaluated)
 
 
 def measured(plan, root, rounds=1, pool=None):
@@ -79,7 +79,7 @@ def features_by_hand(plan, server, root):
     trainer = server.pool._trainer
     trainer.model.load(server.state, server.counters)
     trainer.model.module.eval()
-    images, labels = trainer.federation.held_out("test")
+    images, labels = trainer.data._federation.held_out("test")
     rows = []
     for image in images:
         inputs = trainer.transform(torch.from_numpy(image.copy())[None])
@@ -171,7 +171,7 @@ def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools, monkeypa
     for server in servers:
         server.pool.begin_round()
         found = server._map_features(_rows_and_sum, {"add": torch.ones(2)})
-        assert [rows for rows, _ in found] == [100, 100, 100, 100, server.facts.num_test - 400]
+        assert [rows for rows, _ in found] == [100, 100, 100, 100, server.sizes.num_test - 400]
         assert all(float(total) == 2.0 for _, total in found)
 
 

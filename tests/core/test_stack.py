@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from methods import METHODS
-from raysim.core.compose import conflicts, resources_of
 from raysim.core.errors import ConfigError
+from raysim.core.stack import conflicts, resources_of
 from tests import toys
 from tests.helpers import lora_plan, plan_of
 

@@ -1,0 +1,301 @@
+"""Methods together: the one place where hooks are applied, where methods are made of others, and where clashes show.
+
+A `Stack` applies the hooks of its methods in list order; of wrapping hooks (`loss`, `grads`) the first method's is the
+innermost. It knows nothing of processes, files or tasks: views come in, values go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State
+from raysim.core.weights import Weights
+
+
+class ClientStep(NamedTuple):
+    """What a client's local loop runs: layers done otherwise, the loss, and the gradient (None: nobody looks at it)."""
+
+    ops: dict[str, LayerOp]
+    loss: LossFn
+    gradient: GradFn | None
+
+
+class Stack:
+    """Some methods as one.
+
+    Args:
+      methods: in the order of the configuration; none of them is FedAvg.
+    """
+
+    def __init__(self, methods: Iterable[Method] = ()):
+        self.methods = tuple(methods)
+        self.needs = frozenset(need for method in self.methods for need in method.needs)
+        is_uniform = any(method.base_weights == "uniform" for method in self.methods)
+        self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
+
+    def partition(self, parameters: Iterable[str], head: str) -> Partition:
+        """The leaves that are trained and shared once every method has had its say (intersection).
+
+        Args:
+          parameters: names of the parameters that the model would train.
+          head: path of the classifier layer.
+        """
+        names = frozenset(parameters)
+        partition = Partition(names, names, head)
+        for method in self.methods:
+            if method.partition is not None:
+                wanted = method.partition(partition)
+                trained = partition.trained & wanted.trained
+                partition = Partition(trained, partition.shared & wanted.shared & trained, head)
+        return partition
+
+    def init(self, params: Tensor, layout: Layout) -> dict[str, State]:
+        """Method name -> its server state at the start of a run. params: [num_params], copied for each method."""
+        return {m.name: m.init(params.clone(), layout) for m in self.methods if m.init is not None}
+
+    def broadcast(self, params: Tensor, states: Mapping[str, State]) -> tuple[Tensor, dict[str, dict[str, Any]]]:
+        """([num_params] to start from, method name -> message fields). params: [num_params], the global parameters."""
+        fields = {}
+        for method in self.methods:
+            if method.broadcast is not None:
+                message = method.broadcast(Message(params, {}), states.get(method.name, {}))
+                params, fields[method.name] = message.params, dict(message.fields)
+        return params, fields
+
+    def client_step(
+        self, views: Mapping[str, ClientView], loss: LossFn, gradient_of: Callable[[LossFn], GradFn]
+    ) -> ClientStep:
+        """What a client runs at every local step.
+
+        Args:
+          views: method name -> the client as that method sees it.
+          loss: the base loss.
+          gradient_of: gradient_of(loss) -> the innermost gradient function.
+        """
+        ops: dict[str, LayerOp] = {}
+        for method in self.methods:
+            if method.forward is not None:
+                ops = method.forward(ops, views[method.name])
+            if method.loss is not None:
+                loss = method.loss(loss, views[method.name])
+        gradient: GradFn | None = None
+        for method in self.methods:
+            if method.grads is not None:
+                gradient = method.grads(gradient or gradient_of(loss), views[method.name])
+        return ClientStep(ops, loss, gradient)
+
+    def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Any]]:
+        """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
+        return {m.name: m.report(views[m.name]) for m in self.methods if m.report is not None}
+
+    def weigh(self, weights: Weights, view_of: Callable[[str, Weights], ServerView]) -> Weights:
+        """The aggregation weights. view_of(method name, weights so far) -> the round as that method sees it."""
+        for method in self.methods:
+            if method.weigh is not None:
+                weights = method.weigh(weights, view_of(method.name, weights))
+        return weights
+
+    def server_update(
+        self, update: Tensor, states: Mapping[str, State], view_of: Callable[[str], ServerView]
+    ) -> tuple[Tensor, dict[str, State]]:
+        """(update [num_params] to add to the broadcast point, new server states). update: the weighted sum."""
+        states = dict(states)
+        for method in self.methods:
+            if method.server_update is not None:
+                state = states.get(method.name, {})
+                update, states[method.name] = method.server_update(update, state, view_of(method.name))
+        return update, states
+
+    def evaluation_override(
+        self, states: Mapping[str, State], view_of: Callable[[str], ServerView]
+    ) -> dict[str, Tensor]:
+        """Leaf name -> tensor that stands in its place while the global model is scored."""
+        tensors: dict[str, Tensor] = {}
+        for method in self.methods:
+            if method.evaluation_override is not None:
+                tensors |= method.evaluation_override(states.get(method.name, {}), view_of(method.name))
+        return tensors
+
+
+# --- a method made of others --------------------------------------------------------------------------------------------
+
+
+def chain(name: str, *parts: Method) -> Method:
+    """One method that does what its parts do, in their order.
+
+    Each part keeps its own message fields, client memory, scratch, reports and server state inside those of the chain.
+
+    Example:
+      >>> from methods import fedavgm, fedprox
+      >>> chain("near_and_steady", fedprox(mu=0.1), fedavgm(beta=0.9)).grads is not None
+      True
+    Raises:
+      ValueError: a part is a phase of its own, which cannot be inside another method.
+    """
+    if phases := [part.name for part in parts if part.is_phase]:
+        raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a phase of its own; list it beside the chain")
+    stack = Stack(parts)
+
+    def wrapping(hook: str) -> Any:
+        """The parts' `forward`, `loss` or `grads`, one after the other; None where no part has it."""
+        pairs = [(part, getattr(part, hook)) for part in parts if getattr(part, hook) is not None]
+
+        def run(value: Any, view: ClientView) -> Any:
+            for part, wrap in pairs:
+                value = wrap(value, _client_inside(view, part))
+            return value
+
+        return run if pairs else None
+
+    def where(hook: str, run: Any) -> Any:
+        return run if any(getattr(part, hook) is not None for part in parts) else None
+
+    def report(view: ClientView) -> dict[str, Any]:
+        reports = stack.report({part.name: _client_inside(view, part) for part in parts})
+        return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
+
+    def weigh(weights: Weights, view: ServerView) -> Weights:
+        return stack.weigh(weights, lambda part, so_far: replace(_server_inside(view, part), weights=so_far))
+
+    def server_update(update: Tensor, state: State, view: ServerView) -> tuple[Tensor, State]:
+        return stack.server_update(update, state, lambda part: _server_inside(view, part))
+
+    def override(state: State, view: ServerView) -> dict[str, Tensor]:
+        return stack.evaluation_override(state, lambda part: _server_inside(view, part))
+
+    return Method(
+        name,
+        partition=where("partition", lambda partition: stack.partition(partition.trained, partition.head)),
+        init=where("init", stack.init),
+        broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
+        forward=wrapping("forward"),
+        loss=wrapping("loss"),
+        grads=wrapping("grads"),
+        report=where("report", report),
+        weigh=where("weigh", weigh),
+        server_update=where("server_update", server_update),
+        evaluation_override=where("evaluation_override", override),
+        claims=frozenset(claim for part in parts for claim in part.claims),
+        needs=stack.needs,
+        base_weights=stack.base_weights,
+    )
+
+
+def _client_inside(view: ClientView, part: Method) -> ClientView:
+    """The client as a part of a chain sees it: its own message fields, memory and scratch."""
+    keeps = "client-memory" in part.needs
+    return replace(
+        view,
+        message=view.message.get(part.name, {}),
+        memory=view.memory.setdefault(part.name, {}) if keeps else {},
+        scratch=view.scratch.setdefault(part.name, {}),
+    )
+
+
+def _server_inside(view: ServerView, part: str) -> ServerView:
+    """The round as a part of a chain sees it: its own reports and Vectors."""
+    start = f"{part}."
+    return replace(
+        view,
+        report={key.removeprefix(start): value for key, value in view.report.items() if key.startswith(start)},
+        total=lambda vector, weights: view.total(vector if vector == "update" else start + vector, weights),
+    )
+
+
+# --- what cannot run together -------------------------------------------------------------------------------------------
+
+#: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
+REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
+
+#: In a claim: the path of the classifier layer, which a method does not know when it is built.
+HEAD = "@head"
+
+REMEDY = {
+    "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
+    "plain-sgd": "set local.optimizer to sgd and local.momentum to 0: it divides a displacement by the learning rate",
+    "features": "use a model with a classifier layer, so that there is a penultimate feature",
+    "linear-head": "use a model whose classifier is one linear layer",
+    "client-memory": "nothing to do: the engine keeps it",
+    "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
+}
+
+
+def resources_of(layout: Layout) -> list[str]:
+    """Names of everything that can be claimed with this layout."""
+    layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
+    weights = [f"weights:{leaf.name}" for leaf in layout.shared]
+    return [
+        "criterion",
+        "merge",
+        "broadcast-point",
+        "server-optimizer",
+        *weights,
+        *(f"backward:{name}" for name in layers),
+    ]
+
+
+def conflicts(
+    methods: Sequence[Method], resources: Sequence[str], available: Collection[str], *, head: str = ""
+) -> list[str]:
+    """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
+
+    Args:
+      methods: in the order of the list, which is the order in which hooks apply.
+      resources: see `resources_of`.
+      available: the needs that this run can meet.
+      head: path of the classifier layer.
+    """
+    found: list[str] = []
+    methods = [replace(m, claims=frozenset(claim.replace(HEAD, head) for claim in m.claims)) for m in methods]
+    for name in {m.name for m in methods if sum(other.name == m.name for other in methods) > 1}:
+        found.append(f"{name} is listed twice; list it once")
+    for method in methods:
+        for need in sorted(method.needs - set(available)):
+            found.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
+        for claim in sorted(method.claims):
+            if not _held(claim, resources):
+                found.append(
+                    f"{method.name} claims {claim}, but nothing like it is trained and shared in this run: "
+                    f"{_known(claim, resources)}"
+                )
+    for first, second in combinations([m for m in methods if not m.is_phase], 2):
+        both = [r for r in resources if _claims(first, r) and _claims(second, r)]
+        if both:
+            found.append(
+                f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
+                f"drop one, or build one of them without that part (see `raysim methods`)"
+            )
+        for kind, hook in REPLACES.items():
+            replaces = _replaces(second, kind) and getattr(second, hook) is not None
+            if replaces and not _replaces(first, kind) and getattr(first, hook) is not None:
+                found.append(
+                    f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
+                    f"put {second.name} before {first.name}"
+                )
+    return found
+
+
+def _held(claim: str, resources: Sequence[str]) -> list[str]:
+    return [resource for resource in resources if fnmatchcase(resource, claim)]
+
+
+def _claims(method: Method, resource: str) -> bool:
+    return any(fnmatchcase(resource, claim) for claim in method.claims)
+
+
+def _replaces(method: Method, kind: str) -> bool:
+    return any(claim.partition(":")[0] == kind for claim in method.claims)
+
+
+def _known(claim: str, resources: Sequence[str]) -> str:
+    kind = claim.partition(":")[0]
+    same = [resource for resource in resources if resource.partition(":")[0] == kind]
+    return f"there are {', '.join(same[:6])}{' ...' if len(same) > 6 else ''}" if same else f"there is no {kind} at all"

@@ -1,0 +1,161 @@
+"""The server in an actor, the trainers that it starts, and room for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from raysim.core.errors import RaysimError
+from raysim.engine.messages import Snapshot
+from raysim.engine.metrics import RoundRecord
+from raysim.engine.plan import fitting
+from raysim.engine.pool import Pool
+from raysim.engine.ray.pool import RayPool
+from raysim.engine.ray.session import live_nodes, plain_errors
+from raysim.engine.ray.shards import ShardHost
+from raysim.engine.ray.slots import TrainerActor
+from raysim.engine.server import Server
+from raysim.engine.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class TrainerStarter:
+    """How and where trainers are started: the first ones in the placement group, later ones wherever there is room."""
+
+    make_trainer: Callable[[], Trainer]
+    cpus: float
+    gpus: float
+    group: PlacementGroup
+    num_reserved: int
+    placement: str
+
+    def __call__(self, index: int) -> Any:
+        place: Any = "SPREAD" if self.placement == "spread" else "DEFAULT"
+        if index < self.num_reserved:
+            place = PlacementGroupSchedulingStrategy(self.group)
+        actor = ray.remote(TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
+        # Any: Ray adds .remote to methods in a way that a type checker cannot follow.
+        handle: Any = actor.remote(self.make_trainer, self.gpus)
+        return handle
+
+    def capacity(self) -> int:
+        """Trainers that all nodes of the cluster together have room for."""
+        resources = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in live_nodes()]
+        return sum(fitting(cpus, gpus, self.cpus, self.gpus) for cpus, gpus in resources)
+
+
+class ServerActor:
+    """The server in its own process; its pool talks to the trainers directly, and they end with it."""
+
+    def __init__(
+        self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool, *, is_growing: bool
+    ):
+        torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
+        capacity = starter.capacity if is_growing else None
+        pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
+        self._server = make_server(pool)
+
+    def call(self, name: str, *values: Any) -> Any:
+        return getattr(self._server, name)(*values)
+
+
+class RayServer:
+    """The server actor as the simulation sees it: the same calls as `Server`.
+
+    The server and the host of the shards stay on the driver's node: a run survives the loss of any other.
+
+    Args:
+      wait_s: seconds to wait for room for all trainers before giving up.
+      shards: (folder on this node, actor name) to serve shard files to nodes that cannot see the folder.
+      placement: "pack" trainers on few nodes, or "spread" them over many.
+      is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
+    """
+
+    def __init__(
+        self,
+        make_server: Callable[[Pool], Server],
+        make_trainer: Callable[[], Trainer],
+        *,
+        num_trainers: int,
+        cpus_per_trainer: float,
+        gpus_per_trainer: float,
+        keeps_memory: bool,
+        wait_s: float = 30.0,
+        shards: tuple[str, str] | None = None,
+        placement: str = "pack",
+        is_growing: bool = False,
+    ):
+        bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
+        current = ray.util.get_current_placement_group()
+        self._group = None if current is not None else _reserve([bundle] * num_trainers, placement, wait_s)
+        group = self._group or current
+        assert group is not None
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._actors: list[Any] = []
+        if shards is not None:
+            host = ray.remote(ShardHost).options(num_cpus=0, name=shards[1], scheduling_strategy=here)
+            self._actors.append(host.remote(shards[0]))
+        starter = TrainerStarter(make_trainer, cpus_per_trainer, gpus_per_trainer, group, num_trainers, placement)
+        server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
+        self._server: Any = server.remote(make_server, starter, keeps_memory, is_growing=is_growing and current is None)
+        self._actors.append(self._server)
+
+    def _call(self, name: str, *values: Any) -> Any:
+        with plain_errors():
+            return ray.get(self._server.call.remote(name, *values))
+
+    def wait_until_ready(self) -> None:
+        """Return once every actor has built its parts: the first round then starts at once."""
+        self._call("ready")
+
+    def run_round(self, round_index: int) -> RoundRecord:
+        return self._call("run_round", round_index)
+
+    def snapshot(self) -> Snapshot:
+        return self._call("snapshot")
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._call("restore", snapshot)
+
+    def restore_memory(self, client: int, memory: Any) -> None:
+        self._call("restore_memory", client, memory)
+
+    def changed_clients(self) -> list[int]:
+        return self._call("changed_clients")
+
+    def client_memory(self, client: int) -> Any:
+        return self._call("client_memory", client)
+
+    def params_sha256(self) -> str:
+        return self._call("params_sha256")
+
+    def close(self) -> None:
+        """End the actors; Ray itself stays as it was."""
+        for actor in self._actors:
+            ray.kill(actor)  # the trainers end with the server, which started them
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _reserve(bundles: list[dict[str, float]], placement: str, wait_s: float) -> PlacementGroup:
+    """A placement group for the trainers: room for all of them, or a clear error instead of a silent wait.
+
+    Raises:
+      RaysimError: the resources are not free within `wait_s` seconds.
+    """
+    group = ray.util.placement_group(bundles, strategy=placement.upper())
+    if not group.wait(wait_s):
+        remove_placement_group(group)
+        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+        raise RaysimError(
+            f"no room within {wait_s:g} s for {len(bundles)} trainers with {bundles[0]} each; free now: {free}",
+            "the Ray cluster",
+            "lower resources.trainers or the share of each, or wait until other jobs have ended",
+        )
+    return group

@@ -1,0 +1,82 @@
+"""A running Ray, what it offers, and its errors as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+
+from raysim.core.errors import RaysimError
+
+#: What Ray raises when a worker process or a whole node, with all objects that lay there, is gone.
+LOSSES = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
+
+
+@contextlib.contextmanager
+def ray_session(num_cpus: int | None = None) -> Iterator[None]:
+    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": num_cpus, "include_dashboard": False}
+    ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def available() -> tuple[float, float]:
+    """(CPUs, GPUs) that this job may use: those of its placement group if it has one, else of the running Ray."""
+    group = ray.util.get_current_placement_group()
+    if group is not None:
+        bundles = group.bundle_specs
+        return sum(b.get("CPU", 0) for b in bundles), sum(b.get("GPU", 0) for b in bundles)
+    total = ray.cluster_resources()
+    return total.get("CPU", 0), total.get("GPU", 0)
+
+
+def is_in_group() -> bool:
+    """Whether this process lives in a placement group: it is then a trial of a sweep, and the group is all it has."""
+    return ray.util.get_current_placement_group() is not None
+
+
+def placements() -> list[tuple[float, float]]:
+    """(CPUs, GPUs) of each place that a trainer must fit into: the bundles of the placement group, else the nodes."""
+    group = ray.util.get_current_placement_group()
+    places = [node["Resources"] for node in live_nodes()] if group is None else group.bundle_specs
+    return [(place.get("CPU", 0), place.get("GPU", 0)) for place in places]
+
+
+def live_nodes() -> list[dict[str, Any]]:
+    """Ray's records of the nodes that are alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise what was raised remotely, not Ray's wrapping of it."""
+    try:
+        yield
+    except LOSSES as error:
+        raise RaysimError(
+            f"a worker process, or what it made, was lost and could not be replaced ({error})",
+            "the Ray cluster",
+            "look at the worker's log; run the same command again to resume from the last checkpoint",
+        ) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RaysimError):
+            raise error.cause from None
+        raise
+    except RayError as error:
+        raise RaysimError(
+            f"Ray failed ({type(error).__name__}: {error})",
+            "the Ray cluster",
+            "run the same command again to resume from the last checkpoint",
+        ) from error

@@ -1,0 +1,172 @@
+"""Trainer actors in their slots: started, watched, replaced when lost, ended when their device is full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from raysim.core.errors import RaysimError
+from raysim.engine.messages import Reports, RoundMessage, Vectors
+from raysim.engine.plan import ClientBlock
+from raysim.engine.ray.session import LOSSES
+from raysim.engine.trainer import Trainer
+
+#: How often something is tried again after its worker died, before the run gives up on it.
+RETRIES = 3
+
+#: Seconds that a round waits while not a single trainer can be had, before the run gives up.
+START_S = 120.0
+
+
+class TrainerActor:
+    """A trainer in its own process, built by its first call, whose errors then arrive as they were raised."""
+
+    def __init__(self, make_trainer: Callable[[], Trainer], gpu_share: float = 0.0):
+        self._make_trainer, self._gpu_share = make_trainer, gpu_share
+
+    def start(self) -> str:
+        """Build the trainer; the id of the node that it is on."""
+        self._trainer = self._make_trainer()
+        self.limit_memory(self._gpu_share)
+        return ray.get_runtime_context().get_node_id()
+
+    def limit_memory(self, share: float) -> None:
+        if share:
+            self._trainer.limit_memory(share)
+
+    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Any) -> tuple[Any, ...]:
+        """(reports, vectors), then each client's memory as an object of its own, so that old ones can be freed singly."""
+        count = sum(len(block.clients) for block in blocks)
+        made: tuple[Reports, Vectors, list[Any]] = self._trainer.train(message, blocks, memories or [None] * count)
+        reports, vectors, kept = made
+        return (reports, vectors, *kept) if memories else (reports, vectors)
+
+    def call(self, name: str, *values: Any) -> Any:
+        """A function of the trainer."""
+        return getattr(self._trainer, name)(*values)
+
+    def add(self, *partials: np.ndarray) -> np.ndarray:
+        """The sum of this node's partial sums: they lie on one grid, so it is exact."""
+        total = partials[0].copy()
+        for partial in partials[1:]:
+            total += partial
+        return total
+
+
+@dataclass
+class TrainerSlot:
+    """A trainer's place in the pool.
+
+    Attributes:
+      actor: who fills it now; started: what its `start` will return; node: where it is, "" until it has started.
+      failures: starts that failed, one after the other.
+      is_retired: its device had no memory left for one more trainer; nobody fills it any more.
+    """
+
+    index: int
+    actor: Any
+    started: Any
+    node: str = ""
+    failures: int = 0
+    is_retired: bool = False
+
+
+class TrainerSlots:
+    """The trainers of a pool.
+
+    A lost trainer is started anew wherever its share of the resources is, or becomes, free; until then the run goes on
+    without it. A trainer whose device has no memory left is ended for good: its memory goes to the others there.
+
+    Args:
+      start: start(index) -> a new actor for that slot.
+      gpu_share: of a GPU that each trainer has.
+    """
+
+    def __init__(self, start: Callable[[int], Any], count: int, gpu_share: float = 0.0):
+        self._start, self._gpu_share = start, gpu_share
+        self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
+        self._slots: list[TrainerSlot] = []
+        self.grow(count)
+
+    def __getitem__(self, index: int) -> TrainerSlot:
+        return self._slots[index]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def grow(self, count: int) -> None:
+        """Start trainers until there are so many slots."""
+        for index in range(len(self._slots), count):
+            actor = self._start(index)
+            self._slots.append(TrainerSlot(index, actor, actor.start.remote()))
+
+    def ready(self) -> list[TrainerSlot]:
+        return [slot for slot in self._slots if slot.node]
+
+    def starting(self) -> list[TrainerSlot]:
+        return [slot for slot in self._slots if not slot.node and not slot.is_retired]
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Note who has started since; what building a trainer raised is raised here."""
+        starting = {slot.started: slot for slot in self.starting()}
+        done, _ = ray.wait(list(starting), timeout=timeout_s) if starting else ([], [])
+        while done:
+            slot = starting.pop(done[0])
+            try:
+                slot.node, slot.failures = ray.get(done[0]), 0
+            except RayError as error:
+                slot.failures += 1
+                if not isinstance(error, LOSSES) or slot.failures > RETRIES:
+                    raise
+                self.replace(slot)
+            done, _ = ray.wait(list(starting), timeout=0) if starting else ([], [])
+
+    def replace(self, slot: TrainerSlot) -> None:
+        """Start another actor in a lost one's slot; it waits for room if its node is gone."""
+        ray.kill(slot.actor)
+        slot.actor, slot.node = self._start(slot.index), ""
+        slot.started = slot.actor.start.remote()
+
+    def retire(self, slot: TrainerSlot) -> bool:
+        """End a trainer for good, if it is not the last; those left on its node may use its share of the memory."""
+        if len(self.ready()) + len(self.starting()) < 2:
+            return False
+        node, slot.node, slot.is_retired = slot.node, "", True
+        ray.kill(slot.actor)
+        left = [other for other in self.ready() if other.node == node]
+        share = self._gpu_shares.get(node, self._gpu_share) * (len(left) + 1) / max(1, len(left))
+        self._gpu_shares[node] = share
+        for other in left:
+            other.actor.limit_memory.remote(share)
+        return True
+
+    def check(self, slots: Iterable[TrainerSlot]) -> None:
+        """Replace those who do not answer: their process has ended."""
+        for slot, answer in [(slot, slot.actor.call.remote("ping")) for slot in slots]:
+            try:
+                ray.get(answer)
+            except LOSSES:
+                self.replace(slot)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many trainers are ready; after START_S seconds, one is enough.
+
+        Raises:
+          RaysimError: there is none.
+        """
+        deadline = time.monotonic() + START_S
+        self.poll()
+        while len(self.ready()) < count and time.monotonic() < deadline:
+            self.poll(timeout_s=max(0.0, deadline - time.monotonic()))
+        if not self.ready():
+            raise RaysimError(
+                f"not one of {len(self._slots)} trainers could be started within {START_S:g} s",
+                "the Ray cluster",
+                "look at its nodes (ray status); run the same command again to resume from the last checkpoint",
+            )
