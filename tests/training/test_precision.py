@@ -46,7 +46,7 @@ def test_steps_are_those_of_autocast_on_the_plain_module():
     assert model.params.dtype == model.grad.dtype == model.loss.dtype == outputs.logits.dtype == torch.float32
 
 
-#: Each has another way to its gradients or its reports. Not UniVarFL and RegMean, which magnify rounding: close pairs, singular Grams.
+#: Each has another way to its gradients or its reports. UniVarFL and RegMean magnify rounding: close pairs, singular Grams.
 NAMES = ["fedavg", "scaffold", "fedvg-block", "flfa", "dfa", "moon", "fedsol", "fisher", "ccvr"]
 
 
