@@ -197,13 +197,13 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
             return kind(module, x)
         weight = module.weight
         assert isinstance(weight, Tensor)
-        # Under bfloat16 this layer stays float32: its backward pass is written out here, without autocast's casts.
+        # Under bfloat16 this layer stays in its own precision: its backward pass is written out here, without autocast's casts.
         with torch.autocast(x.device.type, enabled=False):
             factor = None if size is None else norm_of(weight.detach(), scale) / size
             if isinstance(module, nn.Conv2d):
-                return _convolution(module, x.float(), back, factor)
+                return _convolution(module, x.to(weight.dtype), back, factor)
             assert isinstance(module, nn.Linear)
-            return _Linear.apply(x.float(), weight, module.bias, back, factor)
+            return _Linear.apply(x.to(weight.dtype), weight, module.bias, back, factor)
 
     return op
 
@@ -302,7 +302,7 @@ class _Capture(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.cell["error"] = error.float()
+        ctx.cell["error"] = error
         return error, None
 
 
@@ -319,4 +319,4 @@ class _Inject(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
         (matrix,) = ctx.saved_tensors
-        return (ctx.cell["error"] @ matrix).view(ctx.shape), None, None
+        return (ctx.cell["error"].to(matrix.dtype) @ matrix).view(ctx.shape), None, None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -101,13 +100,14 @@ class BoundModel:
         return self._outputs(self.module, images)
 
     def _outputs(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Outputs:
-        with self._autocast():
-            logits = module(images)
-        features, self._features = self._features, None
-        return Outputs(logits.float(), None if features is None else features.float())
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        if self.precision == "bfloat16":
+            with torch.autocast(self.device.type, torch.bfloat16):
+                logits = module(images).float()
+            features = self._features.float() if self._features is not None else None
+        else:
+            logits, features = module(images), self._features
+        self._features = None
+        return Outputs(logits, features)
 
     def gradient_function(self, loss: LossFn) -> GradFn:
         """The innermost gradient function of a local loop.
