@@ -74,9 +74,8 @@ def test_only_adapters_and_head_travel_and_are_kept(root):
     assert metrics["comm/up_mb"] == pytest.approx(want)
     assert metrics["comm/down_mb"] == pytest.approx(want)
     snapshot = server.snapshot()
-    assert snapshot["state"].size == plan.layout.num_params
-    assert not snapshot["methods"]
-    assert not snapshot["frozen"]
+    assert snapshot.state.size == plan.layout.num_params
+    assert not snapshot.methods
 
 
 def test_frozen_weights_stay_as_built(root):
@@ -118,21 +117,17 @@ def test_a_round_is_torchs_adamw_with_clipping_on_adapters_and_head(root):
         assert torch.allclose(views[name], value, atol=2e-6), name
 
 
-def test_frozen_weights_can_be_moved_and_go_back_and_leaves_can_be_stood_in_for():
+def test_leaves_can_be_stood_in_for_while_a_block_runs():
     module = build_model(SPEC, seed=5)
     layout = layout_of(module, head="head", trained=trained(module))
     model = BoundModel(module, layout, head="head")
     x, name = torch.rand(2, 1, 8, 8), "blocks.0.mlp.fc1.base_layer.weight"
-    built, plain = module.get_parameter(name).detach().clone(), model.apply(model.params, x).logits
-    for _ in range(2):  # from what was built, however often
-        model.move_frozen({name: torch.full((64, 16), 0.5)})
-        assert torch.equal(module.get_parameter(name), built + 0.5)
-    moved = model.apply(model.params, x).logits
+    weight, plain = module.get_parameter(name), model.apply(model.params, x).logits
+    with torch.no_grad():
+        weight += 0.5  # what the adapters below add
+        moved = model.apply(model.params, x).logits
+        weight -= 0.5
     assert not torch.equal(moved, plain)
-    model.move_frozen({})
-    assert torch.equal(module.get_parameter(name), built)
-    with pytest.raises(KeyError, match="is trained"):
-        model.move_frozen({"head.weight": torch.zeros(10, 16)})
     layer = name.removesuffix(".base_layer.weight")
     dense = {
         f"{layer}.lora_A.default.weight": torch.eye(16),
@@ -140,7 +135,7 @@ def test_frozen_weights_can_be_moved_and_go_back_and_leaves_can_be_stood_in_for(
     }
     with model.replaced(dense):
         assert torch.allclose(model.apply(model.params, x).logits, moved, atol=1e-6)
-    assert torch.equal(model.apply(model.params, x).logits, plain)
+    assert torch.allclose(model.apply(model.params, x).logits, plain, atol=1e-6)
     model.grad.fill_(3.0)
     assert bool((module.get_parameter(f"{layer}.lora_A.default.weight").grad == 3).all())
 

@@ -66,9 +66,8 @@ def test_file_of_a_run_without_adapters_is_the_backbone_of_one_with_adapters(roo
     assert torch.equal(fewer["blocks.1.mlp.fc2.base_layer.weight"], values["blocks.1.mlp.fc2.weight"])
 
 
-@pytest.mark.parametrize("way", ["factors", "fold"])
-def test_file_of_a_run_with_adapters_holds_base_and_adapters_and_goes_on(way, root, tmp_path):
-    methods = [{"livar": {"next": way, "evaluate": "factors" if way == "factors" else "merged"}}]
+def test_file_of_a_run_with_adapters_holds_base_and_adapters_and_goes_on(root, tmp_path):
+    methods = [{"livar": {"evaluate": "factors"}}]
     plan = lora_plan(root, methods, storage=str(tmp_path), name="first", **FEW)
     server = server_on(plan, root)
     server.run_round(0)
@@ -78,8 +77,7 @@ def test_file_of_a_run_with_adapters_holds_base_and_adapters_and_goes_on(way, ro
         assert torch.equal(values[name], value), name
     for name, value in built(plan).state_dict().items():
         if name not in server.layout.by_name:
-            assert torch.equal(values[name], value + server.frozen.get(name, torch.zeros(()))), name
-    assert bool(server.frozen) == (way == "fold")
+            assert torch.equal(values[name], value), name
     again = built(lora_plan(root, model={"pretrained": path}), seed=99)
     module = built(plan)
     module.load_state_dict(values)

@@ -205,6 +205,10 @@ class Server:
         """Score the new global model, as the methods want it scored, on the test set."""
         views.params, views.buffers, views.counters = self.params, self.buffers, self.counters
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
+        return self.evaluate(override)
+
+    def evaluate(self, override: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        """Metrics of the global model on the test set; none without one. override: see `Scorer.score`."""
         if not self.sizes.num_test:
             return {}
         return score_metrics(self.scorer.score("test", self.state, self.counters, override), self.sizes)

@@ -28,6 +28,7 @@ from raysim.core.errors import ClientError, ConfigError, OutOfMemory, RaysimErro
 from raysim.data.reading import Options
 from raysim.data.sources import prepare
 from raysim.engine.checkpoint import CheckpointStore
+from raysim.engine.messages import Snapshot
 from raysim.engine.plan import assign, choose_cohort, cut_blocks
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
@@ -422,19 +423,17 @@ def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(roo
 def test_checkpoint_is_whole_or_not_at_all(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     for number in range(1, 5):
-        tree = {
-            "state": np.full(3, number, np.float32),
-            "methods": {"m": {"n": number, "list": [np.eye(2), "x", None]}},
-        }
-        store.save(number, tree, [(number % 2, {"m": {"v": np.full(2, number)}})])
+        methods = {"m": {"n": number, "list": [np.eye(2), "x", None]}}
+        snapshot = Snapshot(np.full(3, number, np.float32), {}, methods)
+        store.save(number, snapshot, [(number % 2, {"m": {"v": np.full(2, number)}})])
     assert sorted(p.name for p in tmp_path.glob("round-*")) == ["round-000003", "round-000004"]
     assert not list(tmp_path.rglob("*.part"))
     (tmp_path / ".round-000009.1.part").mkdir()  # what a killed process leaves
     fresh = CheckpointStore(tmp_path)
     checkpoint = fresh.latest()
     assert checkpoint.next_round == 4
-    assert checkpoint.snapshot["methods"]["m"]["n"] == 4
-    assert (checkpoint.snapshot["methods"]["m"]["list"][0] == np.eye(2)).all()
+    assert checkpoint.snapshot.methods["m"]["n"] == 4
+    assert (checkpoint.snapshot.methods["m"]["list"][0] == np.eye(2)).all()
     assert {c: fresh.read_memory(p)["m"]["v"].tolist() for c, p in checkpoint.memories.items()} == {
         1: [3, 3],
         0: [4, 4],

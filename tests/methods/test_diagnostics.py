@@ -13,7 +13,7 @@ from methods import diagnostics as build
 from methods.diagnostics import effective_rank
 from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
-from raysim.engine import server as engine
+from raysim.engine import scorer as engine
 from tests.helpers import lora_plan, plan_of, run, server_on
 
 BATCH_NORM = {"norm": "batch"}
@@ -170,7 +170,7 @@ def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools, monkeypa
     servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan))]
     for server in servers:
         server.pool.begin_round()
-        found = server._map_features(_rows_and_sum, {"add": torch.ones(2)})
+        found = server.scorer.map_features(_rows_and_sum, {"add": torch.ones(2)}, server.state, server.counters)
         assert [rows for rows, _ in found] == [100, 100, 100, 100, server.sizes.num_test - 400]
         assert all(float(total) == 2.0 for _, total in found)
 
