@@ -1,0 +1,43 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` to write to; it takes the place of `path`, durably, when the block ends well.
+
+    Folders above it are made where they are missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Whole or not at all, and durable."""
+    with replaced_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, mode: int) -> None:
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

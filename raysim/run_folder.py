@@ -1,0 +1,157 @@
+"""A run directory as a type: its files, its marks, its status, its lock, and what can be read from it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+from filelock import FileLock, Timeout
+
+from raysim.core.errors import RunExists
+from raysim.files import replaced_file, write_file
+
+Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
+MARKS: tuple[Mark, ...] = ("COMPLETED", "STOPPED", "FAILED")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run directory says of its run; message: the first line of a STOPPED or FAILED file."""
+
+    name: Literal["completed", "stopped", "failed", "unfinished"]
+    message: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end, its own or a scheduler's."""
+        return self.name in ("completed", "stopped")
+
+
+class RunFolder:
+    """Names and contents of the files of one run. Nothing is kept open; every reading is of what is there now."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "env.json"
+        self.partition = path / "partition.json"
+        self.partition_table = path / "partition.csv"
+        self.partition_picture = path / "partition.png"
+        self.progress = path / "progress.csv"
+        self.clients = path / "clients.parquet"
+        self.arrays = path / "arrays"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self.model = path / "model.safetensors"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    # --- marks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        for mark in MARKS:
+            path = self.path / mark
+            if path.exists():
+                lines = path.read_text(errors="replace").strip().splitlines()
+                return Status(mark.lower(), lines[0] if lines else "")  # type: ignore[arg-type]  # one of the names
+        return Status("unfinished")
+
+    def mark(self, mark: Mark, message: str = "") -> None:
+        """Write COMPLETED, STOPPED or FAILED."""
+        write_file(self.path / mark, message.encode())
+
+    def clear_marks(self) -> None:
+        """Take back what an unfinished end left, before the run goes on."""
+        for mark in ("STOPPED", "FAILED"):
+            (self.path / mark).unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Hold the directory for this process alone.
+
+        Raises:
+          RunExists: another process has it, and did not leave within `wait_s` seconds.
+        """
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=wait_s)
+        except Timeout as error:
+            remedy = "wait for it, or choose another name"
+            raise RunExists(f"run {self.name!r} is running", str(self.path), remedy) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # --- whole files --------------------------------------------------------------------------------------------------
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
+        return dict(yaml.safe_load(self.config.read_text()))
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        write_file(self.config, yaml.safe_dump(dict(config), sort_keys=False).encode())
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """One of the JSON files. Raises OSError, ValueError."""
+        return dict(json.loads(path.read_text()))
+
+    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
+
+    # --- rows and arrays ----------------------------------------------------------------------------------------------
+
+    def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
+        """The whole rows of progress.csv, those of rounds below `before`; none if it is not there."""
+        if not self.progress.is_file():
+            return []
+        with open(self.progress, newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("system/round_s")]
+        return [row for row in rows if before is None or int(row["round"]) < before]
+
+    def write_progress(self, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
+        with replaced_file(self.progress) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def append_clients(self, table: pa.Table) -> None:
+        """Add a part with rows of some rounds (column "round"), durably."""
+        rounds = table.column("round")
+        first, last = pc.min(rounds).as_py(), pc.max(rounds).as_py()
+        with replaced_file(self.clients / f"rounds-{first:06d}-{last:06d}.parquet") as temporary:
+            pq.write_table(table, temporary)
+
+    def client_rows(self) -> pa.Table | None:
+        """All parts as one table, in the order of rounds; None if there is none."""
+        parts = sorted(self.clients.glob("rounds-*.parquet"))
+        return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
+
+    def drop_clients(self, first_round: int) -> None:
+        """Delete rows of rounds from `first_round` on."""
+        for part in sorted(self.clients.glob("rounds-*.parquet")):
+            table = pq.read_table(part)
+            kept = table.filter(pc.less(table.column("round"), first_round))
+            if len(kept) < len(table):
+                part.unlink()
+                if len(kept):
+                    self.append_clients(kept)
+
+    def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """arrays/round_00012.npz: what methods logged in a round."""
+        self.arrays.mkdir(exist_ok=True)
+        # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
+        np.savez_compressed(self.arrays / f"round_{round_index:05d}.npz", **arrays)  # type: ignore[arg-type]
