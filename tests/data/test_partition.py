@@ -155,7 +155,7 @@ def capped_by_hand(totals, shares):
         sizes = [sum(counts[r][k] for r in range(row)) for k in range(clients)]
         masked = np.array([p * (size < sum(totals) / clients) for p, size in zip(shares[row], sizes, strict=True)])
         cuts = [0, *(np.cumsum(masked / masked.sum()) * total).astype(int)[:-1].tolist(), total]
-        counts[row] = [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+        counts[row] = [end - start for start, end in pairwise(cuts)]
     return counts
 
 
