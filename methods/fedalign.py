@@ -142,7 +142,7 @@ def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
       x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
     """
     if x.dim() == 4 and x.shape[2] > y.shape[2]:
-        x = F.adaptive_avg_pool2d(x, tuple(y.shape[2:]))
+        x = F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3]))
     x, y = x.flatten(2) if x.dim() > 2 else x[:, :, None], y.flatten(2) if y.dim() > 2 else y[:, :, None]
     matrix = x @ y.transpose(1, 2) / x.shape[2]
     tiny = torch.finfo(x.dtype).tiny
