@@ -451,7 +451,7 @@ def input_transform(config: Config, *, channels_last: bool = False) -> InputTran
 
 def local_settings(config: Config) -> LocalSettings:
     """The local loop's view of the configuration."""
-    return LocalSettings(**config.local.model_dump())
+    return LocalSettings(**config.local.model_dump(), num_rounds=config.rounds)
 
 
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:

@@ -115,7 +115,10 @@ class LocalGroup(Group):
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(0.0, ge=0)
-    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round, with schedule exponential")
+    schedule: Literal["constant", "exponential", "cosine"] = Field(
+        "exponential", description="of the learning rate over the rounds; exponential without lr_decay is constant"
+    )
     optimizer: Literal["sgd", "adamw"] = "sgd"
     max_grad_norm: float | None = Field(None, gt=0, description="gradients are scaled down to this L2 norm")
     precision: Literal["float32", "bfloat16"] = Field(
@@ -393,6 +396,14 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
         )
     if config.local.nesterov and not config.local.momentum:
         faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
+    if config.local.schedule != "exponential" and config.local.lr_decay != 1:
+        faults.append(
+            Fault(
+                "local.lr_decay",
+                f"{config.local.lr_decay:g} has no effect with schedule {config.local.schedule}; "
+                "set local.schedule to exponential, or drop lr_decay",
+            )
+        )
     if config.local.steps is not None and "epochs" in config.local.model_fields_set:
         faults.append(Fault("local", "steps and epochs are both set; keep one"))
     if config.name is not None and any(part in (".", "..") for part in config.name.split("/")):

@@ -116,6 +116,46 @@ class Moon(NaiveLocal):
         return total
 
 
+class FedAlign(NaiveLocal):
+    """The block is conv2 or fc1; slim channels, matrices and power iterations image by image."""
+
+    def __init__(self, plan, *, mu, width, block):
+        super().__init__(plan)
+        self.mu, self.width, self.block = mu, width, block
+
+    def first(self, count):
+        return max(1, round(count * self.width))
+
+    def loss(self, model, x, y):
+        layer, kept = model.get_submodule(self.block), {}
+        handle = layer.register_forward_hook(lambda module, i, o: kept.update(x=i[0].detach(), y=o.detach().clone()))
+        loss = F.cross_entropy(model(x), y)
+        handle.remove()
+        outs, ins = (self.first(n) for n in layer.weight.shape[:2])
+        thin = kept["x"][:, :ins]
+        if self.block == "fc1":
+            small = thin @ layer.weight[:outs, :ins].T + layer.bias[:outs]
+        else:
+            small = F.conv2d(thin, layer.weight[:outs, :ins], layer.bias[:outs], layer.stride, layer.padding)
+        gap = 0.0
+        for i in range(len(x)):
+            theirs = self.size(kept["x"][i], kept["y"][i])
+            gap = gap + (self.size(thin[i], small[i]) - theirs) ** 2 / len(x)
+        return loss + self.mu * (loss.item() / gap.item()) * gap
+
+    def size(self, x, y):
+        if x.dim() == 1:
+            return x.norm() * y.norm()  # of an outer product
+        matrix = torch.einsum("chw,dhw->cd", x, y) / (x.shape[1] * x.shape[2])
+        gram = matrix @ matrix.T
+        v = torch.ones(len(gram))
+        for _ in range(10):
+            v = gram @ v
+            size = v.norm()
+            v = v / size
+        return size.sqrt()
+
+
 class FedSol(NaiveLocal):
     def __init__(self, plan, *, rho, form="fixed", floor=1e-6):
         super().__init__(plan)

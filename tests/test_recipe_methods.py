@@ -87,26 +87,41 @@ UNIVARFL = {
     "FedProx": [{"fedprox": {"mu": 0.01}}],
     "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5}}],
     "Freeze": ["freeze"],
-    "UniVarFL": [{"univarfl": {"mu": 0.5}}],
+    "UniVarFL": [{"univarfl": {"mu": 0.5, "eps": 1.0}}],
 }
 UNIVARFL_ALONE = {  # the ablation, which is not published
     "UniVarFL, mu = 0": [{"univarfl": {"mu": 0}}],
-    "UniVarFL, lambda = 0": [{"univarfl": {"mu": 0.5, "lam": 0}}],
-    "UniVarFL, literal": [{"univarfl": {"mu": 0.5, "form": "literal"}}],
+    "UniVarFL, lambda = 0": [{"univarfl": {"mu": 0.5, "eps": 1.0, "lam": 0}}],
+    "UniVarFL, epsilon = 0.1": [{"univarfl": {"mu": 0.5, "eps": 0.1}}],
+    "UniVarFL, epsilon = 0.01": [{"univarfl": {"mu": 0.5, "eps": 0.01}}],
+    "UniVarFL, literal": [{"univarfl": {"mu": 0.5, "eps": 1.0, "form": "literal"}}],
+    "UniVarFL, 1/K": ["uniform", {"univarfl": {"mu": 0.5, "eps": 1.0}}],
     "FedUV's terms": [{"univarfl": {"mu": 0.5, "variance": "unbiased", "spread": "deviation", "uniformity": "kernel"}}],
     **{name: UNIVARFL[name] for name in ("FedAvg", "UniVarFL")},
+}
+UNIVARFL_SPEED = {  # named beside the claim of speed
+    "FedDyn": [{"feddyn": {"alpha": 0.1}}],
+    "FedAlign": [{"fedalign": {"mu": 0.45, "width": 0.25}}],
+    **{name: UNIVARFL[name] for name in ("FedAvg", "FedProx", "MOON", "UniVarFL")},
 }
 #: split, test, validation, augmentation, side that images are brought to. 10 % of the training file is validation.
 UNIVARFL_DATA = {
     "STL-10": ("official", 0.1, "univarfl-stl10", None),
-    "CIFAR-100": ("official", 0.1, "cifar", None),
+    "CIFAR-100": ("official", 0.1, "none", None),
     "PACS": ("fraction", 0.1, "none", 64),
     "HAM10000": ("fraction", 0.1, "none", 64),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "methods"), [("table_1", UNIVARFL), ("table_2", UNIVARFL), ("ablation", UNIVARFL_ALONE)]
+    ("name", "methods"),
+    [
+        ("table_1", UNIVARFL),
+        ("table_2", UNIVARFL),
+        ("open_choices", UNIVARFL),
+        ("ablation", UNIVARFL_ALONE),
+        ("speed", UNIVARFL_SPEED),
+    ],
 )
 def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
     seen = set()
@@ -116,9 +131,28 @@ def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
         assert (data.split, data.validation, data.augment, data.resize) == UNIVARFL_DATA[labels["dataset"]], labels
         assert data.split == "official" or data.test == 0.1
         assert data.normalise == "half"
+        assert config.local.max_grad_norm == (10 if labels["method"] == "FedAlign" else None)
         seen.add(labels["method"])
     assert seen == set(methods)
     assert (defaults(univarfl)["mu"], defaults(univarfl)["lam"]) == (0.5, None)  # None is D/4
+
+
+def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
+    """MOON's and FedUV's cap in the tables, none beside them; PACS on both networks; a constant rate, and FedUV's cosine."""
+    shift, networks, schedules = {}, {}, {}
+    for name in ("table_1", "table_2", "ablation", "speed", "open_choices"):
+        for labels, _, config in trials("univarfl", name):
+            choice = labels.get("choice", "")
+            schedules.setdefault(choice == "cosine schedule", set()).add(config.local.schedule)
+            if "alpha" in labels:
+                key = labels["dataset"], labels["alpha"], choice == "uncapped"
+                shift.setdefault(key, set()).add(config.partition.form)
+            if labels["dataset"] == "PACS":
+                networks.setdefault(name, set()).add(config.model.name)
+    cases = [(dataset, alpha) for dataset in ("STL-10", "CIFAR-100") for alpha in (0.01, 1.0)]
+    assert shift == {(*case, free): {"class" if free else "capped"} for case in cases for free in (False, True)}
+    assert networks["table_1"] | networks["open_choices"] == {"resnet18", "univarfl_cnn"}
+    assert schedules == {False: {"constant"}, True: {"cosine"}}
 
 
 # --- LIVAR: baselines as in the framework that the paper's code builds on ---------------------------------------------

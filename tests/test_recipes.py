@@ -243,7 +243,7 @@ def test_every_printed_accuracy_has_its_runs(paper, name, tables):
 def test_univarfl_settings_are_the_printed_ones():
     rounds = {"STL-10": 100, "CIFAR-100": 60, "PACS": 60, "HAM10000": 60}
     clients = {"STL-10": 10, "CIFAR-100": 10, "PACS": 4, "HAM10000": 4}
-    for name in ("table_1", "table_2", "ablation"):
+    for name in ("table_1", "table_2", "ablation", "open_choices", "speed"):
         for labels, config in recipe("univarfl", name):
             local = config.local
             assert (local.lr, local.momentum, local.weight_decay, local.lr_decay) == (0.01, 0.9, 1e-5, 1)

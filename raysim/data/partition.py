@@ -42,7 +42,10 @@ def dirichlet_sample(
 def dirichlet_capped(
     labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
 ) -> list[np.ndarray]:
-    """`dirichlet`, but a client that has its equal share gets nothing of later classes (the older FLFA code's form)."""
+    """`dirichlet`, but a client that has its equal share gets nothing of later classes, up to single examples.
+
+    The form of MOON's and FedUV's code, and of FLFA's older one; see `cut_capped`.
+    """
     counts = redraw(cut_capped, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
     return _deal(labels, counts, rng)
 

@@ -29,6 +29,7 @@ METHODS = {
     "univarfl": [{"univarfl": {"mu": 0.1}}],
     "moon": ["moon"],
     "fedsol": [{"fedsol": {"rho": 0.3}}],
+    "fedalign": ["fedalign"],
     "fedrs": ["fedrs"],
     "fedlc": ["fedlc"],
     "fedacg": ["fedacg"],

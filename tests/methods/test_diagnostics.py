@@ -15,6 +15,7 @@ from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.engine import server as engine
 from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.reference_local import UniVarFL
 
 BATCH_NORM = {"norm": "batch"}
 FEATURES = ("intra", "inter", "separability")
@@ -131,6 +132,41 @@ def test_agreement_is_flfas(root):
     assert record.arrays["flfa.selected"].sum() == 1
     assert record.arrays["flfa.selected:columns"].tolist() == ["conv2", "fc1"]
     assert record.arrays["flfa.selected"][int(record.metrics["flfa/layer"])] == 1
+
+
+def test_gradient_is_that_of_the_global_objective(root):
+    """Theorem 1 of UniVarFL: sum_k n_k/N grad L_k at the broadcast point, L_k with the terms of the methods before it."""
+    methods = [{"univarfl": {"mu": 0.3}}, {"fedprox": {"mu": 5.0}}, {"diagnostics": {"measures": ["gradient"]}}]
+    plan = plan_of(root, methods, cohort={"size": 4})
+    twin = UniVarFL(plan, mu=0.3, lam=2.5, eps=1.0)
+    server = server_on(plan, root)
+    for index in range(2):
+        record = server.run_round(index)
+        clients = [int(c) for c in record.clients["client"]]
+        total = sum(len(plan.manifest.clients[c]) for c in clients)
+        grads = [torch.zeros_like(p) for p in twin.model.parameters()]
+        for client in clients:
+            rows = plan.manifest.clients[client]
+            for start in range(0, len(rows), plan.config.local.batch_size):
+                x, y = twin.batch(rows[start : start + plan.config.local.batch_size])
+                found = torch.autograd.grad(twin.loss(twin.model, x, y), list(twin.model.parameters()))
+                for grad, part in zip(grads, found, strict=True):
+                    grad += len(y) / total * part
+        want = math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+        assert record.metrics["diagnostics/gradient_norm"] == pytest.approx(want, rel=1e-4)
+        for name, value in twin.model.state_dict().items():
+            value.copy_(server.layout.view(server.state, name))
+
+
+def test_gradient_has_to_be_asked_for_and_goes_through_batch_norm(root):
+    _, (record,) = measured(plan_of(root, ["diagnostics"]), root)
+    assert "diagnostics/gradient_norm" not in record.metrics
+    plain = run(plan_of(root, ["moon"], model=BATCH_NORM), root)
+    methods = ["moon", {"diagnostics": {"measures": ["gradient"], "every": 2}}]
+    server, records = measured(plan_of(root, methods, model=BATCH_NORM), root, rounds=3)
+    assert server.params_sha256() == plain.params_sha256()
+    assert ["diagnostics/gradient_norm" in record.metrics for record in records] == [True, True, False]
+    assert records[0].metrics["diagnostics/gradient_norm"] > 0
 
 
 @pytest.mark.parametrize("methods", [[], ["scaffold", {"fedvg": {"granularity": "block"}}], ["fedacg", "moon"]])

@@ -37,6 +37,14 @@ UNIVARFL = {"mu": 0.05, "lam": 1.5, "eps": 0.5}
 CASES = {
     "univarfl": ([{"univarfl": UNIVARFL}], lambda p: naive.UniVarFL(p, **UNIVARFL)),
     "moon": ([{"moon": {"mu": 2.0}}], lambda p: naive.Moon(p, mu=2.0, temperature=0.5)),
+    "fedalign": (
+        [{"fedalign": {"mu": 0.3, "width": 0.5}}],
+        lambda p: naive.FedAlign(p, mu=0.3, width=0.5, block="fc1"),
+    ),
+    "fedalign-convolution": (
+        [{"fedalign": {"width": 0.5, "block": "conv2"}}],
+        lambda p: naive.FedAlign(p, mu=0.45, width=0.5, block="conv2"),
+    ),
     "fedsol": ([{"fedsol": {"rho": 0.3}}], lambda p: naive.FedSol(p, rho=0.3)),
     "fedsol-adaptive": (
         [{"fedsol": {"rho": 0.3, "form": "adaptive"}}],
