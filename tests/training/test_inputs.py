@@ -72,7 +72,7 @@ def test_resized_crop_equals_a_loop(size, target, seed, mode):
         torch.testing.assert_close(result[i], expected.permute(1, 2, 0), rtol=1e-4, atol=1e-2)
 
 
-#: Pillow clips between its two passes; on `muted` images nothing is clipped.
+#: Pillow rounds after each of its two passes, and clips between them: on `muted` images nothing is clipped.
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -87,7 +87,7 @@ def test_resized_crop_is_pillows_resize_of_the_box(mode):
     box = Image.fromarray(image[0].numpy()).crop((7, 3, 28, 33))
     for side in (16, 48):  # shrunk and enlarged
         expected = np.asarray(box.resize((side, side), PILLOW[mode])).astype(float)
-        assert np.abs(resized_crop(image, draws, (side, side), mode)[0].numpy() - expected).max() <= 1.01
+        assert np.abs(resized_crop(image, draws, (side, side), mode)[0].numpy() - expected).max() <= 1.5
 
 
 def test_boxes_have_the_stated_areas_and_ratios():
@@ -198,7 +198,7 @@ def test_resize_crop_normalise_and_grey_to_colours(channels_last):
 def test_resize_is_pillows(mode, side):
     images = muted(64, 64)
     expected = np.asarray(Image.fromarray(images[0].numpy()).resize((side, side), PILLOW[mode])).astype(float)
-    assert np.abs(resized(images, (side, side), mode)[0].numpy() - expected).max() <= 1.01
+    assert np.abs(resized(images, (side, side), mode)[0].numpy() - expected).max() <= 1.5
 
 
 def test_pixels_are_the_whole_image_without_statistics():
