@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
-from methods.regmean import regression_maps, shrunk
+from methods.regmean import gram_matrices, regression_maps, shrunk
 from raysim.core.errors import ConfigError
+from raysim.core.layout import layout_of
+from raysim.core.method import Batch
 from raysim.core.weights import RightMap
 from tests.helpers import lora_plan, plan_of, run, server_on
 from tests.reference import Naive
@@ -112,6 +118,29 @@ def inputs_of(model, layer, images):
     model(images)
     handle.remove()
     return kept[0]
+
+
+def test_grams_are_float32_products_summed_in_float64():
+    """One batch leaves numbers that float32 holds; a thousand small batches after a large one are not lost."""
+    linear = nn.Linear(4, 2)
+    layout = layout_of(nn.Sequential(OrderedDict(head=linear)), head="head")
+    first = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
+
+    def grams_of(xs):
+        model = SimpleNamespace(module=nn.Sequential(OrderedDict(head=linear)), apply=lambda _, x: linear(x))
+        batches = [Batch(x, torch.zeros(len(x))) for x in xs]
+        client = SimpleNamespace(layout=layout, params=torch.zeros(1), model=model, batches=lambda: iter(batches))
+        found, counts = gram_matrices(client)
+        assert counts == {"head.weight": sum(len(x) for x in xs)}
+        return found["head.weight"]
+
+    one = grams_of([first])
+    assert one.dtype == torch.float64
+    assert torch.equal(one, one.float().double())
+    want = first.double().T @ first.double()
+    assert (one - want).abs().max() < 1e-5 * want.abs().max()
+    ones, tiny = torch.ones(1, 4), 1e-4 * torch.ones(1, 4)  # 1 + 1e-8 is 1 in float32
+    assert (grams_of([ones] + 1000 * [tiny]) - 1 - 1e-5).abs().max() < 1e-10
 
 
 def test_layers_without_a_gram_are_fedavg(root):
