@@ -101,10 +101,14 @@ def test_drawn_features_have_the_moments_even_of_deficient_rank():
 def test_single_examples_are_drawn_as_they_are_and_absent_classes_not_at_all():
     counts, means, covariances = pooled_moments(*statistics(clients()))
     counts[0] = 0
-    values, labels = draw_features(counts[None], means[None], covariances[None], torch.full((3,), 6), torch_generator(0))
+    values, labels = draw_features(
+        counts[None], means[None], covariances[None], torch.full((3,), 6), torch_generator(0)
+    )
     assert torch.bincount(labels, minlength=3).tolist() == [0, 6, 6]
     assert torch.equal(values[labels == 2], means[2].float().expand(6, -1))
-    nobody, none = draw_features(0 * counts[None], means[None], covariances[None], torch.full((3,), 6), torch_generator(0))
+    nobody, none = draw_features(
+        0 * counts[None], means[None], covariances[None], torch.full((3,), 6), torch_generator(0)
+    )
     assert len(nobody) == len(none) == 0
 
 
