@@ -82,7 +82,9 @@ def read_eurosat(request: Request) -> Contents:
     classes = _folders(root)
     paths, labels = _class_images(root, classes)
     names = ("split_zhou_EuroSAT.json", "split.json")
-    table = next((folder / name for folder in (root, request.root) for name in names if (folder / name).is_file()), None)
+    table = next(
+        (folder / name for folder in (root, request.root) for name in names if (folder / name).is_file()), None
+    )
     if table is None:
         return _contents(request, classes, Images(paths, labels))
     with damaged(table):
