@@ -62,9 +62,9 @@ def livar(
       table: the released code's constants, or the paper's; three rows of your own; or the path of a file that
         `raysim calibrate` wrote, which has the cuts too (in the run's configuration its content takes its place).
       variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
-        all, of the features that the model without its adapters has of pixels that were not normalised. The trained
-        model sees neither, and the head's weights are the same in every round; a class without two examples at any
-        client keeps its row.
+        all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
+        learnt; the head's weights are then the same in every round, and a class without two examples at any client
+        keeps its row.
       next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
         sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank; "fold": the frozen matrix
         takes the update up, A is as at the start of the run and B zero, and dense changes travel down.

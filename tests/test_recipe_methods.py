@@ -9,7 +9,7 @@ import pytest
 
 from methods.flfa import flfa
 from methods.univarfl import univarfl
-from raysim.assemble import check
+from raysim.assemble import build_methods, check
 from raysim.config import parse_config, read_config
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
@@ -193,6 +193,20 @@ def test_livar_components_as_released_differ_in_what_the_release_does():
         assert theirs == {"livar": want}
         switches = {key: value for key, value in own[name].items() if key != "methods"}
         assert {f"labels.{key}": value for key, value in trial.raw["labels"].items()}.items() >= switches.items()
+
+
+def test_livar_settings_beyond_the_tables_are_sound():
+    raw = read_config(PAPERS / "livar" / "table_1.yaml")
+    named = raw["tune"]["settings"]["method"]
+    raw["tune"]["param_space"] = {"method": {"grid_search": list(named)}, "seed": {"grid_search": [0]}}
+    found = {trial.values["method"]: trial.raw for trial in grid(raw, "table_1")}
+    assert set(found) > set(LIVAR)
+    for name, trial in found.items():
+        config, faults = parse_config(trial)
+        assert not faults + build_methods(trial.get("methods", []))[1], name
+        assert (config.model.lora is None) == (name in LIVAR and "LIVAR" not in name), name
+    released = found["LIVAR as released"]["methods"]
+    assert released == [{"livar": {"variance": "released", "evaluate": "code"}}]
 
 
 #: data.split, data.test where it counts, resize, crop, statistics, augmentation: the code's transforms, all bicubic.
