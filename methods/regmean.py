@@ -107,5 +107,13 @@ def shrunk(gram: Tensor, factor: float) -> Tensor:
 
 
 def regression_maps(gram: Tensor) -> Tensor:
-    """G_k (sum G)^+ for (K, d, d) float64: applied from the right; they sum to the identity where sum G has full rank."""
-    return gram @ torch.linalg.pinv(gram.sum(0), hermitian=True)
+    """G_k (sum G)^- for (K, d, d) float64: applied from the right; they sum to the identity where sum G has full rank.
+
+    The inverse is taken of the correlations, D^-1/2 (sum G) D^-1/2 with D the diagonal, whose eigenvalues below what
+    float32 products resolve count as 0: inputs of a LayerNorm lie in a hyperplane, and rounding would be inverted there.
+    """
+    total = gram.sum(0)
+    scale = total.diagonal().clamp_min(0).rsqrt().nan_to_num(posinf=0.0)
+    correlations = scale[:, None] * total * scale
+    inverse = torch.linalg.pinv(correlations, rtol=len(total) * torch.finfo(torch.float32).eps, hermitian=True)
+    return gram @ (scale[:, None] * inverse * scale)

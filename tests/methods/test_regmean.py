@@ -82,6 +82,27 @@ def test_directions_without_inputs_stay():
     assert torch.allclose(maps.sum(0), want, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [[3.0, 1.0, 2.0, 1.0], [100.0, 1.0, 3.0, 0.01]])
+def test_rounding_is_not_inverted_where_inputs_lie_in_a_hyperplane(size):
+    """As those of a LayerNorm do; columns of very different sizes are all merged."""
+    size = torch.tensor(size, dtype=torch.float64)
+    xs = inputs((30, 40, 50))
+    for x in xs:
+        x -= x.mean(1, keepdim=True)
+        x *= size
+    exact, rounded = regression_maps(grams(xs)), regression_maps(grams(xs).float().double())
+    ratio = size[:, None] / size  # each column in its own unit: shares of clients
+    assert (exact / ratio).abs().max() < 2
+    assert ((rounded - exact) / ratio).abs().max() < 1e-4
+    weights = some_weights()
+    for x in xs:
+        want, got = (x @ merge(weights, maps).T for maps in (exact, rounded))
+        assert (want - got).abs().max() < 1e-4 * want.abs().max()
+    best = torch.linalg.lstsq(torch.cat(xs) / size, torch.cat([x @ w.T for x, w in zip(xs, weights, strict=True)]))
+    reached = torch.cat(xs) @ merge(weights, exact).T
+    assert torch.allclose(reached, torch.cat(xs) / size @ best.solution, rtol=1e-6, atol=1e-6 * reached.abs().max())
+
+
 @pytest.mark.parametrize(
     ("norm", "options"),
     [("none", {}), ("batch", {"rows": "sum", "shrink": 1.0}), ("none", {"as_in": "fed-mammoth"})],
