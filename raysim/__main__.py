@@ -127,19 +127,20 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
+    from raysim.calibrate import PUBLISHED, plan_calibration, rows_beside
     from raysim.calibrate import calibrate as make
-    from raysim.calibrate import plan_calibration
     from raysim.config import read_config
     from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
     planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
     found = make(planned, _say, beside or [])
-    table = Table(title=f"raw coefficients, base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}")
+    title = f"raw coefficients ({PUBLISHED}), base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}"
+    table = Table(title=title)
     for column in ("", "I_B low", "I_B mid", "I_B high"):
         table.add_column(column, justify="right")
-    for name, values in zip(("I_A low", "I_A mid", "I_A high"), found["table"], strict=True):
-        table.add_row(name, *(f"{value:.4f}" for value in values))
+    for name, cells in rows_beside(found["table"]):
+        table.add_row(name, *cells)
     out.print(table)
     out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
     out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)

@@ -446,6 +446,7 @@ def input_transform(config: Config, *, channels_last: bool = False) -> InputTran
         crop=(data.crop, data.crop) if data.crop else None,
         channels=data.channels,
         augmentation=AUGMENTATIONS.get(data.augment),
+        interpolation=data.interpolation,
     )
 
 

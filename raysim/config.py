@@ -55,6 +55,7 @@ class DataGroup(Group):
     validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
     normalise: str = Field("none", description="channel statistics that inputs are normalised by, by name")
     resize: int | None = Field(None, ge=1, description="height and width that images are resized to")
+    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="how images are resized")
     crop: int | None = Field(None, ge=1, description="height and width of the crop: central, or the augmentation's")
     channels: Literal[3] | None = Field(None, description="3: grey images are repeated to three channels")
     augment: str = Field("none", description="augmentation of training batches, by name")

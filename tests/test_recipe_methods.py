@@ -9,9 +9,10 @@ import pytest
 
 from methods.flfa import flfa
 from methods.univarfl import univarfl
-from raysim.assemble import check
+from raysim.assemble import build_methods, check
 from raysim.config import parse_config, read_config
 from raysim.sweep import grid
+from raysim.tuning.plan import read_sweep
 
 PAPERS = Path(__file__).parent.parent / "configs" / "papers"
 
@@ -173,10 +174,17 @@ LIVAR_TABLES = {
     "table_3": {"CCVR", "LIVAR", "LIVAR + CCVR"},
 }
 LIVAR_PARTS = {  # table 4: layer weighting, head weighting
-    ("off", "off"): [],
+    ("off", "off"): [{"livar": {"components": "lora", "layers": "examples"}}],
     ("on", "off"): [{"livar": {"components": "lora"}}],
-    ("off", "on"): [{"livar": {"components": "head"}}],
+    ("off", "on"): [{"livar": {"layers": "examples"}}],
     ("on", "on"): ["livar"],
+}
+#: Defaults of the framework's classes, LIVAR's rate from its example: learning rate, weight decay.
+LIVAR_STEPS = {
+    **dict.fromkeys(("FedAvg", "FisherAvg", "FedProto", "Joint"), (3e-4, 0)),
+    "CCVR": (1e-3, 0),
+    "RegMean": (1e-5, 0.1),
+    **dict.fromkeys(("LIVAR", "LIVAR + CCVR"), (1e-4, 0.1)),
 }
 
 
@@ -185,6 +193,7 @@ def test_livar_methods_have_the_frameworks_options(name):
     seen = set()
     for labels, methods, config in trials("livar", name):
         assert methods == LIVAR[labels["method"]], labels
+        assert (config.local.lr, config.local.weight_decay) == LIVAR_STEPS[labels["method"]], labels
         assert config.is_joint == (labels["method"] == "Joint")
         seen.add(labels["method"])
     assert seen == LIVAR_TABLES[name]
@@ -192,11 +201,72 @@ def test_livar_methods_have_the_frameworks_options(name):
 
 def test_livar_components_are_switched_one_by_one():
     seen = set()
-    for labels, methods, _ in trials("livar", "table_4"):
+    for labels, methods, config in trials("livar", "table_4"):
         parts = labels["layer_importance_weighting"], labels["head_variance_weighting"]
         assert methods == LIVAR_PARTS[parts]
+        assert (config.local.lr, config.local.weight_decay) == LIVAR_STEPS["LIVAR"]
         seen.add(parts)
     assert seen == set(LIVAR_PARTS)
+
+
+LIVAR_SWITCHES = read_config(PAPERS / "livar" / "table_4.yaml")["tune"]["settings"]["components"]
+
+
+def test_livar_components_as_released_differ_in_what_the_release_does():
+    """In both positions of the switch the products are scored with n_i / n; variances, where used, are of raw pixels."""
+    own = {name: settings for name, settings in LIVAR_SWITCHES.items() if not name.endswith("released")}
+    command = "components=" + ",".join(f"{name} as released" for name in own)  # as in the recipe's first lines
+    assert command in (PAPERS / "livar" / "table_4.yaml").read_text()
+    sweep = grid(read_sweep(PAPERS / "livar" / "table_4.yaml", [command]), "table_4")
+    assert len(sweep) == 4 * 5
+    for trial in sweep:
+        name = trial.values["components"].removesuffix(" as released")
+        (ours,), (theirs,) = own[name]["methods"], trial.raw["methods"]
+        want = {**({} if ours == "livar" else ours["livar"]), "evaluate": "code"}
+        want |= {"variance": "released"} if name in ("head", "both") else {}
+        assert theirs == {"livar": want}
+        switches = {key: value for key, value in own[name].items() if key != "methods"}
+        assert {f"labels.{key}": value for key, value in trial.raw["labels"].items()}.items() >= switches.items()
+
+
+def test_livar_settings_beyond_the_tables_are_sound():
+    raw = read_config(PAPERS / "livar" / "table_1.yaml")
+    named = raw["tune"]["settings"]["method"]
+    raw["tune"]["param_space"] = {"method": {"grid_search": list(named)}, "seed": {"grid_search": [0]}}
+    found = {trial.values["method"]: trial.raw for trial in grid(raw, "table_1")}
+    assert set(found) > set(LIVAR)
+    for name, trial in found.items():
+        config, faults = parse_config(trial)
+        assert not faults + build_methods(trial.get("methods", []))[1], name
+        assert (config.model.lora is None) == (name in LIVAR and "LIVAR" not in name), name
+    released = found["LIVAR as released"]["methods"]
+    assert released == [{"livar": {"variance": "released", "evaluate": "code"}}]
+
+
+#: data.split, data.test where it counts, resize, crop, statistics, augmentation: the code's transforms, all bicubic.
+LIVAR_DATA = {
+    "cifar100": ("official", None, 256, 224, "half", "livar-vit"),
+    "imagenet_r": ("fraction", 0.2, 256, 224, "half", "livar-vit"),
+    "eurosat": ("official", None, 224, None, "clip", "livar-vit"),
+    "cub200": ("official", None, 256, 224, "imagenet", "livar-cub"),
+    "tiny_imagenet": ("official", None, 256, 224, "tiny-imagenet", "livar-vit"),
+}
+
+
+def test_livar_images_are_made_as_in_the_released_code():
+    seen = set()
+    configs = [config for name in ("table_1", "table_2", "table_3", "table_4") for *_, config in trials("livar", name)]
+    for path in sorted((PAPERS / "livar").glob("*.yaml")):
+        raw = read_config(path)
+        configs += [parse_config(raw)[0]] if "calibrate" in raw else []
+    for config in configs:
+        data = config.data
+        test = data.test if data.split == "fraction" else None
+        found = data.split, test, data.resize, data.crop, data.normalise, data.augment
+        assert found == LIVAR_DATA[data.name], data.name
+        assert (data.interpolation, data.validation) == ("bicubic", 0)
+        seen.add((data.name, "calibrate" in config.model_fields_set))
+    assert len(seen) == 9  # four sets in tables, five in calibrations
 
 
 # --- joint training, a row to add -------------------------------------------------------------------------------------

@@ -99,6 +99,12 @@ class Model(Protocol):
         ...
 
 
+class Batches(Protocol):
+    """See `Client.batches`."""
+
+    def __call__(self, *, is_normalised: bool = True) -> Iterable[Batch]: ...
+
+
 @dataclass
 class Client:
     """One client in one round, as its hooks see it. `start` is read-only; `memory` and `scratch` may be written.
@@ -115,7 +121,8 @@ class Client:
       message: this method's downlink fields.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
-      batches: a fixed-order pass over the local examples.
+      batches: batches() is a fixed-order pass over the local examples, without augmentation; with is_normalised=False
+        the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
         client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set").
       generator: this method's own random stream for this client and round.
@@ -136,7 +143,7 @@ class Client:
     message: Mapping[str, Any]
     memory: dict[str, Any]
     generator: torch.Generator
-    batches: Callable[[], Iterable[Batch]]
+    batches: Batches
     validation_gradient: Callable[[str], Tensor]
     momentum: float = 0.0
     batch_size: int = 32

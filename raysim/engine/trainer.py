@@ -244,8 +244,9 @@ class Trainer:
         def validation_gradient(mode: str) -> Tensor:
             return self._validation_gradient(mode, round_index, client)
 
-        def batches() -> Iterable[Batch]:
-            return passes(examples, self.transform, self.evaluation_batch)
+        def batches(*, is_normalised: bool = True) -> Iterable[Batch]:
+            transform = self.transform if is_normalised else self.transform.pixels
+            return passes(examples, transform, self.evaluation_batch)
 
         return Client(
             id=client,
