@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,10 +13,11 @@ from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Method, Server, State
+from raysim.core.method import Client, LayerOp, Method, Server, State
 from raysim.core.weights import normalised
+from raysim.training.model import cross_entropy, seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features"]
+Measure = Literal["drift", "agreement", "spectrum", "features", "feedback"]
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -33,6 +34,13 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
       `intra`, `inter` and `separability`, see `separation`.
 
+    - feedback: how far feedback alignment leads away, where a method listed before has it in some layers (FLFA, sections
+      4 and 9, the quantities of its bounds), at each client's model after training, over all its examples, with g the
+      gradient of the mean cross-entropy and g_FA the same through the feedback: numbers `feedback_error`, the mean of
+      ||g_FA - g||_2, and `gradient_norm`, that of ||g||_2; array `weight_norms`, the norm of each such layer's weight by
+      client, and numbers `weight_norm_gap` and `weight_gap`, the means of | ||W_i|| - ||W_j|| | and ||W_i - W_j|| over
+      pairs of clients and layers. Costs two passes over the clients' examples.
+
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
     at the one it broadcasts.
@@ -47,7 +55,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
     if measures is not None and not measures:
         raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
-    chosen = frozenset(("drift", "agreement", "spectrum", "features") if measures is None else measures)
+    chosen = frozenset(get_args(Measure) if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:
         found = [words for name, words in _missing(layout).items() if name in chosen]
@@ -58,8 +66,20 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     def is_due(round_index: int) -> bool:
         return round_index == 0 or (round_index + 1) % every == 0
 
+    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+        client.scratch["ops"] = ops
+        return ops
+
+    def report(client: Client) -> dict[str, Tensor]:
+        ops = client.scratch["ops"]
+        if not ops or not is_due(client.round_index):
+            return {}
+        return feedback_of(client, ops)
+
     def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
+            if "weight_norms" in server.report:
+                log_feedback(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
             if "agreement" in chosen:
@@ -82,7 +102,80 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return {}
 
     needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
-    return Method("diagnostics", init=init, server_update=server_update, evaluated=evaluated, needs=needs)
+    sees_feedback = "feedback" in chosen
+    return Method(
+        "diagnostics",
+        init=init,
+        forward=forward if sees_feedback else None,
+        report=report if sees_feedback else None,
+        server_update=server_update,
+        evaluated=evaluated,
+        needs=needs,
+    )
+
+
+def feedback_of(client: Client, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
+    """What one client reports about its overridden layers: see `diagnostics`.
+
+    Returns:
+      error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), their places among all.
+    """
+    plain = other = torch.zeros_like(client.params)
+    if client.num_steps > 0:  # without a step there may be too few examples for a gradient
+        plain = local_gradient(client)
+        with client.model.overridden(ops):
+            other = local_gradient(client)
+    known = feedback_layers(client.layout)
+    inside = [index for index, name in enumerate(known) if name in ops]
+    spans = [(leaf.offset, leaf.end) for index, leaf in enumerate(known.values()) if index in inside]
+    norms = torch.tensor(
+        [float(part.double().norm()) for part in layer_parts(client.params, spans)], dtype=torch.float64
+    )
+    return {
+        "error": torch.linalg.vector_norm(other - plain, dtype=torch.float64).cpu(),
+        "gradient_norm": torch.linalg.vector_norm(plain, dtype=torch.float64).cpu(),
+        "weight_norms": norms,
+        "layers": torch.tensor(inside),
+    }
+
+
+def local_gradient(client: Client) -> Tensor:
+    """[num_params]: gradient of the mean cross-entropy over the client's examples where it stands, in training mode.
+
+    Dropout draws the same masks each time, and what is drawn after it is left alone.
+    """
+    devices = [client.params.device] if client.params.device.type == "cuda" else []
+    total = torch.zeros_like(client.params)
+    with torch.random.fork_rng(devices=devices):
+        seed_global_stream(client.generator.initial_seed(), client.params.device)
+        for batch in client.batches():
+            gradient = client.model.gradient(cross_entropy, client.params, batch)
+            total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
+    return total
+
+
+def layer_parts(vector: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Stretches of a vector [num_params]."""
+    return [vector[start:end] for start, end in spans]
+
+
+def log_feedback(server: Server) -> None:
+    """Means over the clients that took a step, and the spread of their weights in the overridden layers."""
+    active, known = server.is_active, feedback_layers(server.layout)
+    leaves = [list(known.values())[index] for index in server.report["layers"][0].tolist()]
+    norms = server.report["weight_norms"]
+    server.log("feedback_error", float(server.report["error"][active].mean()))
+    server.log("gradient_norm", float(server.report["gradient_norm"][active].mean()))
+    server.log("weight_norms", norms, [leaf.layer for leaf in leaves])
+    if not leaves or int(active.sum()) < 2:
+        return
+    pairs = torch.combinations(torch.arange(int(active.sum())))
+    gaps = norms[active][pairs[:, 0]] - norms[active][pairs[:, 1]]
+    server.log("weight_norm_gap", float(gaps.abs().mean()))
+    weights = server.map_updates(layer_parts, [(leaf.offset, leaf.end) for leaf in leaves])
+    weights = [parts for parts, is_active in zip(weights, active.tolist(), strict=True) if is_active]
+    distances = [torch.pdist(torch.stack([parts[i] for parts in weights]).double()) for i in range(len(leaves))]
+    server.log("weight_gap", float(torch.stack(distances).mean()))
 
 
 def _missing(layout: Layout) -> dict[str, str]:
