@@ -38,8 +38,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       4 and 9, the quantities of its bounds), at each client's model after training, over all its examples, with g the
       gradient of the mean cross-entropy and g_FA the same through the feedback: numbers `feedback_error`, the mean of
       ||g_FA - g||_2, and `gradient_norm`, that of ||g||_2; array `weight_norms`, the norm of each such layer's weight by
-      client, and numbers `weight_norm_gap` and `weight_gap`, the means of | ||W_i|| - ||W_j|| | and ||W_i - W_j|| over
-      pairs of clients and layers. Costs two passes over the clients' examples.
+      client, and numbers `weight_norm_gap` and `weight_gap`, the root mean squares of ||W_i|| - ||W_j|| and of
+      ||W_i - W_j|| over pairs of clients and over these layers. Costs two passes over the clients' examples.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -127,14 +127,12 @@ def feedback_of(client: Client, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]
             other = local_gradient(client)
     known = feedback_layers(client.layout)
     inside = [index for index, name in enumerate(known) if name in ops]
-    spans = [(leaf.offset, leaf.end) for index, leaf in enumerate(known.values()) if index in inside]
-    norms = torch.tensor(
-        [float(part.double().norm()) for part in layer_parts(client.params, spans)], dtype=torch.float64
-    )
+    weights = [client.layout.view(client.params, leaf) for leaf in known.values()]
+    norms = [float(torch.linalg.vector_norm(weights[index], dtype=torch.float64)) for index in inside]
     return {
         "error": torch.linalg.vector_norm(other - plain, dtype=torch.float64).cpu(),
         "gradient_norm": torch.linalg.vector_norm(plain, dtype=torch.float64).cpu(),
-        "weight_norms": norms,
+        "weight_norms": torch.tensor(norms, dtype=torch.float64),
         "layers": torch.tensor(inside),
     }
 
@@ -154,11 +152,6 @@ def local_gradient(client: Client) -> Tensor:
     return total
 
 
-def layer_parts(vector: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Stretches of a vector [num_params]."""
-    return [vector[start:end] for start, end in spans]
-
-
 def log_feedback(server: Server) -> None:
     """Means over the clients that took a step, and the spread of their weights in the overridden layers."""
     active, known = server.is_active, feedback_layers(server.layout)
@@ -167,15 +160,13 @@ def log_feedback(server: Server) -> None:
     server.log("feedback_error", float(server.report["error"][active].mean()))
     server.log("gradient_norm", float(server.report["gradient_norm"][active].mean()))
     server.log("weight_norms", norms, [leaf.layer for leaf in leaves])
-    if not leaves or int(active.sum()) < 2:
+    count = int(active.sum())
+    if not leaves or count < 2:
         return
-    pairs = torch.combinations(torch.arange(int(active.sum())))
-    gaps = norms[active][pairs[:, 0]] - norms[active][pairs[:, 1]]
-    server.log("weight_norm_gap", float(gaps.abs().mean()))
-    weights = server.map_updates(layer_parts, [(leaf.offset, leaf.end) for leaf in leaves])
-    weights = [parts for parts, is_active in zip(weights, active.tolist(), strict=True) if is_active]
-    distances = [torch.pdist(torch.stack([parts[i] for parts in weights]).double()) for i in range(len(leaves))]
-    server.log("weight_gap", float(torch.stack(distances).mean()))
+    # The mean square over pairs of d_i - d_j is 2 / (K - 1) sum_i |d_i - mean d|^2.
+    server.log("weight_norm_gap", math.sqrt(2 * float(norms[active].var(dim=0).mean())))
+    squares = float(distances_to_mean(server, leaves)[active].square().sum())
+    server.log("weight_gap", math.sqrt(2 * squares / (count - 1) / len(leaves)))
 
 
 def _missing(layout: Layout) -> dict[str, str]:
@@ -209,13 +200,17 @@ def _classifier(layout: Layout, params: Tensor) -> Tensor:
 
 
 def local_drift(server: Server) -> float:
-    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3); an exact mean, a small map."""
+    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
+    return float(distances_to_mean(server, leaves)[server.is_active].mean())
+
+
+def distances_to_mean(server: Server, leaves: Sequence[Leaf]) -> Tensor:
+    """(K,) float64: ||u_i - mean u||_2 over some leaves, the mean over clients that took a step: exact, and a small map."""
     spans = [(leaf.offset, leaf.end) for leaf in leaves]
     uniform = normalised(server.is_active.double())
     mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    distances = server.map_updates(update_distance, {"spans": spans, "mean": mean.float()})
-    return float(torch.stack(distances)[server.is_active].mean())
+    return torch.stack(server.map_updates(update_distance, {"spans": spans, "mean": mean.float()}))
 
 
 def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:

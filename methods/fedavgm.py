@@ -47,8 +47,7 @@ def fedavgm(
         form = "nesterov"
 
     def init(params: Tensor, layout: Layout) -> State:
-        size = layout.num_state if as_in else layout.num_params
-        return {"velocity": torch.zeros(size, dtype=params.dtype)}
+        return {"velocity": params.new_zeros(layout.num_state) if as_in else torch.zeros_like(params)}
 
     def stepped(update: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """(u, v)."""
