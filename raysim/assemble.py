@@ -136,7 +136,8 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
                 raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
-            available |= {"client-order"} if external or config.data.validation_set.order == "client" else set()
+            is_by_client = external is not None or config.data.validation_set.order == "client"
+            available |= {"client-order"} if is_by_client else set()  # an external set is no client's
             local = local_settings(config)
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             available |= {"lora"} if spec.lora is not None else set()
