@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from methods.bounds import distances_to_mean, feedback_of, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Client, LayerOp, Method, Server, State
-from raysim.core.weights import normalised
-from raysim.training.model import cross_entropy, seed_global_stream
 
 Measure = Literal["drift", "agreement", "spectrum", "features", "feedback"]
+
+#: Measured unless others are named: those that cost little.
+CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -33,13 +35,10 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       `singular_values`, number `effective_rank`, see `effective_rank`.
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
       `intra`, `inter` and `separability`, see `separation`.
-
-    - feedback: how far feedback alignment leads away, where a method listed before has it in some layers (FLFA, sections
-      4 and 9, the quantities of its bounds), at each client's model after training, over all its examples, with g the
-      gradient of the mean cross-entropy and g_FA the same through the feedback: numbers `feedback_error`, the mean of
-      ||g_FA - g||_2, and `gradient_norm`, that of ||g||_2; array `weight_norms`, the norm of each such layer's weight by
-      client, and numbers `weight_norm_gap` and `weight_gap`, the root mean squares of ||W_i|| - ||W_j|| and of
-      ||W_i - W_j|| over pairs of clients and over these layers. Costs two passes over the clients' examples.
+    - feedback: how far feedback alignment leads away where a method listed before has it in some layers (the quantities
+      of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
+      `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
+      `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -47,7 +46,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     Args:
       every: rounds between measurements: 0, every - 1, 2 every - 1, ...
-      measures: which; all of them by default.
+      measures: which; by default those that cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
     """
@@ -55,7 +54,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
     if measures is not None and not measures:
         raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
-    chosen = frozenset(get_args(Measure) if measures is None else measures)
+    chosen = frozenset(CHEAP if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:
         found = [words for name, words in _missing(layout).items() if name in chosen]
@@ -114,61 +113,6 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     )
 
 
-def feedback_of(client: Client, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
-    """What one client reports about its overridden layers: see `diagnostics`.
-
-    Returns:
-      error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), their places among all.
-    """
-    plain = other = torch.zeros_like(client.params)
-    if client.num_steps > 0:  # without a step there may be too few examples for a gradient
-        plain = local_gradient(client)
-        with client.model.overridden(ops):
-            other = local_gradient(client)
-    known = feedback_layers(client.layout)
-    inside = [index for index, name in enumerate(known) if name in ops]
-    weights = [client.layout.view(client.params, leaf) for leaf in known.values()]
-    norms = [float(torch.linalg.vector_norm(weights[index], dtype=torch.float64)) for index in inside]
-    return {
-        "error": torch.linalg.vector_norm(other - plain, dtype=torch.float64).cpu(),
-        "gradient_norm": torch.linalg.vector_norm(plain, dtype=torch.float64).cpu(),
-        "weight_norms": torch.tensor(norms, dtype=torch.float64),
-        "layers": torch.tensor(inside),
-    }
-
-
-def local_gradient(client: Client) -> Tensor:
-    """[num_params]: gradient of the mean cross-entropy over the client's examples where it stands, in training mode.
-
-    Dropout draws the same masks each time, and what is drawn after it is left alone.
-    """
-    devices = [client.params.device] if client.params.device.type == "cuda" else []
-    total = torch.zeros_like(client.params)
-    with torch.random.fork_rng(devices=devices):
-        seed_global_stream(client.generator.initial_seed(), client.params.device)
-        for batch in client.batches():
-            gradient = client.model.gradient(cross_entropy, client.params, batch)
-            total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
-    return total
-
-
-def log_feedback(server: Server) -> None:
-    """Means over the clients that took a step, and the spread of their weights in the overridden layers."""
-    active, known = server.is_active, feedback_layers(server.layout)
-    leaves = [list(known.values())[index] for index in server.report["layers"][0].tolist()]
-    norms = server.report["weight_norms"]
-    server.log("feedback_error", float(server.report["error"][active].mean()))
-    server.log("gradient_norm", float(server.report["gradient_norm"][active].mean()))
-    server.log("weight_norms", norms, [leaf.layer for leaf in leaves])
-    count = int(active.sum())
-    if not leaves or count < 2:
-        return
-    # The mean square over pairs of d_i - d_j is 2 / (K - 1) sum_i |d_i - mean d|^2.
-    server.log("weight_norm_gap", math.sqrt(2 * float(norms[active].var(dim=0).mean())))
-    squares = float(distances_to_mean(server, leaves)[active].square().sum())
-    server.log("weight_gap", math.sqrt(2 * squares / (count - 1) / len(leaves)))
-
-
 def _missing(layout: Layout) -> dict[str, str]:
     """Measure -> why this layout does not have it."""
     found = {}
@@ -203,21 +147,6 @@ def local_drift(server: Server) -> float:
     """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     return float(distances_to_mean(server, leaves)[server.is_active].mean())
-
-
-def distances_to_mean(server: Server, leaves: Sequence[Leaf]) -> Tensor:
-    """(K,) float64: ||u_i - mean u||_2 over some leaves, the mean over clients that took a step: exact, and a small map."""
-    spans = [(leaf.offset, leaf.end) for leaf in leaves]
-    uniform = normalised(server.is_active.double())
-    mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    return torch.stack(server.map_updates(update_distance, {"spans": spans, "mean": mean.float()}))
-
-
-def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
-    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
-    gap = update - shared["mean"]
-    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
-    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def effective_rank(values: Tensor) -> float:

@@ -28,7 +28,7 @@ METHODS = {
     "fa": ["fa"],
     "dfa": ["dfa"],
     "flfa": [{"flfa": {"candidates": ["conv2", "fc1"]}}],
-    "flfa-direct": [{"flfa": {"candidates": ["conv2", "fc1"], "feedback": "direct"}}, "diagnostics"],
+    "flfa-direct": [{"flfa": {"candidates": ["conv2", "fc1"], "feedback": "direct"}}],
     "flfa-pairwise": [{"flfa": {"num_layers": 2, "scale": "row", "agreement": "pairwise", "feedback": "resampled"}}],
     "univarfl": [{"univarfl": {"mu": 0.1}}],
     "moon": ["moon"],

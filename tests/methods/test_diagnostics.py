@@ -149,7 +149,7 @@ def test_feedback_is_measured_at_the_clients_models(norm, root):
         sizes.append(float(found[0].norm()))
         weights.append(weight.double())
     assert record.metrics["diagnostics/feedback_error"] == pytest.approx(np.mean(errors), rel=1e-3)
-    assert record.metrics["diagnostics/gradient_norm"] == pytest.approx(np.mean(sizes), rel=1e-3)
+    assert record.metrics["diagnostics/local_gradient_norm"] == pytest.approx(np.mean(sizes), rel=1e-3)
     assert min(errors) > 1e-3
     norms = [float(weight.norm()) for weight in weights]
     assert record.arrays["diagnostics.weight_norms"][:, 0] == pytest.approx(norms, rel=1e-5)
@@ -164,9 +164,10 @@ def test_feedback_is_measured_at_the_clients_models(norm, root):
 def test_feedback_in_the_first_layer_has_no_error_and_touches_nothing(root):
     groups = {"model": {"norm": "batch"}, "partition": {"alpha": 0.05}, "cohort": {"size": 12}}
     flfa = {"flfa": {"candidates": ["conv1"]}}
-    server, records = measured(plan_of(root, [flfa, "fedvg", "diagnostics"], **groups), root, rounds=2)
+    measures = {"diagnostics": {"measures": ["feedback", "drift"]}}
+    server, records = measured(plan_of(root, [flfa, "fedvg", measures], **groups), root, rounds=2)
     assert records[1].metrics["diagnostics/feedback_error"] == 0
-    assert records[1].metrics["diagnostics/gradient_norm"] > 0
+    assert records[1].metrics["diagnostics/local_gradient_norm"] > 0
     plain = run(plan_of(root, [flfa, "fedvg"], **groups), root, rounds=2)
     assert server.params_sha256() == plain.params_sha256()
 
