@@ -9,16 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from methods.bounds import distances_to_mean, feedback_of, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, Client, GradFn, Method, Server, State, Vector
+from raysim.core.method import Batch, Client, GradFn, LayerOp, Method, Server, State, Vector
 from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features", "gradient"]
+Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback"]
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
@@ -41,6 +42,10 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
       L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
       examples, so it is measured only where it is named.
+    - feedback: how far feedback alignment leads away where a method listed before has it in some layers (the quantities
+      of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
+      `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
+      `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -48,7 +53,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     Args:
       every: rounds between measurements: 0, every - 1, 2 every - 1, ...
-      measures: which; by default all but gradient.
+      measures: which; by default those that cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
     """
@@ -57,7 +62,6 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     if measures is not None and not measures:
         raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
     chosen = frozenset(CHEAP if measures is None else measures)
-    has_gradient = "gradient" in chosen
 
     def init(params: Tensor, layout: Layout) -> State:
         found = [words for name, words in _missing(layout).items() if name in chosen]
@@ -73,13 +77,24 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
             client.scratch["gradient"] = local_gradient(inner, client)
         return inner
 
-    def report(client: Client) -> dict[str, Vector]:
-        return {"gradient": Vector(client.scratch["gradient"])} if is_due(client.round_index) else {}
+    def forward(ops: dict[str, LayerOp], client: Client) -> dict[str, LayerOp]:
+        client.scratch["ops"] = ops
+        return ops
+
+    def report(client: Client) -> dict[str, Tensor | Vector]:
+        found: dict[str, Tensor | Vector] = {}
+        if "gradient" in client.scratch:
+            found["gradient"] = Vector(client.scratch["gradient"])
+        if is_due(client.round_index) and client.scratch.get("ops"):
+            found |= feedback_of(client, client.scratch["ops"])
+        return found
 
     def server_update(update: Tensor, state: State, server: Server) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
-            if has_gradient:
+            if "gradient" in chosen:
                 server.log("gradient_norm", global_gradient_norm(server))
+            if "weight_norms" in server.report:
+                log_feedback(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
             if "agreement" in chosen:
@@ -105,8 +120,9 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     return Method(
         "diagnostics",
         init=init,
-        grads=grads if has_gradient else None,
-        report=report if has_gradient else None,
+        forward=forward if "feedback" in chosen else None,
+        grads=grads if "gradient" in chosen else None,
+        report=report if chosen & {"gradient", "feedback"} else None,
         server_update=server_update,
         evaluated=evaluated,
         needs=needs,
@@ -145,20 +161,9 @@ def _classifier(layout: Layout, params: Tensor) -> Tensor:
 
 
 def local_drift(server: Server) -> float:
-    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3); an exact mean, a small map."""
+    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
-    spans = [(leaf.offset, leaf.end) for leaf in leaves]
-    uniform = normalised(server.is_active.double())
-    mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    distances = server.map_updates(update_distance, {"spans": spans, "mean": mean.float()})
-    return float(torch.stack(distances)[server.is_active].mean())
-
-
-def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
-    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
-    gap = update - shared["mean"]
-    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    return float(distances_to_mean(server, leaves)[server.is_active].mean())
 
 
 def local_gradient(gradient: GradFn, client: Client) -> Tensor:

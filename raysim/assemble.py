@@ -51,6 +51,7 @@ from raysim.option_files import read_option_files
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
+from raysim.training.model import state_of
 
 BUNDLED = ("digits", "shapes")
 
@@ -135,8 +136,9 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
                 raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
+            is_by_client = external is not None or config.data.validation_set.order == "client"
+            available |= {"client-order"} if is_by_client else set()  # an external set is no client's
             local = local_settings(config)
-            available |= {"plain-sgd"} if local.is_plain_sgd else set()
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             available |= {"lora"} if spec.lora is not None else set()
             found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
@@ -526,6 +528,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
         num_threads=recipe.num_threads,
         evaluation_batch=config.evaluation.batch_size,
+        build=partial(build_model, spec),
     )
 
 
@@ -533,13 +536,11 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
     config, spec, methods, layout = _parts(recipe)
     module = build_model(spec, seed=config.seed)
-    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state = torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
     federation = open_federation(recipe)
     return Server(
         pool=pool,
         layout=layout,
-        state=state,
+        state=state_of(module, layout),
         phases=make_phases(config, methods),
         facts=Facts(federation.sizes, federation.class_counts, federation.num_test, federation.num_validation),
         seed=config.seed,

@@ -36,7 +36,10 @@ class ValidationSetGroup(Group):
         None, gt=0, le=1, description="rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)"
     )
     label_noise: float = Field(0.0, ge=0, le=1, description="fraction of the validation rows with a wrong label")
-    order: Literal["stratified", "client"] = Field("stratified", description="order of the validation batches")
+    order: Literal["stratified", "client"] = Field(
+        "stratified",
+        description="order of the validation batches; client: client after client, an external set's class after class",
+    )
     external: ExternalGroup = Field(default_factory=ExternalGroup)
 
 
@@ -436,7 +439,7 @@ def _data_faults(config: Config) -> list[Fault]:
     is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
     if is_changed and not data.validation and chosen.external.name is None:
         faults.append(Fault("data.validation_set", "there is no validation set; raise data.validation"))
-    if chosen.order == "client" and (not data.split_within_clients or chosen.external.name is not None):
+    if chosen.order == "client" and not data.split_within_clients and chosen.external.name is None:
         faults.append(
             Fault(
                 "data.validation_set.order",

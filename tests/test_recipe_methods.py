@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from methods.diagnostics import diagnostics
+from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.univarfl import univarfl
 from raysim.assemble import build_methods, check
 from raysim.config import parse_config, read_config
+from raysim.core.layout import layout_of
+from raysim.models import ModelSpec, build_skeleton, head_of
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
 
@@ -46,7 +50,7 @@ FLFA_VARIANTS = {  # table 4
     "FLFA": [{"flfa": {"strategy": "lowest"}}],
     "FLFA* (fixed random B)": [{"flfa": {"strategy": "lowest", "feedback": "random"}}],
     "FLFA-dagger (no scaling)": [{"flfa": {"strategy": "lowest", "scale": "none"}}],
-    "DFA": ["dfa"],
+    "DFA": [{"flfa": {"strategy": "lowest", "feedback": "direct"}}],
 }
 SIX = {"FedAvg", "FedProx", "MOON", "FedAvgM", "FedRS", "FedLC"}
 EIGHT = SIX | {"FedSOL", "FedACG"}
@@ -73,6 +77,45 @@ def test_flfa_methods_have_the_printed_options(number):
     bases = FLFA_ROWS.get(number, set())
     want = {f"{base} + FLFA" for base in bases} | (bases if number != 10 else set())
     assert seen == (want or {4: set(FLFA_VARIANTS), 13: {"lowest", "highest"}}[number])
+
+
+def test_flfa_scaffold_is_its_authors_with_and_without_flfa():
+    seen = {labels["method"]: methods for labels, methods, _ in trials("flfa", "scaffold")}
+    assert seen == {"SCAFFOLD": ["scaffold"], "SCAFFOLD + FLFA": ["scaffold", "flfa"]}
+
+
+def test_every_layer_of_mobilenetv2_has_its_run():
+    tried = []
+    for labels, methods, config in trials("flfa", "layers"):
+        spec = ModelSpec(config.model.name, 10, (32, 32, 3), dict(config.model.model_extra))
+        layout = layout_of(build_skeleton(spec), head=head_of(spec))
+        tried += [option for method in methods for option in method["flfa"]["candidates"]]
+        assert methods == [] or tried[-1] == labels["layer"]
+    assert tried == list(feedback_layers(layout))
+
+
+def test_figure_3_is_measured_in_every_round():
+    for labels, methods, _ in trials("flfa", "figure_2"):
+        assert methods[-1] == {"diagnostics": {"measures": ["drift", "features"]}}
+        assert methods[:-1] == ([{"flfa": {"strategy": "lowest"}}] if "FLFA" in labels["method"] else [])
+    assert defaults(diagnostics)["every"] == 1
+
+
+# --- FedVG: the released code's form ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_7", "figure_A1"])
+def test_fedvg_is_scored_as_released(name):
+    seen = 0
+    for labels, methods, config in trials("fedvg", name):
+        assert config.data.split_within_clients
+        assert config.data.validation_set.order == "client"
+        (options,) = [m["fedvg"] for m in methods if "fedvg" in m] or [None]
+        is_fedvg = "FedVG" in labels.get("method", "") or "granularity" in labels
+        assert (options is not None) == is_fedvg
+        assert options is None or options["as_in"] == "release"
+        seen += is_fedvg
+    assert seen
 
 
 def test_flfa_by_default_is_the_papers():

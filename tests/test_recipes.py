@@ -219,8 +219,14 @@ def test_flfa_settings_are_the_printed_ones(name):
 
 
 def cells_of_recipe(paper, name):
-    """The different labels of a recipe's trials, without the seed."""
-    return {tuple(sorted((k, v) for k, v in labels.items() if k != "seed")) for labels, _ in recipe(paper, name)}
+    """The different labels of a recipe's trials, without the seed; several where a run gives several numbers."""
+    metrics = read_config(PAPERS / paper / f"{name}.yaml")["report"].get("metrics") or {}
+    added = [{label: value} for label, values in metrics.items() for value in values] or [{}]
+    return {
+        tuple(sorted((k, v) for k, v in {**labels, **more}.items() if k != "seed"))
+        for labels, _ in recipe(paper, name)
+        for more in added
+    }
 
 
 @pytest.mark.parametrize(

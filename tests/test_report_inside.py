@@ -198,6 +198,24 @@ def test_agreement_is_a_histogram_of_the_first_round(runs):
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.9)
 
 
+def test_agreement_has_a_skewness_for_each_run(runs):
+    """Each run decides by its own; here two seeds decide differently, and what both have together says neither."""
+    path = runs / "FedAvg-1" / "arrays" / "round_00000.npz"
+    with np.load(path) as arrays:
+        kept = dict(arrays)
+    np.savez(path, **{**kept, "diagnostics.agreement": np.array([0.1, 0.8, 0.8, 0.9])})
+    _, made, _ = drawn([runs], {"figures": ["flfa_figure_4"]})
+    (axes,) = made["agreement"].axes
+
+    def g1(values):
+        mean = sum(values) / 4
+        m2, m3 = (sum((v - mean) ** k for v in values) / 4 for k in (2, 3))
+        return m3 / m2**1.5
+
+    first, second = g1([0.1, 0.2, 0.2, 0.9]), g1([0.1, 0.8, 0.8, 0.9])
+    assert f"g1 = {first:+.2f} (lowest), {second:+.2f} (highest)" in axes.get_title()
+
+
 def test_spectrum_is_relative_to_the_largest_value(runs):
     _, made, _ = drawn([runs], {"figures": ["univarfl_figure_1"]})
     (axes,) = made["spectrum"].axes

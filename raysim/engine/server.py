@@ -238,7 +238,7 @@ class Server:
                 weights = method.weigh(weights, self._view_for(view, method.name, cohort, weights))
         _check_weights(weights, self.layout, len(view.clients))
         total = self._total(cohort, "update", weights)
-        buffers = self._moved_buffers(total)
+        self._buffer_change = torch.zeros(self.layout.num_state - self.layout.num_params)
         update = total[: self.layout.num_params].float()
         for method in phase.methods:
             if method.server_update is not None:
@@ -246,7 +246,7 @@ class Server:
                 own = self._view_for(view, method.name, cohort, weights)
                 update, self.method_state[method.name] = method.server_update(update, state, own)
         # Δ is added to the broadcast point, which only a "broadcast-point" method moves away from w.
-        self.state = torch.cat([start + update, buffers])
+        self.state = torch.cat([start + update, self._moved_buffers(total) + self._buffer_change])
         counters = cohort.report["counters"]
         if cohort.is_kept.any():
             self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
@@ -263,6 +263,9 @@ class Server:
                 own = self._view_for(view, method.name, cohort, weights)
                 tensors |= method.evaluated(self.method_state.get(method.name, {}), own)
         return tensors
+
+    def _move_buffers(self, change: Tensor) -> None:
+        self._buffer_change += change.float()
 
     def _move_frozen(self, name: str, change: Tensor) -> None:
         moved = change.float()
@@ -305,6 +308,7 @@ class Server:
             map_updates=map_updates,
             map_features=self._map_features,
             validation_loss=lambda weights: self._validation_loss(cohort, start, weights),
+            move_buffers=self._move_buffers,
             move_frozen=self._move_frozen,
             log=_log_nothing,
             generator=torch_generator(0),

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, train_locally
-from raysim.training.model import BoundModel, cross_entropy, seed_global_stream
+from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+
+T = TypeVar("T")
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
@@ -68,6 +70,7 @@ class Trainer:
     Args:
       module: built with any initial values; every client starts from the message.
       num_threads: of PyTorch in this process; part of what results may depend on.
+      build: build(seed=...) makes such a module with the initial values of a seed; for `Client.initial_state`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Trainer:
         device: str = "cpu",
         num_threads: int = 1,
         evaluation_batch: int = 256,
+        build: Callable[..., nn.Module] | None = None,
     ):
         torch.set_num_threads(num_threads)
         keep_freed_memory()
@@ -101,7 +105,7 @@ class Trainer:
         )
         self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
-        self.evaluation_batch = evaluation_batch
+        self.evaluation_batch, self._build = evaluation_batch, build
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
@@ -242,7 +246,15 @@ class Trainer:
         """The client as one method's hooks see it."""
 
         def validation_gradient(mode: str) -> Tensor:
-            return self._validation_gradient(mode, round_index, client)
+            return self._on_validation(self.model.mean_gradient, mode, round_index, client)
+
+        def validation_loss(mode: str) -> float:
+            return self._on_validation(self.model.mean_loss, mode, round_index, client)
+
+        def initial_state() -> Tensor:
+            assert self._build is not None  # only trainers that were made for other purposes have none
+            module = self._build(seed=derive_seed(self.seed, "initial", 0, client))
+            return state_of(module, self.layout).to(self.device)
 
         def batches(*, is_normalised: bool = True) -> Iterable[Batch]:
             transform = self.transform if is_normalised else self.transform.pixels
@@ -268,6 +280,8 @@ class Trainer:
             generator=torch_generator(derive_seed(self.seed, f"method/{method.name}", round_index, client)),
             batches=batches,
             validation_gradient=validation_gradient,
+            validation_loss=validation_loss,
+            initial_state=initial_state,
         )
 
     def _report(
@@ -424,12 +438,13 @@ class Trainer:
             self._held_out[name] = self._examples(*self.federation.held_out(name))
         return self._held_out[name]
 
-    def _validation_gradient(self, mode: str, round_index: int, client: int) -> Tensor:
+    def _on_validation(self, measure: Callable[..., T], mode: str, round_index: int, client: int) -> T:
+        """A measure of the model as it is now, on the validation set."""
         if mode not in ("train", "eval"):
-            raise ValueError(f"validation_gradient: mode must be 'train' or 'eval', got {mode!r}")
+            raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         examples = self._set("validation")
         phase = self.phases[self._round["message"]["phase"]]
-        return self.model.mean_gradient(
+        return measure(
             self._validation_batches(examples, phase.settings.batch_size),
             num_examples=len(examples),
             train=mode == "train",

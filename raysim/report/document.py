@@ -40,7 +40,7 @@ CAPTIONS = {
     "curves": "Test accuracy by round; shaded: standard deviation over seeds.",
     "representation": "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
     "drift": "By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.",
-    "agreement": "How many layers have which agreement S of the clients' updates in the first round, all seeds together.",
+    "agreement": "How many layers have which agreement S of the updates in the first round, all seeds together; g1 of each.",
     "spectrum": "Singular values of the global classifier's weight, relative to the largest, when last logged.",
     "selection": "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
     "norms": "Gradient norms, client by layer, at the first and the last round that logged them.",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from raysim.assemble import check, read_mapping
+from raysim.config import parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.federation import Federation, build_shards
@@ -173,6 +174,20 @@ def test_client_order_keeps_the_clients_apart(tmp_path):
     assert manifests["client"].checksum != manifests["stratified"].checksum
     ordered = images.labels[manifests["stratified"].validation]
     assert (ordered == ordered[stratified_order(ordered)]).all()
+
+
+def test_client_order_of_an_external_set_is_class_after_class(tmp_path):
+    images, external = small_set(tmp_path), small_set(tmp_path, "other", STL10, 6, (9, 9, 3))
+    pairs = tuple((images.info.classes[place], STL10[place]) for place in (2, 0, 1))
+    for order, in_blocks in (("client", True), ("stratified", False)):
+        spec = PartitionSpec(
+            num_clients=5, within_clients=True, validation_set=ValidationSpec(order=order, mapping=pairs)
+        )
+        labels = make_manifest(images, spec, external).validation_labels.tolist()
+        assert (labels == [2] * 6 + [0] * 6 + [1] * 6) == in_blocks
+    external_set = {"external": {"name": "x", "mapping": "y"}, "order": "client"}
+    assert not parse_config({"data": {"validation_set": external_set}})[1]
+    assert "data.validation_set.order" in str(parse_config({"data": {"validation_set": {"order": "client"}}})[1])
 
 
 # FedVG, tables A.5 and A.6: images of each CIFAR-10 class, with the duplicates of the authors' code.
