@@ -130,9 +130,9 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
         sentences.append(start + "; ".join(told) + ".")
     if any(item.result.is_significant for item in comparisons):
         adjusted = holm([item.result.p for item in comparisons])
-        count = sum(p < LEVEL for p in adjusted)
+        count = sum(p < LEVEL for p in adjusted) or "none"
         sentences.append(
-            f"Adjusted for all {len(adjusted)} tests (Holm), {count or 'none'} of these stays below that level."
+            f"Adjusted for all {len(adjusted)} tests (Holm), p stays below that level in {count} of these cases."
         )
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):
         sentences.append("With fewer than five pairs this test cannot reach that level.")
