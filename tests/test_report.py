@@ -149,6 +149,9 @@ def test_groups_of_several_sweeps_are_joined_or_refused(tmp_path):
     two = sweep(tmp_path / "two", {("FedVG", 1.0): [0.5]}, {"published": ["fedvg_table_A4"]})
     group = make_report([one, two], {}).group
     assert (group.published, group.metric) == (["fedvg_table_A3", "fedvg_table_A4"], "accuracy")
+    (two / "sweep.yaml").write_text("report: {columns: [alpha, choice]}")
+    (one / "sweep.yaml").write_text("report: {metric: accuracy, columns: [alpha]}")
+    assert make_report([one, two], {}).group.columns == ["alpha", "choice"]
     (two / "sweep.yaml").write_text("report: {metric: mean_last_10pct_accuracy}")
     with pytest.raises(ConfigError, match=r"report\.metric"):
         make_report([one, two], {})

@@ -191,10 +191,23 @@ def test_a_row_can_be_the_target(tmp_path):
     assert [entries[0].text for name, entries in extra.lines if name == "FedAvg"] == ["10.0 (1 of 2)"]
 
 
-@pytest.mark.parametrize("target", ["0.45", "101", "FedAvgg"])
-def test_a_target_that_is_no_percentage_and_no_row_is_a_fault(tmp_path, target):
-    with pytest.raises(ConfigError, match=f"must be an accuracy in percent, .*got '{target}'"):
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("0.45", "must be an accuracy in percent, .*got '0.45'"),
+        ("101", "must be an accuracy in percent"),
+        ("FedAvgg", "no row 'FedAvgg'. Did you mean 'FedAvg'"),
+    ],
+)
+def test_a_target_that_is_no_percentage_and_no_row_is_a_fault(tmp_path, target, message):
+    with pytest.raises(ConfigError, match=f"report.target: {message}"):
         make_report([targets(tmp_path)], {"target": target})
+
+
+def test_a_target_row_that_only_the_recipe_asks_for_becomes_a_note(tmp_path):
+    root = sweep(tmp_path / "s", {("FedVG", 0.1): [0.5]}, {"target": "Joint", "figures": []})
+    report = make_report([root], {})
+    assert (report.extras, report.notes) == ([], ["`report.target`: no row 'Joint'. Known: FedVG"])
 
 
 def test_command_takes_a_target_and_a_mode(tmp_path):

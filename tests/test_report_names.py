@@ -183,6 +183,18 @@ def test_scaled_cases_that_ran_on_one_set_stay_apart(tmp_path):
     ]
 
 
+def test_flfas_table_4_is_one_column_with_backpropagation_among_the_variants(tmp_path):
+    path = FOLDER.parent / "flfa" / "table_4.yaml"
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.yaml").write_text(json.dumps({"report": read_config(path)["report"]}))
+    for index, run in enumerate(runs_of(path)):
+        config = {key: run.config[key] for key in ("data", "model", "methods")}
+        fabricate(tmp_path / "s" / run.folder, 0.5 + index / 100, labels=run.labels, **config)
+    (table,) = make_report([tmp_path / "s"], {}).tables
+    assert (len(table.rows), table.columns, set(table.marks.values())) == (5, ((),), {"best", "second"})
+    assert all(cell.published is not None for cell in table.cells.values())
+
+
 # --- the same run twice -----------------------------------------------------------------------------------------------
 
 

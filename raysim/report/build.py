@@ -15,19 +15,19 @@ from raysim.report.document import document
 from raysim.report.gains import GAINS, averages, mean_train_seconds, relative_times, with_gains
 from raysim.report.metrics import Metric
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import ACCURACIES, Label, Published, published
+from raysim.report.published import ACCURACIES, Label, Published, number, published
 from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
 from raysim.report.significance import over_seeds, over_tables
 from raysim.report.tables import Cell, Table, all_rows, bounds_of, cells_of, make_tables, published_cells, resolve_row
-from raysim.report.targets import check_target, costs
+from raysim.report.targets import costs, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Settings of the group that are lists; several sweeps join theirs.
-LISTS = ("published", "figures")
+LISTS = ("columns", "ignore", "published", "figures")
 
 #: The papers' figures by kind; FedVG's have no prefix.
 KINDS = {
@@ -99,8 +99,9 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
     if timed is not None:
         seconds = {run.folder: mean_train_seconds(run.folder) for run in finished}
         extras += relative_times(tables, group.rows, timed, seconds, beside)
-    if group.target is not None and runs:
-        extras += costs(tables, group.rows, check_target(group.target, all_rows(tables)))
+    target = _target(group.target, tables, given, notes)
+    if target is not None and runs:
+        extras += costs(tables, group.rows, target)
     # Shares of layers have no labels of a set that published ones could be matched by.
     beside = [] if any(run.claimed for run in finished) else beside
     if "selection" in _kinds(group.figures or ()):
@@ -172,6 +173,15 @@ def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str
             raise ConfigError([Fault(f"report.{key}", message)], "the command line")
         notes.append(f"`report.{key}`: {message}")
     return row
+
+
+def _target(
+    target: float | str | None, tables: Sequence[Table], given: Mapping[str, Any], notes: list[str]
+) -> float | str | None:
+    """Accuracy in percent, or a row; like other rows a fault or a note if it is missing."""
+    if target is None or number(target) is not None:
+        return None if target is None else percent(target)
+    return _row(str(target), "target", tables, given, notes)
 
 
 def _with_gains(

@@ -9,7 +9,6 @@ from pathlib import Path
 from raysim.core.errors import ConfigError, Fault
 from raysim.report.contents import Extra
 from raysim.report.metrics import by_round
-from raysim.report.published import number
 from raysim.report.render import Entry, Line
 from raysim.report.runs import read_progress
 from raysim.report.tables import Cell, Column, Table, heading, mean_and_std
@@ -73,18 +72,16 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
     return extras
 
 
-def check_target(target: str | float, rows: Sequence[str]) -> str | float:
-    """The target as a number, or as one of the rows.
+def percent(target: str | float) -> float:
+    """The target as a number.
 
     Raises:
-      ConfigError: neither, or a fraction where percent is meant.
+      ConfigError: a fraction where percent is meant, or more than all.
     """
-    value = number(target)
-    if value is None and target in rows:
-        return target
-    if value is None or not 1 < value <= 100:
-        known = f"an accuracy in percent, above 1 and at most 100, or a row ({', '.join(rows)})"
-        raise ConfigError([Fault("report.target", f"must be {known}, got {target!r}")], "the report")
+    value = float(target)
+    if not 1 < value <= 100:
+        text = f"must be an accuracy in percent, above 1 and at most 100, or a row, got {target!r}"
+        raise ConfigError([Fault("report.target", text)], "the report")
     return value
 
 
