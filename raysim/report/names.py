@@ -46,7 +46,7 @@ NETWORKS: dict[str, tuple[Mapping[str, Any], ...]] = {
     "small CNN or ResNet-18 (text names both)": (_SMALL, _RESNET18),
     "not stated": ({},),
     "ViT-S/16": ({"name": "vit_s16"},),
-    "ViT-B/16": ({"name": "vit_b16"},),
+    "ViT-B/16": ({"name": "vit_b16"}, {"name": "torchvision:vit_b_16"}),
     "ViT-B/16 (IN-21k)": ({"name": "timm:vit_base_patch16_224.augreg_in21k", "pretrained": GIVEN},),
 }
 

@@ -28,6 +28,8 @@ ASIDE = (
     "data.root",
     "model.channels_last",
     "evaluation.batch_size",
+    "evaluation.metrics",
+    "data.test_sets",
 )
 #: Methods that only look on.
 ONLOOKERS = ("diagnostics", "keep_factors")
