@@ -302,7 +302,7 @@ def report(
         Path | None, typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="best_accuracy, accuracy or mean_last_10pct_accuracy of each run")
+        str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
     columns: Annotated[
@@ -318,6 +318,10 @@ def report(
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
     ] = None,
     time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.report.build import make_report, write
@@ -326,6 +330,7 @@ def report(
 
     given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     given |= {"baseline": baseline, "against": against, "gain": gain, "time": time}
+    given |= {"target": target, "mode": mode}
     made = make_report(paths or [], {key: value for key, value in given.items() if value})
     # A pipe or a file has no width that a table should be squeezed into.
     page = out if out.is_terminal else Console(highlight=False, width=400)

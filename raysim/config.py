@@ -240,12 +240,23 @@ FigureName = Literal[
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
-    metric: Literal["best_accuracy", "accuracy", "mean_last_10pct_accuracy"] = Field(
-        "best_accuracy", description="which accuracy of a run the tables hold"
+    metric: str = Field(
+        "best_accuracy",
+        description="what the tables hold: a key of summary.json, or a column of progress.csv (its last value; with best: or "
+        "mean_last_10pct: before it the best one, or the mean of the last 10 % of the rounds)",
     )
+    metrics: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        max_length=1,
+        description="label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
+    )
+    mode: Literal["max", "min"] = Field("max", description="which values of the metric are better")
     rows: str = Field("method", description="label whose values are the rows")
     columns: list[str] = Field(
         default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    )
+    ignore: list[str] = Field(
+        default_factory=list, description="labels that make neither columns nor tables, though they vary"
     )
     published: list[str] = Field(
         default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
@@ -258,7 +269,11 @@ class ReportGroup(Group):
         None,
         description="X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value",
     )
-    time: str | None = Field(None, description="row whose seconds per round are 1 in a table of relative times")
+    time: str | None = Field(None, description="row whose training time is 1 in a table of relative times")
+    target: float | str | None = Field(
+        None,
+        description="accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there",
+    )
     against: str | None = Field(None, description="row that is tested against every other one")
     client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
 

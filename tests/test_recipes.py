@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from raysim.assemble import build_methods, check
 from raysim.calibrate import calibrate, plan_calibration
 from raysim.config import parse_config, read_config
 from raysim.models import ModelSpec, build_skeleton, find_architecture
-from raysim.report.published import ACCURACIES, match, published
+from raysim.report.build import make_report, write
+from raysim.report.published import ACCURACIES, canonical, match, published
 from raysim.run import execute
 from raysim.sweep import Trial, grid, scaled
 
@@ -70,17 +73,54 @@ def test_every_trial_of_a_recipe_is_sound(path):
         assert {trial.raw.get("seed", 0) for trial in trials} == set(range(count))
 
 
-@pytest.mark.parametrize(("path", "trial"), SCALED, ids=[f"{p.stem}-{t.name}" for p, t in SCALED])
-def test_recipe_runs_scaled_down(path, trial, root, tmp_path):
-    raw = {**trial.raw, "storage": str(tmp_path), "name": "run"}
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    """The scaled sweeps that the tests of this file run, a folder for each recipe."""
+    return tmp_path_factory.mktemp("sweeps")
+
+
+def run_scaled(path, trial, root, folder):
+    """(summary, records of the rounds) of a trial, run inside the folder of its sweep."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(scaled(read_config(path), str(path))))
+    raw = {**trial.raw, "storage": str(folder), "name": trial.name}
     raw["data"] = {**raw["data"], "root": str(root)}
     raw["checkpoint"] = {"every_s": 1000}
     records = []
-    summary = execute(check(raw, trial.name), on_start=lambda *_: None, on_round=records.append)
+    return execute(check(raw, trial.name), on_start=lambda *_: None, on_round=records.append), records
+
+
+@pytest.mark.parametrize(("path", "trial"), SCALED, ids=[f"{p.stem}-{t.name}" for p, t in SCALED])
+def test_recipe_runs_scaled_down(path, trial, root, sweeps):
+    summary, records = run_scaled(path, trial, root, sweeps / f"{path.parent.name}_{path.stem}")
     assert summary["rounds"] == len(records) == 2
     assert 0 <= summary["accuracy"] <= 1
     assert all(np.isfinite(record.metrics["train/loss"]) for record in records)
     assert all(record.clients["num_steps"].sum() > 0 for record in records)
+
+
+#: What a report may lack where a sweep was shrunk to a few trials: rows to compare with, and figures along alpha or rows.
+SHRUNK = re.compile(
+    r"`report.(gain|against|baseline|time|target)`: no |Figure `(lines|integration|drift|imbalance)` is not drawn"
+)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_recipe_reports_on_its_scaled_sweep(path, root, sweeps, tmp_path):
+    folder = sweeps / f"{path.parent.name}_{path.stem}"
+    trials = trials_of(path, is_scaled=True)
+    for trial in trials:
+        if not (folder / trial.name / "COMPLETED").exists():  # this test was chosen alone
+            run_scaled(path, trial, root, folder)
+    report = make_report([folder], {})
+    text = write(report, tmp_path / "out").read_text()
+    assert sum(cell.n for cell in report.cells) == len(trials)
+    assert not any(cell.published for cell in report.cells)
+    assert "published (difference)" not in text
+    ran = {(canonical(t.raw["data"]["name"]), canonical(t.raw["model"]["name"])) for t in trials}
+    assert {(canonical(c.labels["dataset"]), canonical(c.labels["model"])) for c in report.cells} == ran
+    notes = re.findall("^- (.*)$", text.partition("## Notes")[2], re.MULTILINE)
+    assert all(SHRUNK.match(note) for note in notes), notes
 
 
 # --- FedVG, tables A.1 and A.2 ----------------------------------------------------------------------------------------
