@@ -172,6 +172,43 @@ def _short(label: object) -> str:
 
 
 @app.command()
+def partition(
+    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+    ] = None,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
+) -> None:
+    """Draw partitions and validation sets without training: numbers and pictures of each."""
+    from raysim.partitions import partitions, write
+    from raysim.tuning.plan import read_sweep
+
+    raw = read_sweep(Path(config), overrides or [])
+    folder = out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem)
+    found = partitions(raw, config, is_scaled=is_scaled)
+    table = Table(title=f"{config}: {len(found)} partitions" if len(found) > 1 else config)
+    for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
+        table.add_column(column, justify="right" if column else "left")
+    for each in found:
+        held, sizes = each.manifest, each.manifest.sizes
+        numbers = (
+            len(sizes),
+            sizes.sum(),
+            sizes.min(),
+            sizes.max(),
+            held.num_draws,
+            len(held.validation),
+            len(held.test),
+        )
+        write(each, folder)
+        table.add_row(each.name, *map(str, numbers))
+    out.print(table)
+    out.print(f"partitions: {folder}", markup=False)
+
+
+@app.command()
 def prepare(
     name: Annotated[str | None, typer.Argument(help="a data set; without it, the known ones are listed")] = None,
     root: Annotated[Path | None, typer.Option(help="folder (or file) with the source files")] = None,

@@ -148,6 +148,21 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
     return plan
 
 
+def check_partition(raw: Mapping[str, Any], source: str) -> tuple[Config, SetInfo, Manifest]:
+    """The partition of a raw configuration, without a look at its model and methods.
+
+    Raises:
+      ConfigError: faults of the configuration. DataError: no such set, or no such partition of it.
+    """
+    config, faults = parse_config(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    config = located(config)
+    images, external = _open_set(config, config.data.name), config.data.validation_set.external.name
+    manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+    return config, images.info, manifest
+
+
 def _without(raw: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:
     """The configuration without the keys that faults stand at."""
     pruned = copy.deepcopy(dict(raw))

@@ -158,6 +158,7 @@ class TuneGroup(Group):
     settings: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
     )
+    skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
     metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
     mode: Literal["max", "min"] = "max"

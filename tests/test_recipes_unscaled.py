@@ -9,14 +9,17 @@ import pytest
 from safetensors.torch import save_file
 
 import raysim.assemble
-from raysim.assemble import check, model_spec
+from raysim.assemble import check, check_partition, model_spec
 from raysim.calibrate import plan_calibration
 from raysim.config import parse_config, read_config
 from raysim.models import build_model
+from raysim.partitions import partitions
+from raysim.report.published import ACCURACIES, match, published
+from raysim.report.runs import method_names
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.resources import draws
 from tests.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
-from tests.test_recipes import CALIBRATIONS, RECIPES, STUDIES
+from tests.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,77 @@ def test_stub_sets_have_the_published_sizes():
         "cub200": 11788,
         "digits": 1797,
     }
+
+
+# --- printed cells ----------------------------------------------------------------------------------------------------
+
+#: What runs measure of the published metrics; the others are settings, sizes of sets, gains, claims and LIVAR's table.
+MEASURED = (*ACCURACIES, "time_rel_fedavg")
+PRINTED = {
+    path.stem: cells
+    for path in sorted((PAPERS / "published").glob("*.csv"))
+    if (cells := [cell for cell in published(path.stem) if cell.metric in MEASURED])
+}
+REPORTS = {path: read_config(path).get("report", {}).get("published", []) for path in RECIPES}
+CLAIMS = [(path, name) for path, names in REPORTS.items() for name in names if name in PRINTED]
+
+
+def cells_met(path, name):
+    """The cells of a published table that a recipe's trials have the labels of."""
+    met = {}
+    for trial in trials_of(path):
+        labels = {"method": method_names(trial.raw), **trial.raw["labels"]}
+        labels.pop("seed", None)
+        for metric in MEASURED:
+            cell = match(PRINTED[name], labels, metrics=(metric,))
+            met |= {} if cell is None else {id(cell): cell}
+    return met
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_every_printed_cell_has_its_run(name):
+    recipes = [path for path, claimed in CLAIMS if claimed == name]
+    assert recipes, "no recipe reports beside this table"
+    met = {key for path in recipes for key in cells_met(path, name)}
+    assert not [cell for cell in PRINTED[name] if id(cell) not in met], [path.stem for path in recipes]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), CLAIMS, ids=lambda p: f"{p.parent.name}/{p.stem}" if isinstance(p, Path) else p
+)
+def test_every_recipe_meets_the_tables_that_it_reports_beside(path, name):
+    assert cells_met(path, name)
+
+
+def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
+    """Tables A.5 and A.6, and the totals of section 5.3: the release counts 50 images of each mapped class twice."""
+    path = PAPERS / "fedvg" / "figure_6.yaml"
+    printed = {
+        row["dataset"]: int(row["value"])
+        for row in rows_of("fedvg_inline")
+        if row["metric"] == "external_validation_size"
+    }
+    by_class = {}
+    for table in ("fedvg_table_A5", "fedvg_table_A6"):
+        for cell in published(table):
+            counts = by_class.setdefault(cell.dataset, dict.fromkeys(stub_info("cifar10").classes, 0))
+            counts[cell.setting["cifar10_class"]] += int(cell.value)
+    seen = set()
+    for trial in trials_of(path):
+        name = trial.raw["labels"].get("validation_set")
+        if name in printed and trial.raw["labels"]["alpha"] == 0.1 and trial.raw["labels"]["seed"] == 0:
+            _, info, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, "")
+            assert len(manifest.validation) == printed[name]
+            assert dict(zip(info.classes, manifest.validation_counts.tolist(), strict=True)) == by_class[name]
+            seen.add(name)
+    assert seen == set(printed)
+
+
+def test_seeds_may_share_one_partition(stubs):
+    """`partition.seed`: the released code of FedVG partitions once and only trains anew."""
+    raw = read_config(PAPERS / "fedvg" / "figure_A1.yaml")
+    raw["data"] = {**raw["data"], "root": str(stubs)}
+    raw["tune"]["param_space"]["seed"]["grid_search"] = [0, 1]
+    assert len(partitions(raw, "a test")) == 2
+    raw["partition"] = {**raw["partition"], "seed": 42}
+    assert len(partitions(raw, "a test")) == 1
