@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.table import Table
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from raysim.engine.server import RoundRecord
     from raysim.tuning.outcome import Outcome
@@ -47,7 +47,7 @@ def run(
 
     raw = read_config(Path(config), overrides or [])
     if is_scaled:
-        raw = scaled(raw, config)
+        raw = scaled(_with_own_name(raw, overrides), config)
     if raw.get("tune"):
         err.print(
             f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
@@ -96,7 +96,8 @@ def tune(
     from raysim.tuning.plan import plan_sweep, read_sweep
     from raysim.tuning.resources import draws
 
-    sweep = plan_sweep(read_sweep(Path(config), overrides or []), config, draws, is_scaled=is_scaled)
+    raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    sweep = plan_sweep(raw, config, draws, is_scaled=is_scaled)
     try:
         outcomes = run_sweep(sweep, _say)
     except SweepEnded as ended:
@@ -132,7 +133,7 @@ def calibrate(
     from raysim.config import read_config
     from raysim.sweep import scaled
 
-    raw = read_config(Path(config), overrides or [])
+    raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
     planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
     found = make(planned, _say, beside or [])
     table = Table(title=f"raw coefficients, base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}")
@@ -143,6 +144,12 @@ def calibrate(
     out.print(table)
     out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
     out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
+
+
+def _with_own_name(raw: dict[str, Any], overrides: Sequence[str] | None) -> dict[str, Any]:
+    """A name from the command line is that of a scaled run, too."""
+    is_named = any(override.startswith("name=") for override in overrides or ())
+    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if is_named and raw.get("scale") else raw
 
 
 def _say(line: str) -> None:

@@ -34,6 +34,9 @@ from raysim.core.errors import ConfigError, Fault
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
 
+#: What the name of a scaled run or sweep ends with.
+SCALED = "_scaled"
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -64,12 +67,17 @@ def assign(raw: dict[str, Any], key: str, value: Any) -> None:
 def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The configuration with its `scale` settings laid over it; its `tune` group may be shrunk by them, too.
 
+    A name gets the ending `_scaled`, unless `scale` sets one: the full run is another one.
+
     Raises:
       ConfigError: there is no `scale` group, or one of its keys cannot be set.
     """
     settings = raw.get("scale")
     if not isinstance(settings, Mapping) or not settings:
         raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
+    name = raw.get("name")
+    if isinstance(name, str) and not name.endswith(SCALED):
+        settings = {"name": f"{name}{SCALED}", **settings}
     return _laid_over(raw, settings, "scale", source)
 
 

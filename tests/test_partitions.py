@@ -34,7 +34,7 @@ def test_each_partition_of_a_sweep_is_drawn_once_with_its_validation_set(root, t
         "data.validation_set.imbalance": [1.0, 0.5],
     }
     path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump(a_sweep(root, **space)))
+    path.write_text(yaml.safe_dump(a_sweep(root, **space), sort_keys=False))
     result = CliRunner().invoke(app, ["partition", str(path), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     names = {f"alpha={alpha}_imbalance={rho}" for alpha in (100.0, 0.3) for rho in (1.0, 0.5)}

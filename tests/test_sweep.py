@@ -99,6 +99,13 @@ def test_malformed_sweeps_are_refused(raw, words):
         grid(raw, "a test")
 
 
+def test_a_scaled_run_has_another_name_than_the_full_one():
+    assert scaled(RAW, "a test")["name"] == "s_scaled"
+    assert scaled(scaled(RAW, "a test"), "a test")["name"] == "s_scaled"
+    assert scaled({**RAW, "scale": {"rounds": 2, "name": "mine"}}, "a test")["name"] == "mine"
+    assert "name" not in scaled({"scale": {"rounds": 2}}, "a test")
+
+
 def test_scaled_needs_a_scale_group():
     with pytest.raises(ConfigError, match="scale: is missing"):
         scaled({"rounds": 3}, "a test")

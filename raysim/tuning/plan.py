@@ -163,7 +163,8 @@ def plan_sweep(
     """
     whole = _with_mutated_axes(sweep.scaled(raw, source) if is_scaled else raw)
     base = _base(whole, source)
-    name, storage = base.name or Path(source).stem, Path(located(base).storage)
+    name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
+    storage = Path(located(base).storage)
     singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
     refused: dict[str, tuple[Fault, ...]] = {}
     first: dict[str, str] = {}
