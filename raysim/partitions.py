@@ -41,12 +41,12 @@ def partitions(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) 
         found.setdefault(manifest.checksum, (trial.values, info, manifest))
     values = [chosen for chosen, _, _ in found.values()]
     axes = [axis for axis in values[0] if len({repr(chosen[axis]) for chosen in values}) > 1]
-    return [
-        Partition(
-            sweep.trial_name({axis: chosen[axis] for axis in axes}, axes) if axes else "partition", info, manifest
-        )
-        for chosen, info, manifest in found.values()
-    ]
+
+    def name(chosen: Mapping[str, Any]) -> str:
+        told = {axis: chosen[axis] for axis in axes}
+        return sweep.trial_name(told, told) if told else "partition"
+
+    return [Partition(name(chosen), info, manifest) for chosen, info, manifest in found.values()]
 
 
 def _trials(raw: Mapping[str, Any], source: str, *, is_scaled: bool) -> Iterator[sweep.Trial]:

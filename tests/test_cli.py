@@ -250,5 +250,5 @@ def test_scaled_runs_have_a_name_of_their_own_unless_given_one(tmp_path):
         (["--scaled"], "full_scaled", 2),
         (["--scaled", "name=mine"], "mine", 2),
     ):
-        printed = yaml.safe_load(runner.invoke(app, ["run", str(path), "--print-config", *words]).stdout)
+        printed = yaml.safe_load(CliRunner().invoke(app, ["run", str(path), "--print-config", *words]).stdout)
         assert (printed["name"], printed["rounds"]) == (name, rounds)
