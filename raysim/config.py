@@ -158,6 +158,9 @@ class TuneGroup(Group):
     settings: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
     )
+    only: dict[str, dict[str, list[Any]]] = Field(
+        default_factory=dict, description="axis -> other axis -> labels of that one with which the axis counts"
+    )
     skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
     metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,13 +228,12 @@ def _expand(
         faults.append(Fault("tune.num_samples", "repeats identical trials; make seed an axis, or leave it at 1"))
     if faults:
         raise ConfigError(faults, source)
-    grids = [sweep.options(domain) if axis not in drawn else [None] for axis, domain in axes.items()]
+    choices = {axis: [None] if axis in drawn else sweep.options(domain) for axis, domain in axes.items()}
     seen: dict[str, int] = {}
     trials = []
     for _ in range(base.tune.num_samples):
-        for combination in itertools.product(*grids):
-            values = dict(zip(axes, combination, strict=True))
-            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items()}
+        for values in sweep.combinations(raw, choices):
+            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items() if axis in values}
             made = sweep.trial(raw, values, source, is_scaled=is_scaled)
             name = _short_name(sweep.trial_name({a: _brief(v) if a in drawn else v for a, v in values.items()}, axes))
             seen[name] = seen.get(name, 0) + 1
