@@ -21,6 +21,9 @@ from raysim.tuning.resources import draws
 from tests.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 from tests.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
 
+#: Trials that only repeat another one: joint training, which no beta changes.
+REPEATS = {"livar/table_1": 12, "livar/table_2": 12}
+
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory):
@@ -50,7 +53,8 @@ def test_every_unscaled_trial_can_start(path, stubs, pretrained):
     if path in CALIBRATIONS:
         assert plan_calibration(raw, str(path))
     elif raw.get("tune", {}).get("param_space"):
-        assert plan_sweep(raw, str(path), draws).trials
+        trials = plan_sweep(raw, str(path), draws).trials
+        assert sum(bool(trial.same_as) for trial in trials) == REPEATS.get(f"{path.parent.name}/{path.stem}", 0)
     else:
         assert check(raw, str(path)).num_rounds
 
@@ -148,3 +152,26 @@ def test_seeds_may_share_one_partition(stubs):
     assert len(partitions(raw, "a test")) == 2
     raw["partition"] = {**raw["partition"], "seed": 42}
     assert len(partitions(raw, "a test")) == 1
+
+
+#: Published numbers that are not a run's: settings, sizes, tests, LIVAR's table; gains are differences of printed cells.
+NOT_RUN = (
+    "hyperparameter",
+    "selected_count",
+    "fedvg_significantly_better",
+    "avg_gain_points",
+    "avg_gain_vs_1_layer_points",
+    "raw_coefficient_paper",
+    "raw_coefficient_released_code",
+    "quantile",
+    "selection_pct",  # shares of the layers that runs chose: see below
+)
+
+
+def test_no_kind_of_published_number_is_overlooked():
+    tables = [path.stem for path in (PAPERS / "published").glob("*.csv") if not path.stem.endswith("inline")]
+    kinds = {cell.metric for name in tables for cell in published(name)}
+    assert kinds == {*MEASURED, *NOT_RUN}
+    printed = {(cell.method, cell.model, cell.setting["strategy"]) for cell in published("flfa_table_13")}
+    trials = [trial.raw["labels"] for trial in trials_of(PAPERS / "flfa" / "table_13.yaml")]
+    assert printed == {(labels["method"], labels["model"], labels["strategy"]) for labels in trials}
