@@ -143,8 +143,8 @@ def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | No
         counts,
         None if is_own else targets,
         origin,
-        np.bincount(targets, minlength=num_classes),
-        draws[-1],
+        validation_counts=np.bincount(targets, minlength=num_classes),
+        num_draws=draws[-1],
     )
 
 
