@@ -11,7 +11,7 @@ import importlib
 import inspect
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -130,10 +130,6 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         external = config.data.validation_set.external.name
         manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
         if not faults:
-            try:
-                layout = _layout(config, spec, methods)
-            except (ValueError, KeyError) as error:
-                raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
             is_by_client = external is not None or config.data.validation_set.order == "client"
@@ -141,15 +137,32 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
             local = local_settings(config)
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             available |= {"lora"} if spec.lora is not None else set()
-            found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+            try:
+                layout, found = _fit(config, spec, available)
+            except (ValueError, KeyError) as error:
+                raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             faults += [Fault("methods", text) for text in found]
-            faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
         faults.append(Fault("partition" if error.where.startswith("partition ") else "data", str(error)))
     if faults or plan is None:
         raise ConfigError(faults, source)
     return plan
+
+
+def check_partition(raw: Mapping[str, Any], source: str) -> tuple[Config, SetInfo, Manifest]:
+    """The partition of a raw configuration, without a look at its model and methods.
+
+    Raises:
+      ConfigError: faults of the configuration. DataError: no such set, or no such partition of it.
+    """
+    config, faults = parse_config(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    config = located(config)
+    images, external = _open_set(config, config.data.name), config.data.validation_set.external.name
+    manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+    return config, images.info, manifest
 
 
 def _without(raw: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:
@@ -307,14 +320,14 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     return faults
 
 
-def _check_init(methods: Sequence[Method], layout: Layout) -> list[Fault]:
+def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:
     faults = []
     for method in methods:
         if method.init is not None:
             try:
                 method.init(torch.zeros(layout.num_params), layout)
             except ValueError as error:
-                faults.append(Fault("methods", str(error)))
+                faults.append(str(error))
     return faults
 
 
@@ -343,16 +356,22 @@ def _check_resources(config: Config) -> list[Fault]:
 
 
 def _manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None) -> Manifest:
-    return _manifest_of(
+    made = _manifest_of(
         images.path, images.info.checksum, spec, *((external.path, external.info.checksum) if external else (None, ""))
     )
+    if isinstance(made, DataError):
+        raise made
+    return made
 
 
 @lru_cache(maxsize=64)
 def _manifest_of(
     path: Path, checksum: str, spec: PartitionSpec, external: Path | None, external_checksum: str
-) -> Manifest:
-    return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None)
+) -> Manifest | DataError:
+    try:
+        return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None)
+    except DataError as error:  # kept as well: to find that no draw succeeds takes ten seconds
+        return error
 
 
 def _try_model(spec: ModelSpec) -> None:
@@ -375,6 +394,26 @@ def _skeleton(spec: ModelSpec) -> torch.nn.Module:
 @lru_cache(maxsize=64)
 def _skeleton_of(spec: bytes) -> torch.nn.Module:
     return build_skeleton(pickle.loads(spec))
+
+
+def _fit(config: Config, spec: ModelSpec, available: Collection[str]) -> tuple[Layout, tuple[str, ...]]:
+    """(layout of this model under the configured methods, what keeps these from running on it).
+
+    Raises:
+      ValueError, KeyError: a method's partition of the parameters is impossible.
+    """
+    structure = replace(spec, pretrained=None)
+    named = (config.methods, structure, uses_channels_last(config, spec), config.model.blocks)
+    return _fit_of(pickle.dumps(named), frozenset(available))
+
+
+@lru_cache(maxsize=256)
+def _fit_of(named: bytes, available: frozenset[str]) -> tuple[Layout, tuple[str, ...]]:
+    specs, spec, channels_last, blocks = pickle.loads(named)
+    methods, _ = build_methods(specs)
+    layout = _layout(spec, methods, channels_last=channels_last, blocks=blocks)
+    found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+    return layout, (*found, *_init_faults(methods, layout))
 
 
 # --- parts, from numbers ----------------------------------------------------------------------------------------------
@@ -480,7 +519,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
     return prefers_channels_last(spec) if wanted == "auto" else wanted
 
 
-def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+def _layout(spec: ModelSpec, methods: Sequence[Method], *, channels_last: bool, blocks: str) -> Layout:
     skeleton = _skeleton(spec)
     head = head_of(spec)
     partition = partition_of(methods, [name for name, p in skeleton.named_parameters() if p.requires_grad], head)
@@ -489,9 +528,14 @@ def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layou
         head=head,
         trained=partition.trained,
         shared=partition.shared,
-        channels_last=uses_channels_last(config, spec),
-        blocks=config.model.blocks,
+        channels_last=channels_last,
+        blocks=blocks,
     )
+
+
+def _layout_of(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+    channels_last = uses_channels_last(config, spec)
+    return _layout(spec, methods, channels_last=channels_last, blocks=config.model.blocks)
 
 
 def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
@@ -500,7 +544,7 @@ def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
     methods, faults = build_methods(config.methods)
     if faults:  # checked by the driver, so a worker sees another code than the driver
         raise ConfigError(faults, "the recipe, in a worker")
-    return config, spec, methods, _layout(config, spec, methods)
+    return config, spec, methods, _layout_of(config, spec, methods)
 
 
 def open_federation(recipe: Recipe) -> Federation:
@@ -636,4 +680,4 @@ def inspect_model(
     )
     if faults := _check_model(spec):
         raise ConfigError(faults, "the command line")
-    return spec, _layout(config, spec, ()), describe(find_architecture(name).build)[1]
+    return spec, _layout_of(config, spec, ()), describe(find_architecture(name).build)[1]

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -167,6 +168,10 @@ class TuneGroup(Group):
     settings: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
     )
+    only: dict[str, dict[str, list[Any]]] = Field(
+        default_factory=dict, description="axis -> other axis -> labels of that one with which the axis counts"
+    )
+    skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
     metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
     mode: Literal["max", "min"] = "max"
@@ -519,18 +524,23 @@ def parse_options(
     Returns:
       (converted options, faults).
     """
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (parameter.annotation, default)
-    model = create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+    model = _options_model(function)
     try:
         model.model_validate(dict(options))
     except ValidationError as error:
         return {}, [_fault(model, item, key) for item in _unique(error.errors())]
     parsed = model.model_validate(dict(options))
     return {name: getattr(parsed, name) for name in options}, []
+
+
+@lru_cache(maxsize=256)
+def _options_model(function: Callable[..., Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (parameter.annotation, default)
+    return create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

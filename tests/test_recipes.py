@@ -141,7 +141,7 @@ STORED = {
     "organamnist": (28, 28, 1),
     "tiny_imagenet": (64, 64, 3),
     "dermamnist_224": (224, 224, 3),
-    "covid19": (299, 299, 3),
+    "covid19": (224, 224, 3),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
-from raysim.data.partition import SCHEMES
+from raysim.data.partition import SCHEMES, OnDrawn
 from raysim.data.splits import split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
 
@@ -52,6 +52,8 @@ class Manifest:
       class_counts: (num_clients, classes) int64.
       validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
       external: (path, checksum) of the set that `validation` counts rows of; None: this set.
+      validation_counts: (classes,) int64 of the validation set as it is scored.
+      num_draws: draws that the partition took until every client had enough.
     """
 
     set_path: str
@@ -63,6 +65,8 @@ class Manifest:
     class_counts: np.ndarray
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
+    validation_counts: np.ndarray | None = None
+    num_draws: int = 1
 
     @cached_property
     def checksum(self) -> str:
@@ -94,6 +98,8 @@ class Manifest:
             "test": self.test.tolist(),
             "validation_labels": None if self.validation_labels is None else self.validation_labels.tolist(),
             "external": self.external,
+            "validation_counts": None if self.validation_counts is None else self.validation_counts.tolist(),
+            "num_draws": self.num_draws,
         }
         return json.dumps(fields) + "\n"
 
@@ -106,8 +112,9 @@ def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | No
     """
     labels = images.labels
     rng = numpy_generator(derive_seed(spec.seed, "split"))
+    draws = [1]
     if spec.within_clients:
-        parts = _partition(images, np.arange(len(images)), spec)
+        parts = _partition(images, np.arange(len(images)), spec, draws.append)
         clients, validation, test = split_within(parts, test=spec.test, validation=spec.validation, rng=rng)
     else:
         if spec.split == "official":
@@ -115,7 +122,7 @@ def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | No
             training, validation, test = split_officially(splits, validation=spec.validation, rng=rng)
         else:
             training, validation, test = split(len(images), test=spec.test, validation=spec.validation, rng=rng)
-        clients = _partition(images, training, spec)
+        clients = _partition(images, training, spec, draws.append)
     num_classes = len(images.info.classes)
     counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in clients]).astype(np.int64)
 
@@ -136,15 +143,17 @@ def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | No
         counts,
         None if is_own else targets,
         origin,
+        validation_counts=np.bincount(targets, minlength=num_classes),
+        num_draws=draws[-1],
     )
 
 
-def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec) -> list[np.ndarray]:
+def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> list[np.ndarray]:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
     forms = SCHEMES[spec.scheme]
     scheme = forms[spec.form or next(iter(forms))]
     domains = getattr(images, "domains", None)
-    known = {**vars(spec), "domains": None if domains is None else domains[rows]}
+    known = {**vars(spec), "domains": None if domains is None else domains[rows], "on_drawn": on_drawn}
     known["rng"] = numpy_generator(derive_seed(spec.seed, "partition"))
     wanted = list(inspect.signature(scheme).parameters)[2:]
     parts = scheme(images.labels[rows], spec.num_clients, **{name: known[name] for name in wanted})

@@ -108,6 +108,12 @@ SOURCES: dict[str, Source] = {
         ("size",),
     ),
     "covid19": Source(
+        "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder",
+        partial(read_folder, inner=("Curated X-Ray Dataset",)),
+        "Mendeley Data, https://data.mendeley.com/datasets/9xkhgts2s6",
+        ("size",),
+    ),
+    "covid19_radiography": Source(
         "COVID-19 Radiography Database, 4 classes",
         partial(read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
         "Kaggle, tawsifurrahman/covid19-radiography-database",

@@ -95,11 +95,11 @@ class Recorder:
             os.replace(temporary, self.folder / "clients.parquet")
         self._board.flush()
 
-    def class_distribution(self, class_counts: np.ndarray, classes: Sequence[str]) -> None:
-        """The partition as a picture, client by class, as PNG and in TensorBoard."""
-        figure = class_picture(class_counts, classes)
-        figure.savefig(self.folder / "partition.png", dpi=110)
-        self._board.add_figure("partition/classes", figure, 0)
+    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
+        """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
+        for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
+            figure.savefig(self.folder / f"{name}.png", dpi=110)
+            self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
 
     def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Write and return summary.json from the rows and the given facts."""
@@ -230,6 +230,20 @@ def heat_map(
     axes.set(xlabel=xlabel, ylabel="client", title=title)
     figure.colorbar(image)
     return figure
+
+
+def partition_pictures(
+    class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]
+) -> dict[str, Any]:
+    """File name -> figure: `partition`, and `validation` where the server holds a validation set (FedVG, figure A.6).
+
+    Args:
+      class_counts: (clients, classes); validation_counts: (classes,).
+    """
+    pictures = {"partition": class_picture(class_counts, classes)}
+    if validation_counts is not None and validation_counts.sum():
+        pictures["validation"] = bars(validation_counts, classes, f"validation set: {validation_counts.sum()} examples")
+    return pictures
 
 
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:

@@ -115,7 +115,8 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
         if mark.exists():
             lines = mark.read_text(errors="replace").strip().splitlines()
             return Outcome(status, labels, score, best_round, seconds, lines[0] if lines else "")
-    return Outcome("unfinished", labels, score, best_round, seconds)
+    message = f"the same run as {trial.same_as}" if trial.same_as else ""
+    return Outcome("unfinished", labels, score, best_round, seconds, message)
 
 
 def is_finished(folder: Path) -> bool:
@@ -166,6 +167,8 @@ def write_results(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> None:
         found = outcomes[trial.name]
         told = [found.status, found.score, found.best_round, found.seconds, found.message]
         writer.writerow([trial.name, *(found.labels.get(name) for name in names), *told])
+    for trial_name, faults in sweep_.refused.items():
+        writer.writerow([trial_name, *("" for _ in names), "refused", "", "", "", "; ".join(map(str, faults))])
     write_file(sweep_.folder / "results.csv", lines.getvalue().encode())
     best = next((t for t in ranked(sweep_, outcomes) if outcomes[t.name].status == "completed"), None)
     if best is not None:

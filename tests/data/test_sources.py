@@ -326,13 +326,21 @@ def test_eurosat_has_the_split_of_the_published_file(inner, name, tmp_path):
         prepare("eurosat", tmp_path / "out", tmp_path / "files", again=True)
 
 
-def test_covid19_takes_images_and_not_masks(tmp_path):
+def test_covid19_is_a_class_per_folder(tmp_path):
+    names = ("COVID-19", "Normal", "Pneumonia-Bacterial", "Pneumonia-Viral")
+    images, labels = class_tree(tmp_path / "Curated X-Ray Dataset", names)
+    source, _, _ = prepared("covid19", tmp_path, tmp_path / "out")
+    same(source, images, labels)
+    assert source.info.classes == names
+
+
+def test_covid19_radiography_takes_images_and_not_masks(tmp_path):
     base, names = tmp_path / "COVID-19_Radiography_Dataset", ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")
     grey = [pixels(9, 9) for _ in names]
     for name, image in zip(names, grey, strict=True):
         save_png(base / name / "images" / f"{name}-1.png", image)
         save_png(base / name / "masks" / f"{name}-1.png", pixels(5, 5))
-    source, _, _ = prepared("covid19", tmp_path, tmp_path / "out")
+    source, _, _ = prepared("covid19_radiography", tmp_path, tmp_path / "out")
     same(source, np.stack(grey)[..., None].repeat(3, -1), np.arange(4))
 
 

@@ -91,9 +91,21 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert yaml.safe_load((folder / "config.yaml").read_text())["partition"]["num_clients"] == 12
     partition = json.loads((folder / "partition.json").read_text())
     with open(folder / "partition.csv") as file:
-        assert [int(row["examples"]) for row in csv.DictReader(file)] == partition["sizes"]
+        *rows, validation = csv.DictReader(file)
+    assert [int(row["examples"]) for row in rows] == partition["sizes"]
+    assert (validation["client"], int(validation["examples"])) == ("validation", len(partition["validation"]))
     everything = [row for rows in partition["clients"] for row in rows] + partition["validation"] + partition["test"]
     assert sorted(everything) == list(range(1797))
+
+
+def test_pictures_of_the_partition_are_there_before_the_first_round(root, tmp_path):
+    seen = []
+
+    def start(folder, first_round, num_rounds):
+        seen.extend(sorted(path.name for path in folder.glob("*.png")))
+
+    execute(a_plan(root, tmp_path, rounds=1), on_start=start, on_round=lambda _: None)
+    assert seen == ["partition.png", "validation.png"]
 
 
 def test_bytes_are_those_of_the_tensors_sent(root):
