@@ -216,6 +216,7 @@ def _rounds(
         num_rounds=num_rounds,
         hyperparameters=hyperparameters(plan.config),
         blocks=plan.layout.blocks,
+        classes=plan.info.classes,
     )
     try:
         on_start(folder, first_round, num_rounds)

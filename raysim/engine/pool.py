@@ -56,7 +56,7 @@ class Pool(Protocol):
         ...
 
     def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
-        """Scores of a model (see `Trainer.evaluate`) on slices of a held-out set ("test" or "validation")."""
+        """Scores of a model (see `Trainer.evaluate`) on slices of a held-out set, in their order."""
         ...
 
     def map_features(

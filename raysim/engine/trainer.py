@@ -28,6 +28,7 @@ from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, train_locally
+from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
@@ -68,6 +69,7 @@ class Trainer:
     Args:
       module: built with any initial values; every client starts from the message.
       num_threads: of PyTorch in this process; part of what results may depend on.
+      keeps_logits: the score of the test set has the logits with it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Trainer:
         device: str = "cpu",
         num_threads: int = 1,
         evaluation_batch: int = 256,
+        keeps_logits: bool = False,
     ):
         torch.set_num_threads(num_threads)
         keep_freed_memory()
@@ -94,7 +97,7 @@ class Trainer:
         self.model = BoundModel(module, layout, head=head, device=device, features="features" in needs)
         self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
-        self.evaluation_batch = evaluation_batch
+        self.evaluation_batch, self.keeps_logits = evaluation_batch, keeps_logits
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
@@ -218,7 +221,7 @@ class Trainer:
             )
         kept = self._memory(phase.methods, views)
         if self._personal and message["is_scored"]:
-            report["personal"] = self._personal_accuracy()
+            report["personal"] = self._personal_accuracy(client)
         report["seconds"] = time.perf_counter() - began
         return report, kept
 
@@ -302,13 +305,18 @@ class Trainer:
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
 
-    def _personal_accuracy(self) -> np.ndarray:
-        """(classes,) float64: the test accuracy on each class of the client's own model, as it is now; 0 without any."""
-        examples = self._set("test")
-        score = evaluate(
-            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-        )
-        return (score.correct.double() / score.count.clamp_min(1)).numpy()
+    def _personal_accuracy(self, client: int) -> np.ndarray:
+        """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
+
+        (1, 1), on its own test rows, where clients have some. NaN where there is no example.
+        """
+        federation = self.federation
+        start, end = federation.test_range(client)
+        score = evaluate(self.model, self._slice("test", start, end), self.transform, batch_size=self.evaluation_batch)
+        if federation.test_sizes is not None:
+            return own_accuracy(score.hits, np.array([end - start]))[:, None]
+        shape = (max(1, len(federation.domains)), self.num_classes)
+        return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
@@ -350,7 +358,7 @@ class Trainer:
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
     def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation").
+        """Score of a global model on examples start..end of a held-out set ("test", "validation" or "test-NAME").
 
         Args:
           point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
@@ -361,8 +369,8 @@ class Trainer:
                 self.model,
                 self._slice(name, start, end),
                 self.transform,
-                num_classes=self.num_classes,
                 batch_size=self.evaluation_batch,
+                keeps_logits=self.keeps_logits and name == "test",
             )
 
     @torch.no_grad()
