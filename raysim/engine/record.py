@@ -159,14 +159,16 @@ class Recorder:
 
     def _write_confusion(self, matrix: np.ndarray, number: int) -> None:
         """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
+        from PIL import Image
+
         with open(self.folder / "confusion.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
         if number == self.num_rounds - 1:
-            figure = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
-            figure.savefig(self.folder / "confusion.png", dpi=110)
-            self._board.add_figure("server/confusion", figure, number)
+            pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
+            Image.fromarray(pixels).save(self.folder / "confusion.png")
+            self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
 
     def _pictures(self, record: RoundRecord) -> None:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
@@ -225,27 +227,32 @@ def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
     return next((value for value in [*values.values()][::-1][:1] if math.isfinite(value)), None)
 
 
-def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> Any:
-    """A matplotlib figure of a confusion matrix: shares of each true class, with the counts where they can be read."""
+def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> np.ndarray:
+    """(height, width, 3) uint8: shares of each true class, with the counts where there is room; drawn once for all uses."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    count = len(classes)
-    side = float(np.clip(0.42 * count, 3.2, 14))
-    figure = Figure(figsize=(side + 1.6, side + 0.6), layout="constrained")
-    axes = figure.add_subplot()
+    count, longest = len(classes), max(map(len, classes))
+    side = float(np.clip(0.4 * count, 2.4, 12))
+    margin = 0.6 + 0.07 * longest
+    figure = Figure(figsize=(side + margin + 0.3, side + margin + 0.4), dpi=100)
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
     shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    step = -(-count // 40)
-    places = range(0, count, step)
-    axes.set_xticks(places, list(classes)[::step], rotation=90, fontsize=7)
-    axes.set_yticks(places, list(classes)[::step], fontsize=7)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    places = range(0, count, -(-count // 40))
+    axes.set_xticks(places, [classes[place] for place in places], rotation=90, fontsize=7)
+    axes.set_yticks(places, [classes[place] for place in places], fontsize=7)
     if count <= 20:
         for row, column in zip(*np.nonzero(matrix), strict=True):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=6, color=color)
-    axes.set(xlabel="predicted class", ylabel="true class", title=title)
-    figure.colorbar(image, label="share of the true class")
-    return figure
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title(title, fontsize=9)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Any:

@@ -270,7 +270,7 @@ class Server:
         """Loss on the validation set of the model that these weights alone would give."""
         total = self._total(cohort, "update", weights)
         state = torch.cat([start + total[: self.layout.num_params].float(), self._moved_buffers(total)])
-        return self._score("validation", self.facts.num_validation, self._point(state)).mean_loss
+        return self._scores({"validation": self.facts.num_validation}, self._point(state))["validation"].mean_loss
 
     def _view(self, cohort: Cohort, round_index: int, start: Tensor) -> core.Server:
         clients = cohort.kept(cohort.clients)
@@ -371,22 +371,25 @@ class Server:
 
     def evaluate(self, evaluated: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Metrics of the global model on the validation set, the test set and every further test set."""
-        facts, point = self.facts, self._point(self.state, evaluated)
+        facts = self.facts
+        counts = {"validation": facts.num_validation, "test": facts.num_test}
+        counts |= {f"test-{name}": count for name, count in facts.test_sets.items()}
+        scores = self._scores(counts, self._point(self.state, evaluated))
         found: dict[str, float] = {}
-        if facts.num_validation:
-            score = self._score("validation", facts.num_validation, point)
+        if "validation" in scores:
+            score = scores["validation"]
             found |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
-        if facts.num_test:
-            score = self._score("test", facts.num_test, point)
-            self._confusion = confusion_of(score, facts)
-            found |= metrics_of(score, facts) | asked_metrics(score, self.metrics)
-        for name, count in facts.test_sets.items():
-            found[f"server/accuracy_{name}"] = self._score(f"test-{name}", count, point).accuracy
-        return found
+        if "test" in scores:
+            self._confusion = confusion_of(scores["test"], facts)
+            found |= metrics_of(scores["test"], facts) | asked_metrics(scores["test"], self.metrics)
+        return found | {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in facts.test_sets}
 
-    def _score(self, name: str, count: int, point: dict[str, Any]) -> Score:
-        """Score of a packed model on a held-out set of so many examples, in slices on the trainers."""
-        return joined(self.pool.evaluate(name, point, _slices(count)))
+    def _scores(self, counts: Mapping[str, int], point: dict[str, Any]) -> dict[str, Score]:
+        """Scores of a packed model on the held-out sets that have examples, in slices on the trainers."""
+        slices = [(name, start, end) for name, count in counts.items() for start, end in _slices(count)]
+        parts = list(zip(slices, self.pool.evaluate(point, slices), strict=True)) if slices else []
+        own = {name: [score for part, score in parts if part[0] == name] for name in counts}
+        return {name: joined(scores) for name, scores in own.items() if scores}
 
     def _map_features(self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any = None) -> list[Any]:
         """function(features, labels, shared) of each slice of the test set, at the global model."""
