@@ -12,7 +12,7 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
 from raysim.engine.plan import fitting
 from raysim.engine.pool import Pool
-from raysim.engine.server import Facts, Server
+from raysim.engine.scores import Facts
+from raysim.engine.server import Server
 from raysim.engine.trainer import Phase, Trainer
 from raysim.models import (
     LoraSpec,
@@ -51,6 +52,7 @@ from raysim.option_files import read_option_files
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
+from raysim.training.metrics import METRICS, Metric
 from raysim.training.model import state_of
 
 BUNDLED = ("digits", "shapes")
@@ -128,7 +130,9 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         spec = model_spec(config, len(images.info.classes), images.info.shape)
         faults += _check_model(spec)
         external = config.data.validation_set.external.name
-        manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+        tests, wrong = _open_tests(config)
+        faults += wrong + _check_metrics(config)
+        manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None, tests)
         if not faults:
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
@@ -161,7 +165,10 @@ def check_partition(raw: Mapping[str, Any], source: str) -> tuple[Config, SetInf
         raise ConfigError(faults, source)
     config = located(config)
     images, external = _open_set(config, config.data.name), config.data.validation_set.external.name
-    manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+    tests, faults = _open_tests(config)
+    if faults:
+        raise ConfigError(faults, source)
+    manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None, tests)
     return config, images.info, manifest
 
 
@@ -257,6 +264,58 @@ def _open_set(config: Config, name: str) -> ImageSet:
             "folder that the cluster has, or to a URI such as s3://bucket/data",
         )
     return ImageSet(path)
+
+
+def _open_tests(config: Config) -> tuple[dict[str, ImageSet], list[Fault]]:
+    """(further test sets by name, faults)."""
+    tests: dict[str, ImageSet] = {}
+    faults = []
+    for name in config.data.test_sets:
+        if name in tests or name == config.data.name:
+            faults.append(Fault("data.test_sets", f"{name!r} is tested on already; name it once"))
+        else:
+            tests[name] = _open_set(config, name)
+    return tests, faults
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name, or behind `module:function` for one that lives elsewhere.
+
+    Raises:
+      LookupError: there is none; says what is known.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        raise LookupError(
+            f"unknown metric {name!r}. {nearest_name(name, list(METRICS))}; or module:function for your own"
+        )
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except Exception as error:  # whatever the module's own code raises
+        raise LookupError(f"cannot import metric {name!r}: {error}; is the module on the Python path?") from error
+
+
+def further_metrics(config: Config) -> dict[str, Metric]:
+    """The further metrics of the configuration; `module:function` is called by its function."""
+    return {name.rpartition(":")[2]: find_metric(name) for name in config.evaluation.metrics}
+
+
+def _check_metrics(config: Config) -> list[Fault]:
+    names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
+    taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
+    faults = []
+    for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
+        key = f"evaluation.metrics[{index}]"
+        try:
+            if not callable(find_metric(name)):
+                faults.append(Fault(key, f"{name!r} is no function; a metric is function(labels, logits) -> number"))
+        except LookupError as error:
+            faults.append(Fault(key, str(error)))
+        if short in taken or short in names[:index]:
+            faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
+    return faults
 
 
 def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
@@ -355,9 +414,15 @@ def _check_resources(config: Config) -> list[Fault]:
 # Bytes: a specification holds a dictionary, which cannot be a key.
 
 
-def _manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None) -> Manifest:
+def _manifest(
+    images: ImageSet, spec: PartitionSpec, external: ImageSet | None, tests: Mapping[str, ImageSet]
+) -> Manifest:
     made = _manifest_of(
-        images.path, images.info.checksum, spec, *((external.path, external.info.checksum) if external else (None, ""))
+        images.path,
+        images.info.checksum,
+        spec,
+        *((external.path, external.info.checksum) if external else (None, "")),
+        tuple((name, test.path, test.info.checksum) for name, test in tests.items()),
     )
     if isinstance(made, DataError):
         raise made
@@ -366,10 +431,16 @@ def _manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None) 
 
 @lru_cache(maxsize=64)
 def _manifest_of(
-    path: Path, checksum: str, spec: PartitionSpec, external: Path | None, external_checksum: str
+    path: Path,
+    checksum: str,
+    spec: PartitionSpec,
+    external: Path | None,
+    external_checksum: str,
+    tests: tuple[tuple[str, Path, str], ...],
 ) -> Manifest | DataError:
+    others = {name: ImageSet(test) for name, test, _ in tests}
     try:
-        return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None)
+        return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None, others)
     except DataError as error:  # kept as well: to find that no draw succeeds takes ten seconds
         return error
 
@@ -573,6 +644,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         num_threads=recipe.num_threads,
         evaluation_batch=config.evaluation.batch_size,
         build=partial(build_model, spec),
+        keeps_logits=bool(config.evaluation.metrics),
     )
 
 
@@ -586,12 +658,18 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         layout=layout,
         state=state_of(module, layout),
         phases=make_phases(config, methods),
-        facts=Facts(federation.sizes, federation.class_counts, federation.num_test, federation.num_validation),
+        facts=facts_of(federation),
         seed=config.seed,
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,
         evaluate_every=config.evaluation.every,
+        metrics=further_metrics(config),
     )
+
+
+def facts_of(federation: Federation) -> Facts:
+    """The federation in numbers, as the server needs it."""
+    return Facts(**{part.name: getattr(federation, part.name) for part in fields(Facts)})
 
 
 def resolve_resources(

@@ -57,6 +57,10 @@ class DataGroup(Group):
     test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing; not with split official")
     validation: float = Field(0.10, ge=0, lt=1, description="fraction held by the server for validation")
     validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
+    test_sets: list[str] = Field(
+        default_factory=list,
+        description="other prepared sets of the same classes, scored beside the set's own test rows",
+    )
     normalise: str = Field("none", description="channel statistics that inputs are normalised by, by name")
     resize: int | None = Field(None, ge=1, description="height and width that images are resized to")
     interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="how images are resized")
@@ -142,6 +146,9 @@ class CohortGroup(Group):
 class EvaluationGroup(Group):
     every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
     batch_size: int = Field(256, ge=1)
+    metrics: list[str] = Field(
+        default_factory=list, description="further metrics of the test set: auroc, or module:function of your own"
+    )
 
 
 class CheckpointGroup(Group):
@@ -173,7 +180,10 @@ class TuneGroup(Group):
     )
     skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
-    metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
+    metric: str = Field(
+        "server/accuracy",
+        description="what trials are compared by: a column of progress.csv, or an accuracy of summary.json",
+    )
     mode: Literal["max", "min"] = "max"
     max_concurrent: int | None = Field(None, ge=1, description="trials at a time; as many as there is room for if null")
     scheduler: Literal["asha", "median", "pbt"] | None = Field(None, description="what stops or changes trials early")

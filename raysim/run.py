@@ -224,6 +224,7 @@ def _rounds(
         num_rounds=num_rounds,
         hyperparameters=hyperparameters(plan.config),
         blocks=plan.layout.blocks,
+        classes=plan.info.classes,
     )
     try:
         if first_round == 0:

@@ -338,11 +338,11 @@ class Dfa(NaiveLocal):
     """Every layer's input gets the output error through its own matrix; the graph is cut between layers."""
 
     def differentiate(self, model, x, y):
-        first = F.max_pool2d(F.relu(model.norm1(model.conv1(x))), 2)
+        first = F.avg_pool2d(torch.tanh(model.norm1(model.conv1(x))), 2)
         inputs, outputs = [], [first]
         for layer in (
-            lambda h: F.max_pool2d(F.relu(model.norm2(model.conv2(h))), 2).flatten(1),
-            lambda h: F.relu(model.fc1(h)),
+            lambda h: F.avg_pool2d(torch.tanh(model.norm2(model.conv2(h))), 2).flatten(1),
+            lambda h: torch.tanh(model.fc1(h)),
             model.fc2,
         ):
             inputs.append(outputs[-1].detach())

@@ -150,6 +150,22 @@ def test_blocks_of_nested_stages():
     assert stages == ("stem", *(f"blocks.{i}" for i in range(7)), "classifier")
 
 
+def test_the_cnn_can_be_smooth():
+    """A step of h in any direction changes the gradient by O(h), everywhere: no ReLU, no choice among pixels."""
+    options = {"width": 4, "hidden": 8}
+    plain, smooth = (
+        build_model(spec_of("cnn", 8, 1, **options, **more), seed=0)
+        for more in ({}, {"activation": "tanh", "pool": "average"})
+    )
+    assert list(plain.state_dict()) == list(smooth.state_dict())
+    kinds = {type(module) for module in smooth.modules()}
+    assert kinds >= {nn.Tanh, nn.AvgPool2d}
+    assert not kinds & {nn.ReLU, nn.MaxPool2d}
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    x[0] = 0.5  # equal pixels: where a maximum has no gradient of its own
+    assert torch.autograd.gradgradcheck(smooth.double(), x.requires_grad_(), fast_mode=True)
+
+
 def test_known_sizes():
     assert layout(spec_of("cnn")).num_params == 2_156_490
     assert layout(spec_of("lenet", 32, 1)).num_params == 61_706

@@ -18,6 +18,7 @@ from raysim.assemble import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, RunExists
 from raysim.run import execute
+from raysim.tuning import trial as trial_module
 from raysim.tuning.driver import MOST_LINES, _Watch, run_sweep
 from raysim.tuning.outcome import outcome, ranked, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
@@ -114,6 +115,36 @@ def test_drawn_trials_are_fixed_by_the_seed_and_grow_at_the_end(root, tmp_path):
     }
     other = a_sweep(root, tmp_path, space, {"num_samples": 2}, seed=4)
     assert other.trials[0].config.local.lr != four.trials[0].config.local.lr
+
+
+def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_path, monkeypatch):
+    """By that of the run so far while it runs, by that of the whole run at its end."""
+    tune = {"metric": "accuracy_at_best_validation"}
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, rounds=4)
+    validation, test = [0.5, 0.7, 0.7, 0.6], [0.1, 0.2, 0.3, 0.4]
+    metrics = [
+        {"server/validation_accuracy": v, "server/accuracy": t, "system/round_s": 1.0}
+        for v, t in zip(validation, test, strict=True)
+    ]
+    folder = sweep.folder / sweep.trials[0].name
+    folder.mkdir(parents=True)
+    with open(folder / "progress.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", *metrics[0]])
+        writer.writeheader()
+        writer.writerows({"round": index, **row} for index, row in enumerate(metrics))
+    found = outcome(sweep, sweep.trials[0])
+    assert (found.score, found.best_round) == (0.2, 1)
+    told = []
+    monkeypatch.setattr(trial_module, "_report", lambda result: told.append(result["accuracy_at_best_validation"]))
+    monkeypatch.setattr(trial_module.tune, "report", lambda result: told.append(result["accuracy_at_best_validation"]))
+    reporter = trial_module._Reporter(sweep.base.tune, folder)
+    reporter.num_rounds = 4
+    for index, row in enumerate(metrics):
+        reporter._tell(index, row)
+    reporter.finish()
+    assert told == [0.1, 0.2, 0.2, 0.2]
+    with pytest.raises(ConfigError, match=r"tune.metric: .* needs a validation set, and trial seed=0 has none"):
+        a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, data={"root": str(root), "validation": 0})
 
 
 def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):

@@ -55,8 +55,8 @@ class Pool(Protocol):
         """function(update, shared) for every kept client; one list per part, in its order."""
         ...
 
-    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
-        """Scores of a model (see `Trainer.evaluate`) on slices of a held-out set ("test" or "validation")."""
+    def evaluate(self, point: dict[str, Any], slices: Sequence[tuple[str, int, int]]) -> list[Score]:
+        """Scores of a model (see `Trainer.evaluate`) on slices (set, start, end) of held-out sets, in their order."""
         ...
 
     def map_features(
@@ -105,8 +105,8 @@ class SerialPool:
     ) -> list[list[Any]]:
         return [self._trainer.map_updates(function, shared, [rows], result.vectors) for result, rows in parts]
 
-    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
-        return [self._trainer.evaluate(name, point, start, end) for start, end in slices]
+    def evaluate(self, point: dict[str, Any], slices: Sequence[tuple[str, int, int]]) -> list[Score]:
+        return [self._trainer.evaluate(name, point, start, end) for name, start, end in slices]
 
     def map_features(
         self, function: Callable[..., Any], shared: Any, point: dict[str, Any], slices: Sequence[tuple[int, int]]

@@ -455,9 +455,9 @@ class RayPool:
 
         return self._persist(attempt, [result for result, _ in parts])
 
-    def evaluate(self, name: str, point: dict[str, Any], slices: Sequence[tuple[int, int]]) -> list[Score]:
+    def evaluate(self, point: dict[str, Any], slices: Sequence[tuple[str, int, int]]) -> list[Score]:
         sent = ray.put(point)
-        return self._in_slices(lambda actor, start, end: actor.evaluate.remote(name, sent, start, end), slices)
+        return self._in_slices(lambda actor, name, start, end: actor.evaluate.remote(name, sent, start, end), slices)
 
     def map_features(
         self, function: Callable[..., Any], shared: Any, point: dict[str, Any], slices: Sequence[tuple[int, int]]
@@ -467,14 +467,12 @@ class RayPool:
             lambda actor, start, end: actor.map_features.remote(function, common, sent, start, end), slices
         )
 
-    def _in_slices(self, ask: Callable[[Any, int, int], Any], slices: Sequence[tuple[int, int]]) -> list[Any]:
+    def _in_slices(self, ask: Callable[..., Any], slices: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The answers for all slices, which the trainers take in turn."""
 
         def attempt() -> list[Any]:
             places = self._ready()
-            return ray.get(
-                [ask(places[number % len(places)].actor, start, end) for number, (start, end) in enumerate(slices)]
-            )
+            return ray.get([ask(places[number % len(places)].actor, *part) for number, part in enumerate(slices)])
 
         return self._persist(attempt, [])
 

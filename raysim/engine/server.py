@@ -6,10 +6,8 @@ updates lie, so its memory does not grow with the cohort.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,11 +25,13 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import RightMap, Weights, normalised, take
 from raysim.engine.plan import assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool, TaskResult
+from raysim.engine.scores import Facts, asked_metrics, confusion_of, metrics_of, personal_metrics
 from raysim.engine.trainer import Phase
 from raysim.engine.transport import num_bytes, pack, readonly_tensor, unpack
 from raysim.training.aggregate import rounding_constants
-from raysim.training.evaluate import Score
+from raysim.training.evaluate import Score, joined
 from raysim.training.local import num_local_steps
+from raysim.training.metrics import Metric
 
 EVALUATION_SLICE = 2048
 
@@ -47,16 +47,8 @@ class RoundRecord:
     """(K, num_blocks) float64: mean weight of each client in each layer block."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     """What methods logged: `method.name`, and `:columns`, `:clients` that name its axes."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The federation in numbers. sizes: (N,); class_counts: (N, classes)."""
-
-    sizes: np.ndarray
-    class_counts: np.ndarray
-    num_test: int
-    num_validation: int = 0
+    confusion: np.ndarray | None = None
+    """(classes, classes) int64: test examples by true class (row) and predicted class, in rounds that are evaluated."""
 
 
 class Cohort:
@@ -99,6 +91,7 @@ class Server:
       state: [num_state] float32, parameters then buffers.
       phases: run one after the other; their rounds are numbered through.
       on_nonfinite: "error" stops the run, "skip" drops the client from the round.
+      metrics: further metrics of the test set, by name.
       frozen: parameter name -> by how much a frozen parameter was moved since it was built (LIVAR's fold).
     """
 
@@ -111,6 +104,7 @@ class Server:
     skips_single: bool
     on_nonfinite: str = "error"
     evaluate_every: int = 1
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, core.State] = field(default_factory=dict)
     frozen: dict[str, Tensor] = field(default_factory=dict)
@@ -118,6 +112,7 @@ class Server:
     _changed: set[int] = field(default_factory=set)
     _numbers: dict[str, float] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    _confusion: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for phase in self.phases:
@@ -146,7 +141,7 @@ class Server:
         clients = reporting(clients, phase.dropout, seed=self.seed, round_index=round_index)
         work = [1 + self._num_steps(client, phase, round_index) for client in clients.tolist()]
         queues = assign(cut_blocks(clients.tolist(), work), self.pool.begin_round())
-        self._numbers, self._arrays = {}, {}
+        self._numbers, self._arrays, self._confusion = {}, {}, None
         message, start = self._message(round_index, phase_index)
         results = list(self.pool.train(message, queues, self._memories))
         trained = time.perf_counter()
@@ -168,7 +163,7 @@ class Server:
             **{f"system/{name}": float(count) for name, count in self.pool.take_counts().items()},
         }
         columns, picture = self._client_columns(cohort, weights), self._picture(cohort, weights)
-        return RoundRecord(round_index, metrics, columns, picture, self._arrays)
+        return RoundRecord(round_index, metrics, columns, picture, self._arrays, self._confusion)
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 
@@ -278,7 +273,7 @@ class Server:
         """Loss on the validation set of the model that these weights alone would give."""
         total = self._total(cohort, "update", weights)
         state = torch.cat([start + total[: self.layout.num_params].float(), self._moved_buffers(total)])
-        return self._score("validation", state, self.facts.num_validation).mean_loss
+        return self._scores({"validation": self.facts.num_validation}, self._point(state))["validation"].mean_loss
 
     def _view(self, cohort: Cohort, round_index: int, start: Tensor) -> core.Server:
         clients = cohort.kept(cohort.clients)
@@ -364,11 +359,7 @@ class Server:
         losses = report["train_loss"][cohort.is_kept]
         personal: dict[str, float] = {}
         if "personal" in report and self.facts.num_test:
-            accuracies = np.sort((self._class_shares()[cohort.clients] * report["personal"]).sum(axis=1))
-            personal = {
-                "clients/personal_accuracy_mean": float(accuracies.mean()),
-                "clients/personal_accuracy_worst": float(accuracies[0]),
-            }
+            personal = personal_metrics(report["personal"], cohort.clients, self.facts)
         return {
             **personal,
             "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
@@ -383,31 +374,26 @@ class Server:
         return is_due or round_index + 1 == self.num_rounds
 
     def evaluate(self, evaluated: Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """Accuracy and loss on the test set; `clients/*` weigh the per-class accuracies by each client's classes.
+        """Metrics of the global model on the validation set, the test set and every further test set."""
+        facts = self.facts
+        counts = {"validation": facts.num_validation, "test": facts.num_test}
+        counts |= {f"test-{name}": count for name, count in facts.test_sets.items()}
+        scores = self._scores(counts, self._point(self.state, evaluated))
+        found: dict[str, float] = {}
+        if "validation" in scores:
+            score = scores["validation"]
+            found |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
+        if "test" in scores:
+            self._confusion = confusion_of(scores["test"], facts)
+            found |= metrics_of(scores["test"], facts) | asked_metrics(scores["test"], self.metrics)
+        return found | {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in facts.test_sets}
 
-        That is the accuracy expected on a client's own label distribution, for all clients of the population.
-        """
-        if not self.facts.num_test:
-            return {}
-        score = self._score("test", self.state, self.facts.num_test, evaluated)
-        per_class = (score.correct.double() / score.count.clamp_min(1)).numpy()
-        clients = np.sort(self._class_shares() @ per_class)
-        return {
-            "server/accuracy": score.accuracy,
-            "server/loss": score.mean_loss,
-            "clients/accuracy_mean": float(clients.mean()),
-            "clients/accuracy_p10": float(np.quantile(clients, 0.1)),
-            "clients/accuracy_worst": float(clients[0]),
-        }
-
-    def _class_shares(self) -> np.ndarray:
-        """(N, classes): each client's training examples by class, as shares."""
-        return self.facts.class_counts / np.maximum(1, self.facts.class_counts.sum(axis=1, keepdims=True))
-
-    def _score(self, name: str, state: Tensor, count: int, evaluated: Mapping[str, Tensor] | None = None) -> Score:
-        """Score of a model on a held-out set of so many examples, in slices on the trainers."""
-        parts = self.pool.evaluate(name, self._point(state, evaluated), _slices(count))
-        return functools.reduce(operator.add, parts)
+    def _scores(self, counts: Mapping[str, int], point: dict[str, Any]) -> dict[str, Score]:
+        """Scores of a packed model on the held-out sets that have examples, in slices on the trainers."""
+        slices = [(name, start, end) for name, count in counts.items() for start, end in _slices(count)]
+        parts = list(zip(slices, self.pool.evaluate(point, slices), strict=True)) if slices else []
+        own = {name: [score for part, score in parts if part[0] == name] for name in counts}
+        return {name: joined(scores) for name, scores in own.items() if scores}
 
     def _map_features(self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any = None) -> list[Any]:
         """function(features, labels, shared) of each slice of the test set, at the global model."""

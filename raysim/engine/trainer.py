@@ -28,6 +28,7 @@ from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, train_locally
+from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Trainer:
       module: built with any initial values; every client starts from the message.
       num_threads: of PyTorch in this process; part of what results may depend on.
       build: build(seed=...) makes such a module with the initial values of a seed; for `Client.initial_state`.
+      keeps_logits: the score of the test set has the logits with it.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Trainer:
         num_threads: int = 1,
         evaluation_batch: int = 256,
         build: Callable[..., nn.Module] | None = None,
+        keeps_logits: bool = False,
     ):
         torch.set_num_threads(num_threads)
         keep_freed_memory()
@@ -105,7 +108,7 @@ class Trainer:
         )
         self.layout, self.phases, self.federation, self.transform = layout, phases, federation, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
-        self.evaluation_batch, self._build = evaluation_batch, build
+        self.evaluation_batch, self._build, self.keeps_logits = evaluation_batch, build, keeps_logits
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
         self._round: dict[str, Any] = {}
@@ -229,7 +232,7 @@ class Trainer:
             )
         kept = self._memory(phase.methods, views)
         if self._personal and message["is_scored"]:
-            report["personal"] = self._personal_accuracy()
+            report["personal"] = self._personal_accuracy(client)
         report["seconds"] = time.perf_counter() - began
         return report, kept
 
@@ -324,13 +327,18 @@ class Trainer:
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
 
-    def _personal_accuracy(self) -> np.ndarray:
-        """(classes,) float64: the test accuracy on each class of the client's own model, as it is now; 0 without any."""
-        examples = self._set("test")
-        score = evaluate(
-            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
-        )
-        return (score.correct.double() / score.count.clamp_min(1)).numpy()
+    def _personal_accuracy(self, client: int) -> np.ndarray:
+        """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
+
+        (1, 1), on its own test rows, where clients have some. NaN where there is no example.
+        """
+        federation = self.federation
+        start, end = federation.test_range(client)
+        score = evaluate(self.model, self._slice("test", start, end), self.transform, batch_size=self.evaluation_batch)
+        if federation.test_sizes is not None:
+            return own_accuracy(score.hits, np.array([end - start]))[:, None]
+        shape = (max(1, len(federation.domains)), self.num_classes)
+        return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
@@ -372,7 +380,7 @@ class Trainer:
         return [pack(function(update[: self.layout.num_params].clone(), shared)) for update in updates]
 
     def evaluate(self, name: str, point: dict[str, Any], start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation").
+        """Score of a global model on examples start..end of a held-out set ("test", "validation" or "test-NAME").
 
         Args:
           point: packed "state" and "counters"; "frozen": see `Server.frozen`; "evaluated": tensors that stand in the
@@ -383,8 +391,8 @@ class Trainer:
                 self.model,
                 self._slice(name, start, end),
                 self.transform,
-                num_classes=self.num_classes,
                 batch_size=self.evaluation_batch,
+                keeps_logits=self.keeps_logits and name == "test",
             )
 
     @torch.no_grad()

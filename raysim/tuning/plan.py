@@ -316,6 +316,11 @@ def _tune_faults(settings: TuneGroup, axes: Iterable[str], trials: Sequence[Swee
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
         faults.append(Fault("tune.grace_rounds", text))
+    if "validation" in settings.metric:
+        bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
+        if bare:
+            text = f"{settings.metric} needs a validation set, and trial {bare[0]} has none; raise data.validation"
+            faults.append(Fault("tune.metric", text))
     if settings.scheduler != "pbt":
         if settings.mutations:
             faults.append(Fault("tune.mutations", "are for the scheduler pbt; set tune.scheduler, or drop them"))

@@ -33,7 +33,7 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
 from tests.helpers import lora_plan, plan_of, server_on
-from tests.reference import Naive
+from tests.reference import Naive, assert_close
 
 LAYERS = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
 FEW = {"test": 0.7}
@@ -243,6 +243,11 @@ VARIANTS = {
 }
 
 
+#: Of what a run with AdamW moved: it divides by the gradient's own size, so that entries with hardly any gradient take
+#: steps of noise.
+ADAMW_SHARE = 1e-2
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_livar_matches_the_formulas_over_2_rounds(name, root):
     options = VARIANTS[name]
@@ -256,17 +261,17 @@ def test_livar_matches_the_formulas_over_2_rounds(name, root):
         assert ("livar.importance_a" in record.arrays) == counts
         if counts:
             for factor, key in enumerate(("importance_a", "importance_b")):
-                assert np.allclose(record.arrays[f"livar.{key}"], naive.importance[..., factor], rtol=1e-4, atol=1e-9)
+                assert_close(record.arrays[f"livar.{key}"], naive.importance[..., factor], ADAMW_SHARE)
         if options.get("components") != "head":
             want = np.array([naive.coefficients[layer] for layer in naive.layers]).T
-            assert np.abs(record.arrays["livar.coefficients"] - want).max() < 1e-6
+            assert_close(record.arrays["livar.coefficients"], want)
             assert record.arrays["livar.coefficients:columns"].tolist() == naive.layers
         if options.get("components") != "lora":
             want = np.array([w or [0.0] * 6 for w in naive.heads]).T
-            assert np.abs(record.arrays["livar.head_weights"] - want).max() < 1e-6
+            assert_close(record.arrays["livar.head_weights"], want)
         assert_same(server, naive)
         if options.get("components") != "head":  # which scores what it ships
-            assert record.metrics["server/loss"] == pytest.approx(naive.loss(), abs=2e-6)
+            assert record.metrics["server/loss"] == pytest.approx(naive.loss(), rel=1e-5)
         naive.follow(server)
 
 
@@ -286,17 +291,17 @@ def test_grad_only_matches_where_it_is_not_zero_by_construction(root):
 
 def assert_same(server, naive):
     """Head, broadcast product and frozen matrix of every layer agree."""
-    views = server.layout.views(server.state)
+    views, begun = server.layout.views(server.state), naive.begun
     for part in ("weight", "bias"):
-        assert torch.allclose(views[f"head.{part}"], naive.model.head.get_parameter(part), atol=1e-6)
+        name = f"head.{part}"
+        assert_close(views[name] - begun[name], naive.model.state_dict()[name] - begun[name], ADAMW_SHARE, name)
     for layer in naive.layers:
         product = views[f"{layer}.lora_B.default.weight"] @ views[f"{layer}.lora_A.default.weight"]
         want = naive.factor(naive.model, layer, "B") @ naive.factor(naive.model, layer, "A")
-        assert torch.allclose(product, want, atol=1e-6), layer
+        assert_close(product, want, ADAMW_SHARE, layer)
         if naive.options["next"] == "fold":
-            moved = server.frozen[f"{layer}.base_layer.weight"]
-            built = Naive(naive.plan, channels_last=False).model.get_parameter(f"{layer}.base_layer.weight")
-            assert torch.allclose(built + moved, naive.model.get_parameter(f"{layer}.base_layer.weight"), atol=1e-6)
+            name = f"{layer}.base_layer.weight"
+            assert_close(server.frozen[name], naive.model.state_dict()[name] - begun[name], ADAMW_SHARE, name)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_gradients_are_finite_and_bounded(case, options):
 def test_total_collapse_is_a_stationary_point_of_the_variance():
     logits = torch.zeros(6, 3, requires_grad=True)
     classifier_variance(logits.softmax(1)).backward()
-    assert not logits.grad.any()
+    assert logits.grad.abs().max() < 1e-7
 
 
 def test_terms_do_not_see_labels_or_the_classifier():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.seeding import torch_generator
 from raysim.training import local
-from raysim.training.evaluate import evaluate
+from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
 from raysim.training.model import BoundModel, cross_entropy
@@ -259,16 +260,20 @@ def test_passes_cover_everything_and_never_end_with_one_example():
     assert [len(batch.labels) for batch in passes(examples(1), InputTransform(), 4)] == [1]
 
 
-def test_slices_of_an_evaluation_add_up():
+def test_slices_of_an_evaluation_join():
     model, data = bound(), examples(50)
-    whole = evaluate(model, data, InputTransform(), num_classes=3)
+    whole = evaluate(model, data, InputTransform(), keeps_logits=True)
     parts = [
-        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), num_classes=3)
+        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), keeps_logits=True)
         for a, b in ((0, 20), (20, 50))
     ]
-    total = parts[0] + parts[1]
-    assert torch.equal(total.correct, whole.correct)
+    total = joined(parts)
+    assert (total.predictions == whole.predictions).all()
+    assert (total.labels == data.labels.numpy()).all()
+    assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)
+    assert np.allclose(total.confidences, torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
     assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
+    assert evaluate(model, data, InputTransform()).logits is None
     model.module.eval()
     with torch.no_grad():
         predicted = model.module(InputTransform()(data.images)).argmax(1)
