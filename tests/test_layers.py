@@ -31,12 +31,14 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/engine": {"pydantic", "yaml"},
     "raysim/report": {"ray", "torch", "pandas"},
 }
-TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome")}
+TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "twins")}
 # ray_facts.py: doctor's questions to a cluster, none of which runs a federation; the rest of the engine does not use it.
 RAY_FILES = {"raysim/engine/ray_runtime.py", "raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
-RAY_FILES |= TUNING - {"raysim/tuning/plan.py", "raysim/tuning/outcome.py"}  # part of the root: Tune by configuration
+RAY_FILES |= TUNING - {
+    f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "twins")
+}  # part of the root: Tune by configuration
 ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
-ROOTS |= {"raysim/calibrate.py"}
+ROOTS |= {"raysim/calibrate.py", "raysim/partitions.py"}
 ROOTS |= TUNING
 
 
