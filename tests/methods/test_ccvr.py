@@ -17,6 +17,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import torch_generator
 from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.reference import assert_close
 
 FEW = {"test": 0.6}
 D = 5
@@ -124,6 +125,7 @@ def test_a_mixture_draws_each_client_in_proportion_to_its_counts():
 def test_head_is_trained_as_torch_would(is_cosine, is_normalised):
     generator = torch_generator(3)
     values, labels = torch.randn(20, D, generator=generator), torch.randint(3, (20,), generator=generator)
+    torch.manual_seed(3)
     head = nn.Linear(D, 3)
     got = train_head(
         list(head.parameters()), [(values, labels)] * 3, epochs=3, lr=0.1, momentum=0.9, batch_size=8, is_cosine=is_cosine,
@@ -142,7 +144,7 @@ def test_head_is_trained_as_torch_would(is_cosine, is_normalised):
         if is_cosine:
             schedule.step()
     for value, parameter in zip(got, head.parameters(), strict=True):
-        assert torch.allclose(value, parameter, atol=1e-6)
+        assert_close(value, parameter, 1e-4)  # logits of norm 1 over 0.1 magnify rounding
 
 
 # --- the loop of fed-mammoth ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap
 from tests.helpers import lora_plan, plan_of, run, server_on
-from tests.reference import Naive
+from tests.reference import Naive, assert_close
 
 FEW = {"test": 0.6}
 
@@ -125,8 +125,9 @@ def test_a_round_matches_the_formula_on_naive_clients(norm, options, root):
             gram = factor * gram + (1 - factor) * torch.diag(gram.diagonal())
             weight = model.get_submodule(layer).weight.detach().double()
             total, products = total + gram, products + (weight - start[f"{layer}.weight"]) @ gram
-        want = start[f"{layer}.weight"] + products @ torch.linalg.pinv(total, hermitian=True)
-        assert torch.allclose(views[f"{layer}.weight"].double(), want, atol=2e-5), layer
+        want = products @ torch.linalg.pinv(total, hermitian=True)
+        # The engine's Grams are float32 per batch, and features that hardly vary make their sum nearly singular.
+        assert_close(views[f"{layer}.weight"].double() - start[f"{layer}.weight"], want, 1e-3, layer)
     for name in ("fc1.bias", "fc2.bias", "conv1.weight", "conv2.bias"):
         mean = sum(n * m.get_parameter(name).detach().double() for n, m in zip(sizes, models, strict=True)) / sum(sizes)
         assert torch.allclose(views[name].double(), mean, atol=1e-6), name
