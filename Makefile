@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-cluster lint bench clean
+.PHONY: setup demo test test-cpu-default test-cpu-avx2 test-cpus test-cluster lint bench clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,19 @@ demo: setup
 # Two processes, each with a Ray of its own.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
+# in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it.
+NUMERIC := tests/core tests/methods tests/training tests/test_lora.py
+
+test-cpu-default: setup
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 $(NUMERIC)
+
+test-cpu-avx2: setup
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 $(NUMERIC)
+
+test-cpus: test-cpu-default test-cpu-avx2
+	$(BIN)/python -m pytest -n 2 -p tests.rounding -k matches $(NUMERIC)
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster

@@ -8,6 +8,7 @@ from methods.ccvr import ccvr
 from methods.diagnostics import diagnostics
 from methods.elastic import elastic
 from methods.fedacg import fedacg
+from methods.fedalign import fedalign
 from methods.fedavgm import fedavgm
 from methods.feddyn import feddyn
 from methods.fedlc import fedlc
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedacg": fedacg,
     "fedadagrad": fedadagrad,
     "fedadam": fedadam,
+    "fedalign": fedalign,
     "fedavgm": fedavgm,
     "feddyn": feddyn,
     "fedlc": fedlc,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Literal
 
 import torch
@@ -13,6 +14,10 @@ from torch import Tensor
 from methods.moments import class_covariances, class_means, local_features, one_thread, unpack_symmetric
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, Method, ServerView, State
+from raysim.core.options import warn_of_ignored
+
+#: What fed-mammoth adds to every variance.
+MAMMOTH_VARIANCE = 1e-8
 
 
 def ccvr(
@@ -43,8 +48,11 @@ def ccvr(
       gaussians: "pooled", or "clients": a mixture of the clients' own Gaussians, weighted by class counts.
       covariance: "diagonal" reports variances only: 1 + 2 d numbers per class instead of 1 + d + d (d + 1) / 2.
       loss: cross-entropy, or cross-entropy of logits / (0.1 ||logits||), "normalised".
-      as_in: "fed-mammoth", LIVAR's baseline: every_round, clients with two examples of the class or more, diagonal,
-        normalised, cosine.
+      as_in: "fed-mammoth", LIVAR's baseline: every_round, a mixture of clients with two examples of the class or more,
+        diagonal plus 1e-8, normalised, cosine; every epoch draws new features, num_samples * classes of them shared out
+        over all classes at random, and takes one step a class on batches of num_samples. Where a class has no Gaussian
+        the last batches are short or empty; an empty one is still a step of the momentum. There the statistics are of
+        pixels that were not normalised, other inputs than the model was trained on; here of the model's own inputs.
     Degenerate cases: a class with one example is drawn as that example; one that nobody has is not drawn. Clients
     without a step still count: their statistics are of the model that they hold.
     Raises:
@@ -56,10 +64,14 @@ def ccvr(
         )
     if lr <= 0 or not 0 <= momentum < 1:
         raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
-    if as_in == "fed-mammoth":
+    given = dict(locals())
+    is_mammoth = as_in == "fed-mammoth"
+    if is_mammoth:
+        own = ("when", "gaussians", "covariance", "loss", "schedule", "batch_size")
+        warn_of_ignored(ccvr, given, own, "as_in fed-mammoth")
         when, gaussians, covariance = "every_round", "clients", "diagonal"
-        loss, schedule = "normalised", "cosine"
-    smallest = 2 if as_in == "fed-mammoth" else 1
+        loss, schedule, batch_size = "normalised", "cosine", num_samples
+    smallest = 2 if is_mammoth else 1
     is_diagonal = covariance == "diagonal"
 
     def init(params: Tensor, layout: Layout) -> State:
@@ -86,17 +98,25 @@ def ccvr(
             covariances = unpack_symmetric(covariances, means.shape[2])
         if gaussians == "pooled":
             counts, means, covariances = (part[None] for part in pooled_moments(counts, means, covariances))
-        now = server.start + update
+        if is_mammoth:
+            covariances = covariances + MAMMOTH_VARIANCE
+        now, classes = server.start + update, counts.shape[1]
+
+        def drawn() -> tuple[Tensor, Tensor]:
+            sizes = torch.full((classes,), num_samples)
+            if is_mammoth:
+                sizes = random_sizes(num_samples * classes, classes, server.generator)
+            return draw_features(counts, means, covariances, sizes, server.generator)
+
         with one_thread():
-            values, labels = draw_features(counts, means, covariances, num_samples, server.generator)
             trained = train_head(
                 [server.layout.view(now, leaf) for leaf in head],
-                values,
-                labels,
+                (drawn() for _ in range(epochs)) if is_mammoth else repeat(drawn(), epochs),
                 epochs=epochs,
                 lr=lr,
                 momentum=momentum,
                 batch_size=batch_size,
+                num_batches=classes if is_mammoth else None,
                 is_cosine=schedule == "cosine",
                 is_normalised=loss == "normalised",
                 generator=server.generator,
@@ -143,23 +163,30 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
     return total, mean, pooled / (total - 1).clamp_min(1).view((-1,) + (1,) * (pooled.dim() - 1))
 
 
+def random_sizes(count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    """(classes,) int64: how many of `count` draws fall on each of equally likely classes."""
+    drawn = torch.multinomial(torch.ones(num_classes), count, replacement=True, generator=generator)
+    return torch.bincount(drawn, minlength=num_classes)
+
+
 def draw_features(
-    counts: Tensor, means: Tensor, covariances: Tensor, num_samples: int, generator: torch.Generator
+    counts: Tensor, means: Tensor, covariances: Tensor, sizes: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Features of each class that anybody has, from a mixture of G Gaussians with weights in proportion to the counts.
 
     Args:
       counts: (G, classes); means, covariances: as in `pooled_moments`.
+      sizes: (classes,) int64, how many of each class.
     Returns:
-      (n, d) float32 and (n,) int64, n = num_samples times the number of such classes.
+      (n, d) float32 and (n,) int64, n the sum of the sizes of such classes.
     """
     values, labels = [], []
-    for label in range(counts.shape[1]):
+    for label, size in enumerate(sizes.tolist()):
         mixture = counts[:, label].double()
-        if not bool(mixture.sum() > 0):
+        if not size or not bool(mixture.sum() > 0):
             continue
-        chosen = torch.multinomial(mixture, num_samples, replacement=True, generator=generator)
-        noise = torch.randn(num_samples, means.shape[2], dtype=torch.float64, generator=generator)
+        chosen = torch.multinomial(mixture, size, replacement=True, generator=generator)
+        noise = torch.randn(size, means.shape[2], dtype=torch.float64, generator=generator)
         for component in chosen.unique().tolist():
             mine = chosen == component
             spread = _spread(noise[mine], covariances[component, label])
@@ -180,32 +207,38 @@ def _spread(noise: Tensor, covariance: Tensor) -> Tensor:
 
 def train_head(
     head: Sequence[Tensor],
-    values: Tensor,
-    labels: Tensor,
+    sets: Iterable[tuple[Tensor, Tensor]],
     *,
     epochs: int,
     lr: float,
     momentum: float,
     batch_size: int,
+    num_batches: int | None = None,
     is_cosine: bool,
     is_normalised: bool,
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """SGD on the features, each epoch in a fresh order; with `is_cosine` epoch e runs at lr (1 + cos(pi e / E)) / 2.
+    """SGD on features, each epoch in a fresh order; with `is_cosine` epoch e runs at lr (1 + cos(pi e / E)) / 2.
 
     Args:
       head: weight (classes, d) and, if there is one, bias (classes,).
+      sets: (values (n, d), labels (n,)) of each epoch.
+      num_batches: steps an epoch, whatever n is: what is left over is not used, and an empty batch has no gradient but
+        is a step of the momentum. None: all features once.
     Returns:
       the trained head; `head` is not modified.
     """
     trained = [value.detach().clone().requires_grad_() for value in head]
     optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum)
-    for epoch in range(epochs):
+    for epoch, (values, labels) in enumerate(sets):
         if is_cosine:
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
-        for rows in torch.randperm(len(labels), generator=generator).split(batch_size):
-            if not len(rows):
-                continue
+        if not len(labels):
+            continue
+        order = torch.randperm(len(labels), generator=generator)
+        steps = math.ceil(len(order) / batch_size) if num_batches is None else num_batches
+        for step in range(steps):
+            rows = order[step * batch_size : (step + 1) * batch_size]
             logits = F.linear(values[rows], *trained)
             if is_normalised:
                 logits = logits / (0.1 * logits.norm(dim=1, keepdim=True).clamp_min(1e-7))

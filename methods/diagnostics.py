@@ -9,14 +9,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from methods.bounds import distances_to_mean, feedback_of, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Method, ServerView, State
+from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
 from raysim.core.weights import normalised
+from raysim.training.local import batch_bounds
+from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features"]
+Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback"]
+
+#: Measured unless others are named: those that cost little.
+CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -32,6 +38,14 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       `singular_values`, number `effective_rank`, see `effective_rank`.
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
       `intra`, `inter` and `separability`, see `separation`.
+    - gradient: ||sum_k n_k/N grad L_k(theta)||_2 over the shared parameters at the broadcast point theta, over the cohort's
+      training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
+      L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
+      examples, so it is measured only where it is named.
+    - feedback: how far feedback alignment leads away where a method listed before has it in some layers (the quantities
+      of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
+      `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
+      `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -39,7 +53,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     Args:
       every: rounds between measurements: 0, every - 1, 2 every - 1, ...
-      measures: which; all of them by default.
+      measures: which; by default those that cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
     """
@@ -47,7 +61,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
     if measures is not None and not measures:
         raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
-    chosen = frozenset(("drift", "agreement", "spectrum", "features") if measures is None else measures)
+    chosen = frozenset(CHEAP if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:
         found = [words for name, words in _missing(layout).items() if name in chosen]
@@ -58,8 +72,29 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     def is_due(round_index: int) -> bool:
         return round_index == 0 or (round_index + 1) % every == 0
 
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
+        if is_due(client.round_index):
+            client.scratch["gradient"] = local_gradient(inner, client)
+        return inner
+
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
+        client.scratch["ops"] = ops
+        return ops
+
+    def report(client: ClientView) -> dict[str, Tensor | Vector]:
+        found: dict[str, Tensor | Vector] = {}
+        if "gradient" in client.scratch:
+            found["gradient"] = Vector(client.scratch["gradient"])
+        if is_due(client.round_index) and client.scratch.get("ops"):
+            found |= feedback_of(client, client.scratch["ops"])
+        return found
+
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
+            if "gradient" in chosen:
+                server.log("gradient_norm", global_gradient_norm(server))
+            if "weight_norms" in server.report:
+                log_feedback(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
             if "agreement" in chosen:
@@ -82,7 +117,16 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return {}
 
     needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
-    return Method("diagnostics", init=init, server_update=server_update, evaluation_override=evaluated, needs=needs)
+    return Method(
+        "diagnostics",
+        init=init,
+        forward=forward if "feedback" in chosen else None,
+        grads=grads if "gradient" in chosen else None,
+        report=report if chosen & {"gradient", "feedback"} else None,
+        server_update=server_update,
+        evaluation_override=evaluated,
+        needs=needs,
+    )
 
 
 def _missing(layout: Layout) -> dict[str, str]:
@@ -90,6 +134,7 @@ def _missing(layout: Layout) -> dict[str, str]:
     found = {}
     if not any(leaf.is_shared for leaf in layout.params):
         found["drift"] = "no parameter is shared, so there is no update to compare"
+        found["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
         found["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
     if _classifier_leaf(layout) is None:
@@ -116,20 +161,39 @@ def _classifier(layout: Layout, params: Tensor) -> Tensor:
 
 
 def local_drift(server: ServerView) -> float:
-    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3); an exact mean, a small map."""
+    """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
-    spans = [(leaf.offset, leaf.end) for leaf in leaves]
-    uniform = normalised(server.is_active.double())
-    mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    distances = server.map_updates(update_distance, {"spans": spans, "mean": mean.float()})
-    return float(torch.stack(distances)[server.is_active].mean())
+    return float(distances_to_mean(server, leaves)[server.is_active].mean())
 
 
-def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
-    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
-    gap = update - shared["mean"]
-    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
-    return torch.linalg.vector_norm(torch.stack(norms))
+def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
+    """[num_params]: gradient of the client's objective at the broadcast point, over all its examples once.
+
+    In passes of the local batch size, since terms such as UniVarFL's are of a batch; under BatchNorm a last example that
+    is left alone does not count, as in training. Parameters, buffers and the draws of training stay as they are.
+
+    Args:
+      gradient: gradient(params, batch) -> [num_params] of the mean loss of a batch.
+    """
+    module = client.model.module.train()  # as the local steps will be
+    seed_global_stream(client.generator.initial_seed(), client.start.device)  # dropout
+    skip_single = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    total, count = torch.zeros_like(client.start), 0
+    for images, labels in client.batches():
+        for start, end in batch_bounds(len(labels), client.batch_size, skip_single=skip_single):
+            found = gradient(client.start, Batch(images[start:end], labels[start:end]))
+            total.add_(found, alpha=end - start)
+            count += end - start
+    return total.div_(max(1, count))
+
+
+def global_gradient_norm(server: ServerView) -> float:
+    """L2 norm over the shared parameters of the clients' gradients, weighted by the examples of those that took a step."""
+    leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
+    shares = normalised((server.num_examples * server.is_active).double())
+    total = server.total("gradient", {leaf.name: shares for leaf in leaves})
+    norms = [torch.linalg.vector_norm(total[leaf.offset : leaf.end]) for leaf in leaves]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def effective_rank(values: Tensor) -> float:

@@ -37,7 +37,8 @@ def elastic(
     `as_in: fl-bench` is the rule behind FedVG's tables: cross-entropy with labels, the squared L2 norm of each tensor's
     gradient as its Omega, and as maximum the largest Omega_k of any client. Left out: taking the sample away from
     training (the other methods train on all examples), evaluation mode, sums that run on over batches, clients and
-    rounds, Omega = 1 where a gradient is exactly 0, and BatchNorm statistics that move by tau.
+    rounds, Omega = 1 where a gradient is exactly 0, BatchNorm statistics that move by tau, and dropped training batches
+    of one example also without BatchNorm.
 
     Args:
       tau: >= 0; 0.5 in the paper and in FedVG's tables.

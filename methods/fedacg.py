@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from methods.fedprox import fedprox
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State
+from raysim.core.method import Message, Method, ServerView, State
+from raysim.core.stack import chain
 
 
 def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
@@ -15,7 +17,8 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     Kim, Kim, Han 2024 (CVPR), Δ the uniform mean of y_k - s:
         client:  minimise f_k(y) + (beta/2) ||y - s||^2, starting at s
         server:  m <- lam m + Δ,   w <- s + Δ   (the mean of y_k; what is evaluated)
-    BatchNorm statistics get neither momentum nor lookahead.
+    BatchNorm statistics get neither momentum nor lookahead. The released code also decays its rate after every local
+    epoch, where local.lr_decay counts rounds, and clips gradients to an L2 norm of 10 (local.max_grad_norm).
 
     Args:
       lam: momentum, 0 <= lam < 1; 0.85 is the paper's.
@@ -34,27 +37,16 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params + lam * state["momentum"], message.fields)
 
-    def grads(inner: GradFn, client: ClientView) -> GradFn:
-        if beta == 0:
-            return inner
-        difference = torch.empty_like(client.start)
-
-        def gradient(params: Tensor, batch: Batch) -> Tensor:
-            grad = inner(params, batch)
-            return grad.add_(torch.sub(params, client.start, out=difference), alpha=beta)
-
-        return gradient
-
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         # The engine adds the update to s, which already holds lam m: w = s + Δ.
         return update, {"momentum": lam * state["momentum"] + update}
 
-    return Method(
-        "fedacg",
+    lookahead = Method(
+        "lookahead",
         init=init,
         broadcast=broadcast,
-        grads=grads,
         server_update=server_update,
         claims=frozenset({"broadcast-point", "server-optimizer"}),
         base_weights="uniform",
     )
+    return chain("fedacg", fedprox(mu=beta), lookahead)

@@ -12,7 +12,11 @@ from raysim.core.method import Method, ServerView, State
 
 
 def fedavgm(
-    *, beta: float = 0.9, server_lr: float = 1.0, form: Literal["heavy_ball", "nesterov", "damped"] = "heavy_ball"
+    *,
+    beta: float = 0.9,
+    server_lr: float = 1.0,
+    form: Literal["heavy_ball", "nesterov", "damped"] = "heavy_ball",
+    as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.
 
@@ -20,26 +24,45 @@ def fedavgm(
         heavy_ball:  v <- beta v + Δ,               u = server_lr v
         nesterov:    v <- beta v + Δ,               u = server_lr (Δ + beta v)   (torch.optim.SGD(nesterov=True))
         damped:      v <- beta v + (1 - beta) Δ,    u = server_lr v
-    FedVG's tables use nesterov with 0.9 on parameters and BatchNorm statistics; here buffers never see momentum, since
-    it can drive a running variance below zero.
+    Buffers see no momentum, since it can drive a running variance below zero.
+
+    `as_in: fl-bench` is the rule behind FedVG's tables: nesterov, on BatchNorm statistics as well, with that risk (a
+    negative variance makes the model's outputs NaN). Left out: momentum of the counters of batches.
 
     Args:
       beta: momentum, 0 <= beta < 1; 0 with server_lr 1 is FedAvg.
       server_lr: > 0.
+      as_in: "fl-bench" sets form.
     Raises:
-      ValueError: beta or server_lr out of range.
+      ValueError: beta or server_lr out of range, or as_in with a form.
     """
     if not 0 <= beta < 1:
         raise ValueError(f"fedavgm: beta must be in [0, 1), got {beta}; 0.9 is common")
     if server_lr <= 0:
         raise ValueError(f"fedavgm: server_lr must be > 0, got {server_lr}; 1.0 is common")
 
-    def init(params: Tensor, layout: Layout) -> State:
-        return {"velocity": torch.zeros_like(params)}
+    if as_in and form != "heavy_ball":
+        raise ValueError(f"fedavgm: as_in {as_in!r} sets form; drop one of the two")
+    if as_in:
+        form = "nesterov"
 
-    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+    def init(params: Tensor, layout: Layout) -> State:
+        return {"velocity": params.new_zeros(layout.num_state) if as_in else torch.zeros_like(params)}
+
+    def stepped(update: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """(u, v)."""
         velocity = beta * state["velocity"] + (update if form != "damped" else (1 - beta) * update)
         step = update + beta * velocity if form == "nesterov" else velocity
-        return server_lr * step, {"velocity": velocity}
+        return server_lr * step, velocity
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        if not as_in:
+            step, velocity = stepped(update, state)
+            return step, {"velocity": velocity}
+        buffers = {leaf.name: server.weights[leaf.name] for leaf in server.layout.buffers}
+        moved = server.total("update", buffers)[server.layout.num_params :].float()
+        step, velocity = stepped(torch.cat([update, moved]), state)
+        server.move_buffers(step[len(update) :] - moved)
+        return step[: len(update)], {"velocity": velocity}
 
     return Method("fedavgm", init=init, server_update=server_update, claims=frozenset({"server-optimizer"}))

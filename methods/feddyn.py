@@ -29,7 +29,8 @@ def feddyn(
 
     `as_in: fl-bench` is the rule behind FedVG's tables: the quadratic term is missing, which pushes y away from 0
     without bound, and participants are averaged by their examples. FedVG's values are alpha 0.1, max_grad_norm 10. Left
-    out: that code's h of the BatchNorm statistics, and its FedVG + FedDyn writing to orphaned tensors from round 2.
+    out: that code's h of the BatchNorm statistics, its FedVG + FedDyn writing to orphaned tensors from round 2, and
+    dropped training batches of one example also without BatchNorm.
 
     Args:
       alpha: strength, >= 0. The authors use 0.01 on CIFAR-10, FedVG 0.1.

@@ -17,7 +17,7 @@ def fedrs(*, alpha: float = 0.5, form: Literal["binary", "continuous"] = "binary
         binary (the paper):                  s_c = 1 if the client has class c, else alpha
         continuous (the released code):      s_c = alpha + (1 - alpha) n_c / max n
     The bias, which the authors' head does not have, is not scaled. In local training only; evaluation and scoring use
-    the plain logits.
+    the plain logits. The released code takes at least five local steps, however few batches a client has.
 
     Args:
       alpha: in [0, 1]; 1 is plain cross-entropy. 0 gives absent classes the logit b_c, not minus infinity.

@@ -38,7 +38,8 @@ def fedsol(
       temperature: T > 0 of the distillation.
       floor: >= 0.
       perturbs: which parameters are moved.
-      reference_mode: mode of the global model in the distillation; the released code leaves it in train mode.
+      reference_mode: mode of the global model in the distillation; the released code has it in eval mode, but for the
+        first client of a run, where it still is in train mode.
     Raises:
       ValueError: rho < 0, temperature <= 0 or floor < 0.
     """

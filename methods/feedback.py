@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -81,27 +81,10 @@ def dfa(*, blocks: Literal["all"] | list[str] = "all", seed: int = 0) -> Method:
 
     @functools.cache
     def matrix_of(block: str, classes: int, size: int, device: torch.device) -> Tensor:
-        generator = torch_generator(derive_seed(seed, f"direct/{block}"))
-        return ((2 * torch.rand(classes, size, generator=generator) - 1) / math.sqrt(size)).to(device)
+        return direct_matrix(block, classes, size, seed=seed).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
-        cell: dict[str, Tensor] = {}
-
-        def inject(block: str, x: Tensor) -> Tensor:
-            if not (torch.is_grad_enabled() and x.requires_grad):
-                return x
-            return _Inject.apply(x, matrix_of(block, len(client.class_counts), x[0].numel(), x.device), cell)
-
-        def op(block: str, is_head: bool, is_chosen: bool) -> LayerOp:
-            def run(module: nn.Module, x: Tensor) -> Tensor:
-                y = type(module).forward(module, inject(block, x) if is_chosen else x)
-                return _Capture.apply(y, cell) if is_head and y.requires_grad else y
-
-            return run
-
-        chosen = chosen_blocks(client.layout, blocks)
-        names = dict.fromkeys([*chosen, client.head])
-        return {**ops, **{name: op(name, name == client.head, name in chosen) for name in names}}
+        return {**ops, **direct_ops(client, chosen_blocks(client.layout, blocks), matrix_of)}
 
     return Method("dfa", init=check, forward=forward, claims=frozenset({"backward:*"}))
 
@@ -169,6 +152,12 @@ def random_feedback(shape: tuple[int, ...], *, init: Init, seed: int) -> Tensor:
     return (2 * torch.rand(shape, generator=torch_generator(seed)) - 1) * bound
 
 
+def direct_matrix(layer: str, classes: int, size: int, *, seed: int) -> Tensor:
+    """(classes, size): R of direct feedback, uniform in [-1, 1) / sqrt(size), drawn from the seed and the layer's name."""
+    generator = torch_generator(derive_seed(seed, f"direct/{layer}"))
+    return (2 * torch.rand(classes, size, generator=generator) - 1) / math.sqrt(size)
+
+
 # --- the backward pass --------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +195,32 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
             return _Linear.apply(x.to(weight.dtype), weight, module.bias, back, factor)
 
     return op
+
+
+def direct_ops(
+    client: ClientView, layers: Sequence[str], matrix_of: Callable[[str, int, int, torch.device], Tensor]
+) -> dict[str, LayerOp]:
+    """Operations of layers (or blocks) whose input gets e R as its gradient, and of the head, where e is kept.
+
+    Args:
+      matrix_of: (layer, classes, numbers in one example's input, device) -> R.
+    """
+    cell: dict[str, Tensor] = {}
+
+    def inject(layer: str, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return x
+        return _Inject.apply(x, matrix_of(layer, len(client.class_counts), x[0].numel(), x.device), cell)
+
+    def op(layer: str, is_head: bool, is_chosen: bool) -> LayerOp:
+        def run(module: nn.Module, x: Tensor) -> Tensor:
+            y = type(module).forward(module, inject(layer, x) if is_chosen else x)
+            return _Capture.apply(y, cell) if is_head and y.requires_grad else y
+
+        return run
+
+    names = dict.fromkeys([*layers, client.head])
+    return {name: op(name, name == client.head, name in layers) for name in names}
 
 
 def warn_of_zeros(layer: str, back: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
+from raysim.core.options import warn_of_ignored
 from raysim.core.weights import RightMap, Weights
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
@@ -42,14 +43,18 @@ def fisher(
       floor: F_k is at least this, > 0; where no client cares the result is then the weighted mean.
       normalise: divides a_k by the norm of F_k, so that well-fitted clients, whose Fishers are tiny, still count.
       as_in: "fed-mammoth", LIVAR's baseline: true label, times the probability of the true label, summed instead of
-        averaged over all examples, plus 1e-12, not normalised, a_k uniform.
+        averaged over all examples, plus 1e-12, not normalised, a_k uniform. There the gradients are at pixels that were
+        not normalised, other inputs than the model was trained on; here at the model's own inputs.
     Degenerate cases: clients of weight 0 do not count; if there is no other, all stays.
     Raises:
       ValueError: floor <= 0 or num_examples < 1.
     """
     if floor <= 0 or num_examples < 1:
         raise ValueError(f"fisher: floor must be > 0 and num_examples >= 1, got {floor} and {num_examples}")
+    given = dict(locals())
     is_mammoth = as_in == "fed-mammoth"
+    if is_mammoth:
+        warn_of_ignored(fisher, given, ("kind", "num_examples", "floor", "normalise"), "as_in fed-mammoth")
 
     def report(client: ClientView) -> dict[str, Vector | float]:
         if is_mammoth:

@@ -12,6 +12,8 @@ from methods.feedback import (
     Scale,
     backward_claims,
     chosen_layers,
+    direct_matrix,
+    direct_ops,
     feedback_layers,
     feedback_op,
     random_feedback,
@@ -33,7 +35,7 @@ def flfa(
     strategy: Literal["auto", "lowest", "highest"] = "auto",
     agreement: Literal["mean", "pairwise"] = "mean",
     scale: Scale = "layer",
-    feedback: Literal["round", "random", "resampled"] = "round",
+    feedback: Literal["round", "random", "resampled", "direct"] = "round",
     seed: int = 0,
 ) -> Method:
     """Feedback alignment with the round's global weights, in the layers whose updates agree least (or most).
@@ -60,13 +62,18 @@ def flfa(
       agreement: "pairwise" is the mean cosine over pairs of clients instead of eq. 14.
       scale: follow the weight's norm by "layer" or by output "row" (the authors' older code), or "none" (FLFA†).
       feedback: "random" (FLFA*): a fixed tensor from the layer's default initialiser instead of W^r, the same on all
-        clients; "resampled": a new one every round.
+        clients; "resampled": a new one every round; "direct" (table 4's DFA): the layer's input gets the output error
+        through a fixed random matrix, as in `dfa`, instead of anything that comes down through the layer. The paper
+        names no details; this is FLFA's rule with e R in the place of B^T δ, and has no scale.
       seed: of the random feedback.
     Raises:
-      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates.
+      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates; direct with a scale.
     """
     if num_layers < 1:
         raise ValueError(f"flfa: num_layers must be >= 1, got {num_layers}; leave flfa out for plain backpropagation")
+
+    if feedback == "direct" and scale != "layer":
+        raise ValueError("flfa: feedback 'direct' goes through no weight, so there is no scale to choose; drop scale")
 
     def layers_of(layout: Layout) -> dict[str, Leaf]:
         return candidate_layers(layout, candidates, first_layer=first_layer)
@@ -85,10 +92,17 @@ def flfa(
         name = derive_seed(seed, f"feedback/{layer}", round_index)
         return random_feedback(shape, init="layer", seed=name).to(device)
 
+    @functools.lru_cache(maxsize=num_layers)
+    def direct_back(layer: str, classes: int, size: int, device: torch.device) -> Tensor:
+        return direct_matrix(layer, classes, size, seed=seed).to(device)
+
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         known = layers_of(client.layout)
+        chosen = [list(known)[index] for index in client.message["layers"]]
+        if feedback == "direct":
+            return {**ops, **(direct_ops(client, chosen, direct_back) if chosen else {})}
         mine = {}
-        for name in (list(known)[index] for index in client.message["layers"]):
+        for name in chosen:
             if feedback == "round":
                 back = client.layout.view(client.start, known[name])
                 warn_of_zeros(name, back)
@@ -116,7 +130,7 @@ def flfa(
         server.log("selected", torch.tensor(counts), blocks)
         return update, {"layers": order, "strategy": chosen}
 
-    claims = backward_claims(candidates)
+    claims = backward_claims("all" if feedback == "direct" else candidates)  # the output error is taken at the head
     return Method("flfa", init=init, broadcast=broadcast, forward=forward, server_update=server_update, claims=claims)
 
 

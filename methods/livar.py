@@ -22,23 +22,24 @@ from methods.livar_math import (
     table_of,
     truncated,
 )
-from methods.moments import local_features, one_thread
+from methods.moments import Features, local_features, one_thread
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
-from raysim.core.options import FromFile
+from raysim.core.options import FromFile, warn_of_ignored
 from raysim.core.weights import Weights, normalised
 
 
 def livar(
     *,
     components: Literal["both", "lora", "head"] = "both",
+    layers: Literal["importance", "examples"] = "importance",
     importance: Reduction = "abs_of_sum",
     accumulate: Literal["run", "round"] = "run",
     table: Annotated[
         Literal["released", "paper"] | list[list[float]] | dict[str, Any], FromFile(plain_table, tuple(TABLES))
     ] = "released",
-    variance: Literal["correct", "all"] = "correct",
-    next: Literal["factors", "svd", "fold"] = "factors",
+    variance: Literal["correct", "all", "released"] = "correct",
+    next: Literal["factors", "svd"] = "factors",
     evaluate: Literal["merged", "code", "factors"] = "merged",
 ) -> Method:
     """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
@@ -49,38 +50,47 @@ def livar(
     List it first: the importance then sees the gradient of the loss without other methods' terms.
 
     Args:
-      components: "lora" or "head" alone leave the other part to n_i-weighted averaging (the paper's table 4); "head"
-        needs no adapters.
+      components: "lora" or "head" alone leave the other part to n_i-weighted averaging; "head" needs no adapters, and
+        scores, as averaging does, the product of averaged factors.
+      layers: "examples" puts lambda_i = n_i / sum n into eq. 3 and leaves all else as it is: the paper's ablation of
+        layer importance (table 4) with one change at a time.
       importance: what a step adds, with g the gradient before clipping and d = before - after of what the step really
-        did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|.
+        did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|. In the released code g still carries the loss scale of mixed
+        precision, which changes on the way, so that steps count by it; here it does not.
       accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
         in every round.
       table: the released code's constants, or the paper's; three rows of your own; or the path of a file that
         `raysim calibrate` wrote, which has the cuts too (in the run's configuration its content takes its place).
-      variance: over the correctly classified local examples (the paper), or all (the released code).
+      variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
+        all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
+        learnt; the head's weights are then the same in every round, and a class without two examples at any client
+        keeps its row.
       next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
-        sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank; "fold": the frozen matrix
-        takes the update up, A is as at the start of the run and B zero, and dense changes travel down.
-      evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code", as
-        released), or what is broadcast ("factors").
+        sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank.
+      evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code"), or what
+        is broadcast ("factors"). "code" is the released form: there both positions of the switch for layer importance
+        score sum (n_i / n) B_i A_i, and lambda reaches the next round only.
+    The released form is {variance: released, evaluate: code}, with layers: examples where its switch is off.
     Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
     variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get
     weight 0; if nobody took one, all stays.
     Raises:
-      ValueError: evaluate "code" with next "fold", which has no other model to score than the folded one; or, when the
-        run starts, a head that is not one matrix and one vector. A table that is not 3 x 3 and positive.
+      ValueError: a table that is not 3 x 3 and positive; or, when the run starts, a head that is not one matrix and one
+        vector.
     """
+    given = dict(locals())
     has_lora, has_head = components != "head", components != "lora"
-    if next == "fold" and evaluate == "code":
-        raise ValueError("livar: next fold ships the merged model itself; drop evaluate: code")
+    counts = has_lora and layers == "importance"
+    _warn(given)
 
     coefficient_table = table_of(table)
 
     def init(params: Tensor, layout: Layout) -> State:
         if has_head:
             _head_leaves(layout)
-        adapters = adapters_of(layout) if has_lora else []
-        return {"a": [layout.view(params, pair.a).clone() for pair in adapters]} if next == "fold" else {}
+        if has_lora:
+            adapters_of(layout)
+        return {}
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         count = _ImportanceCount(client, importance)
@@ -96,7 +106,7 @@ def livar(
 
     def report(client: ClientView) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
-        if has_lora:
+        if counts:
             count = client.scratch["count"]
             count.close_step()
             total = count.sums.cpu()
@@ -104,10 +114,8 @@ def livar(
                 total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
                 client.memory["importance"] = total
             values["importance"] = total
-            if next == "fold":
-                values["scale"] = _scales(client)
         if has_head:
-            features = local_features(client)
+            features = backbone_features(client) if variance == "released" else local_features(client)
             classes, usable = len(client.class_counts), features.is_correct
             values["variance_all"] = class_variances(features.values, features.labels, classes)
             if variance == "correct":
@@ -119,13 +127,17 @@ def livar(
         merged = dict(weights)
         if has_lora:
             adapters = adapters_of(server.layout)
-            coefficients = layer_coefficients(server.report["importance"], server.is_active, shares, coefficient_table)
+            coefficients = shares[:, None].expand(-1, len(adapters))
+            if counts:
+                importances = server.report["importance"]
+                coefficients = layer_coefficients(importances, server.is_active, shares, coefficient_table)
             _log(server, adapters, coefficients)
             for index, pair in enumerate(adapters):
                 merged |= dict.fromkeys((pair.a.name, pair.b.name), coefficients[:, index].clone())
         if has_head:
             first = [server.report["variance"]] if variance == "correct" else []
-            rows = row_weights([*first, server.report["variance_all"], server.class_counts.double()], server.is_active)
+            last = [] if variance == "released" else [server.class_counts.double()]
+            rows = row_weights([*first, server.report["variance_all"], *last], server.is_active)
             server.log("head_weights", rows, [f"class {label}" for label in range(rows.shape[1])])
             merged |= {leaf.name: rows for leaf in _head_leaves(server.layout)}
         return merged
@@ -135,14 +147,8 @@ def livar(
             return update, state
         update = update.clone()
         old, views = server.layout.views(server.start), server.layout.views(update)
-        for index, (pair, weights, a, b) in enumerate(_products(server, None)):
-            rank = pair.a.shape[0]
-            if next == "svd":
-                new_a, new_b = truncated(*stacked(weights, a, b), rank)
-            else:
-                left, right = stacked(weights * server.report["scale"][:, index], a, b)
-                server.move_frozen(f"{pair.layer}.base_layer.weight", left @ right)
-                new_a, new_b = state["a"][index], torch.zeros_like(b[0])
+        for pair, weights, a, b in _products(server, None):
+            new_a, new_b = truncated(*stacked(weights, a, b), pair.a.shape[0])
             views[pair.a.name].copy_(new_a - old[pair.a.name])
             views[pair.b.name].copy_(new_b - old[pair.b.name])
         return update, state
@@ -157,20 +163,20 @@ def livar(
             tensors |= {pair.a.name: right.float(), pair.b.name: left.float()}
         return tensors
 
-    is_override = has_lora and next != "fold" and evaluate != "factors"
+    is_override = has_lora and evaluate != "factors"
     is_product = has_lora and (next != "factors" or is_override)
     claims = {"weights:*.lora_[AB].*"} if has_lora else set()
     claims |= {"weights:@head.*"} if has_head else set()
     claims |= {"merge"} if is_product else set()
-    # What is scored, or folded, is made from the clients' factors: a server optimizer would go unseen.
-    claims |= {"server-optimizer"} if is_override or (has_lora and next == "fold") else set()
-    needs = {"lora"} if has_lora else set()
+    # What is scored is made from the clients' factors: a server optimizer would go unseen.
+    claims |= {"server-optimizer"} if is_override else set()
+    needs = {"lora"} if has_lora or variance == "released" else set()
     needs |= {"features", "linear-head"} if has_head else set()
-    needs |= {"client-memory"} if has_lora and accumulate == "run" else set()
+    needs |= {"client-memory"} if counts and accumulate == "run" else set()
     return Method(
         "livar",
         init=init,
-        grads=grads if has_lora else None,
+        grads=grads if counts else None,
         report=report,
         weigh=weigh,
         server_update=_on_one_thread(server_update) if has_lora and next != "factors" else None,
@@ -178,6 +184,17 @@ def livar(
         claims=frozenset(claims),
         needs=frozenset(needs),
     )
+
+
+def _warn(given: dict[str, Any]) -> None:
+    """Say which of the options have no effect beside the others."""
+    counting = ("importance", "accumulate", "table")
+    if given["components"] == "head":
+        warn_of_ignored(livar, given, ("layers", *counting, "next", "evaluate"), "components: head")
+    elif given["layers"] == "examples":
+        warn_of_ignored(livar, given, counting, "layers: examples")
+    if given["components"] == "lora":
+        warn_of_ignored(livar, given, ("variance",), "components: lora")
 
 
 class _ImportanceCount:
@@ -211,10 +228,12 @@ class _ImportanceCount:
         self._is_open = False
 
 
-def _scales(client: ClientView) -> Tensor:
-    """(L,) float64: by how much each layer's product is scaled, alpha / rank."""
-    layers: list[Any] = [client.model.module.get_submodule(pair.layer) for pair in adapters_of(client.layout)]
-    return torch.tensor([layer.scaling["default"] for layer in layers], dtype=torch.float64)
+def backbone_features(client: ClientView) -> Features:
+    """The local examples as the released code takes their statistics: no adapters, and pixels in [0, 1]."""
+    point = client.params.clone()
+    for pair in adapters_of(client.layout):
+        client.layout.view(point, pair.b).zero_()
+    return local_features(client, point, is_normalised=False)
 
 
 def _products(server: ServerView, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
@@ -265,7 +284,8 @@ def _head_leaves(layout: Layout) -> list[Leaf]:
 def _log(server: ServerView, adapters: list[Adapter], coefficients: Tensor) -> None:
     layers = [pair.layer for pair in adapters]
     for factor, name in enumerate(("importance_a", "importance_b")):
-        server.log(name, server.report["importance"][..., factor], layers)
+        if "importance" in server.report:
+            server.log(name, server.report["importance"][..., factor], layers)
     server.log("coefficients", coefficients, layers)
 
 

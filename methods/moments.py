@@ -14,7 +14,7 @@ from raysim.core.method import ClientView
 
 @dataclass(frozen=True)
 class Features:
-    """A client's local examples as its current model sees them, in eval mode, without augmentation.
+    """A client's local examples as a model sees them, in eval mode, without augmentation.
 
     values: (n, width) float32, the input of the head; labels: (n,) int64; is_correct: (n,) bool, by the model's logits.
     """
@@ -24,11 +24,16 @@ class Features:
     is_correct: Tensor
 
 
-def local_features(client: ClientView) -> Features:
-    """One pass over the local examples (needs "features")."""
+def local_features(client: ClientView, point: Tensor | None = None, *, is_normalised: bool = True) -> Features:
+    """One pass over the local examples (needs "features").
+
+    Args:
+      point: [num_params], the model; None: the client's current one.
+      is_normalised: see `Client.batches`.
+    """
     parts = []
-    for batch in client.batches():
-        outputs = client.model.apply(client.params, batch.images)
+    for batch in client.batches() if is_normalised else client.batches(is_normalised=False):
+        outputs = client.model.apply(client.params if point is None else point, batch.images)
         assert outputs.features is not None
         parts.append((outputs.features, batch.labels, outputs.logits.argmax(1) == batch.labels))
     values, labels, is_correct = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,19 +12,22 @@ from methods.univarfl import directions
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
-def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
+def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "random", "global"] = "none") -> Method:
     """Adds mu times a model-contrastive loss to the loss.
 
     Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and
     the client's previous model:
         l = -log( e^(cos(z, z_g)/T) / (e^(cos(z, z_g)/T) + e^(cos(z, z_p)/T)) ),   loss = inner + mu mean l
     Features are the classifier's input: a projection head, where the model has one, else the pooled features. The two
-    reference models are in eval mode, each with its own BatchNorm statistics. In a client's first round there is no
-    previous model and no term, as in the authors' code; the previous model is the one of its last round, however old.
+    reference models are in eval mode, each with its own BatchNorm statistics. The previous model is the one of the
+    client's last round, however old; the paper does not say what it is in a client's first round.
 
     Args:
       mu: strength, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
       temperature: T > 0.
+      first: the previous model of a client that never trained: "none": no term; "random": no term in round 0, later a
+        network of its own with random initial values (the authors' code); "global": the broadcast model, so that both
+        pulls cancel and the loss shows mu ln 2 without a gradient.
     Raises:
       ValueError: mu < 0 or temperature <= 0.
     """
@@ -32,8 +37,12 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5) -> Method:
         raise ValueError(f"moon: temperature must be > 0, got {temperature}; 0.5 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
-        previous = client.memory.get("previous")
-        if mu == 0 or previous is None:
+        previous = client.memory.get("previous") if mu else None
+        if mu and previous is None and first == "global":
+            previous = client.start_state
+        if mu and previous is None and first == "random" and client.round_index > 0:
+            previous = client.initial_state()
+        if previous is None:
             return inner
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:

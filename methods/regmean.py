@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.options import warn_of_ignored
 from raysim.core.weights import RightMap, Weights
 
 
@@ -22,20 +23,24 @@ def regmean(
     without augmentation. Each client's weight on the layer is the linear map G_k (sum G)^+, of float64; where no
     client's inputs reach, the layer stays as broadcast. Biases, convolutions and all else keep the weights given.
     Adapters are linear layers too: A and B are merged by themselves.
+    A batch's Gram matrix is a float32 product, as in the released code; over batches they are summed in float64.
     Dear: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
 
     Args:
       shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
       rows: "mean" divides G_k by its number of rows, so that clients count equally (the authors' code); "sum" does
         not: with shrink 1 that is the pooled regression.
-      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. It takes augmented inputs, which this does not.
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. It takes augmented inputs and sums in float32, which
+        this does not.
     Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
     Raises:
       ValueError: shrink out of range.
     """
     if not 0 <= shrink <= 1:
         raise ValueError(f"regmean: shrink must be in [0, 1], got {shrink}; 0.9 is the paper's, 1 is none")
+    given = dict(locals())
     if as_in == "fed-mammoth":
+        warn_of_ignored(regmean, given, ("shrink", "rows"), "as_in fed-mammoth")
         shrink, rows = 0.5, "sum"
 
     def report(client: ClientView) -> dict[str, Any]:
@@ -69,8 +74,8 @@ def gram_matrices(client: ClientView) -> tuple[dict[str, Tensor], dict[str, int]
 
     def counter(name: str) -> Any:
         def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach().flatten(0, -2).double()
-            grams[name].addmm_(x.T, x)
+            x = inputs[0].detach().flatten(0, -2).float()
+            grams[name] += x.T @ x
             counts[name] += len(x)
 
         return count
@@ -102,5 +107,13 @@ def shrunk(gram: Tensor, factor: float) -> Tensor:
 
 
 def regression_maps(gram: Tensor) -> Tensor:
-    """G_k (sum G)^+ for (K, d, d) float64: applied from the right; they sum to the identity where sum G has full rank."""
-    return gram @ torch.linalg.pinv(gram.sum(0), hermitian=True)
+    """G_k (sum G)^- for (K, d, d) float64: applied from the right; they sum to the identity where sum G has full rank.
+
+    The inverse is taken of the correlations, D^-1/2 (sum G) D^-1/2 with D the diagonal, whose eigenvalues below what
+    float32 products resolve count as 0: inputs of a LayerNorm lie in a hyperplane, and rounding would be inverted there.
+    """
+    total = gram.sum(0)
+    scale = total.diagonal().clamp_min(0).rsqrt().nan_to_num(posinf=0.0)
+    correlations = scale[:, None] * total * scale
+    inverse = torch.linalg.pinv(correlations, rtol=len(total) * torch.finfo(torch.float32).eps, hermitian=True)
+    return gram @ (scale[:, None] * inverse * scale)

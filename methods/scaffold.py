@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from methods.fednova import effective_steps
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector
 from raysim.training.model import cross_entropy
@@ -25,12 +26,15 @@ def scaffold(
         server:  w+ = w + server_lr mean_S (y_i - s),   c+ = c + (1/N) sum_S (c_i+ - c_i)
     Participants are averaged uniformly, unless a method that claims the weights (FedVG) replaces or mixes that average;
     c keeps its own 1/N. Option ii takes everything that moved y for gradient: weight decay, clipping, a pull of another
-    method, and corrections that stand after this one in the list. Buffers and personal leaves have no control. A
+    method, and corrections that stand after this one in the list. Under momentum rho, which the paper does not treat, K_i
+    becomes the share with which gradients enter y_i, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), as in FedNova; c_i+
+    is then a weighted mean of the local gradients, as it is without. Buffers and personal leaves have no control. A
     client without a step keeps its c_i. With BatchNorm option i uses the statistics of evaluation.batch_size examples.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: c_i is never stored, so it is 0 in every round and c grows like
-    a sum of gradients. That code also takes local_epoch batches where others take epochs (set local.steps), divides by
-    a straggler's steps after taking all of them, and gives BatchNorm statistics a control; the last two are left out.
+    a sum of gradients; and K_i counts steps under momentum, too. That code also takes local_epoch batches where others
+    take epochs (set local.steps). Left out: it divides by a straggler's steps after taking all of them, gives BatchNorm
+    statistics a control, and drops training batches of one example also without BatchNorm.
 
     Args:
       server_lr: step of the server, > 0; 1 in the paper's experiments and in FedVG's tables.
@@ -74,7 +78,7 @@ def scaffold(
                 control_i,
                 client.message["control"],
                 client.params - client.start,
-                num_steps=client.num_steps,
+                num_steps=client.num_steps if as_in else effective_steps(client.num_steps, momentum=client.momentum),
                 client_lr=client.lr,
             )
         client.layout.zero_personal_(control_i_new)
@@ -97,12 +101,12 @@ def scaffold(
         grads=grads,
         report=report,
         server_update=server_update,
-        needs=frozenset({"plain-sgd", "client-memory"} if keeps_control else {"plain-sgd"}),
+        needs=frozenset({"sgd", "client-memory"} if keeps_control else {"sgd"}),
         base_weights="uniform",
     )
 
 
-def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps: int, client_lr: float) -> Tensor:
+def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps: float, client_lr: float) -> Tensor:
     """Client control variate after a round.
 
     Karimireddy et al. 2020 (arXiv:1910.06378), Algorithm 1, option II:
@@ -112,7 +116,7 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
       control_i: [num_params], this client's variate before the round (zeros at first).
       control: [num_params], the server's variate sent with this round.
       update: [num_params], local - global.
-      num_steps: K, optimizer steps taken: batches, not epochs.
+      num_steps: K, optimizer steps taken: batches, not epochs; under momentum the share of `effective_steps`.
       client_lr: eta_l, constant over the round.
     Returns:
       [num_params]; inputs are not modified.

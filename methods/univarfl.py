@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
@@ -12,6 +13,10 @@ from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 #: Rows of features shorter than this have no direction.
 FLOOR = 1e-12
 
+#: epsilon of the energy. With 1 a pair adds at most 1, as in FedUV's kernel, from which mu = 0.5 comes, and its slope in
+#: the cosine is at most 1; in general 1/eps and 1/eps^2.
+EPS = 1.0
+
 Variance = Literal["biased", "unbiased"]
 Spread = Literal["variance", "deviation"]
 Form = Literal["masked", "mean", "literal"]
@@ -21,7 +26,7 @@ def univarfl(
     *,
     mu: float = 0.5,
     lam: float | None = None,
-    eps: float = 1e-2,
+    eps: float = EPS,
     form: Form = "masked",
     variance: Variance = "biased",
     spread: Spread = "variance",
@@ -34,17 +39,23 @@ def univarfl(
         L_V  = (1/D) sum_j max(0, c - Var_i(p_ij)),   c = the mean column variance of the D x D identity
         L_HE = (1/n^2) sum_ij 1 / (1 - cos(z_i, z_j) + eps)
         loss = inner + mu L_HE + lam L_V
-    The defaults are a safe form: the diagonal of the double sum is a constant whose rounding error, times 1/eps^2,
-    swamps the gradient in float32, so it is left out; eps is large enough for near-duplicates; rows of zeros have no
-    direction (cosine 0, gradient 0). The paper states neither eps nor the kind of variance. With a batch of one both
-    terms are constant.
+    What is ours, since the paper does not print it:
+    - eps. The paper calls it a small constant for numerical stability, and the result hangs on it: two features at an
+      angle a push each other apart by sin a / (1 - cos a + eps)^2, whose peak is 459 for eps 0.01, 14 for 0.1 and 0.42
+      for 1, and ReLU features begin nearly parallel. With 1 a pair's energy and its slope in the cosine are at most 1:
+      mu weighs a term of the size that it weighs in FedUV, which has the same mu and lam.
+    - The diagonal is left out: it is a constant whose rounding error, times 1/eps^2, swamps the gradient in float32 where
+      eps is small. Rows of zeros have no direction (cosine 0, gradient 0).
+    - The variance is biased. The features are the classifier's input, behind a projector, as in FedUV's code.
+    With a batch of one both terms are constant.
 
     Args:
       mu, lam: strengths, >= 0; lam None: D/4.
-      form: "masked", without i = j; "mean" also divides by n(n - 1) instead of n^2; "literal" with i = j.
+      eps, form: of the energy. "masked", without i = j; "mean" also divides by n(n - 1) instead of n^2; "literal", eq. 3
+        with i = j.
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
-      spread, uniformity: "deviation" (standard deviation) and "kernel" (Gaussian kernel of the median squared distance)
-        are the terms of FedUV, which this method descends from (Son et al., CVPR 2024).
+      spread, uniformity: "deviation" (standard deviation; unbiased there) and "kernel" (see `gaussian_kernel`) are the
+        terms of FedUV, which this method descends from (Son et al., CVPR 2024).
     Raises:
       ValueError: mu or lam < 0, eps <= 0.
     """
@@ -52,7 +63,10 @@ def univarfl(
         if value < 0:
             raise ValueError(f"univarfl: {name} must be >= 0, got {value}; 0 leaves its term out")
     if eps <= 0:
-        raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, 0.01 is safe")
+        raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, {EPS:g} is safe")
+    for name, is_given in (("eps", eps != EPS), ("form", form != "masked")):
+        if is_given and uniformity == "kernel":
+            warnings.warn(f"univarfl: {name} is the energy's, uniformity kernel does not use it; drop it", stacklevel=2)
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         if mu == 0 and lam == 0:
@@ -64,8 +78,9 @@ def univarfl(
             features = outputs.features.float().flatten(1)
             strength = outputs.logits.shape[1] / 4 if lam is None else lam
             if mu > 0:
-                spread_out = hyperspherical_energy if uniformity == "energy" else gaussian_kernel
-                total = total + mu * spread_out(features, eps=eps, form=form)
+                is_energy = uniformity == "energy"
+                pushed = hyperspherical_energy(features, eps=eps, form=form) if is_energy else gaussian_kernel(features)
+                total = total + mu * pushed
             if strength > 0:
                 shares = outputs.logits.float().softmax(dim=1)
                 total = total + strength * classifier_variance(shares, variance=variance, spread=spread)
@@ -99,7 +114,7 @@ def variance_target(classes: int, *, variance: Variance = "biased", spread: Spre
     return float((columns.sqrt() if spread == "deviation" else columns).mean())
 
 
-def hyperspherical_energy(features: Tensor, *, eps: float = 1e-2, form: Form = "masked") -> Tensor:
+def hyperspherical_energy(features: Tensor, *, eps: float = EPS, form: Form = "masked") -> Tensor:
     """L_HE of features (n, width), eq. 3. Scalar; see `univarfl` for the forms."""
     unit = directions(features)
     # Not below 0: rounding can put a cosine above 1, and eps may be smaller than that.
@@ -107,15 +122,16 @@ def hyperspherical_energy(features: Tensor, *, eps: float = 1e-2, form: Form = "
     return _mean_of_pairs(pairs, form)
 
 
-def gaussian_kernel(features: Tensor, *, eps: float = 1e-2, form: Form = "masked") -> Tensor:
-    """FedUV's uniformity: mean over pairs of exp(-|z_i - z_j|^2 / m), m the median of the squared distances. Scalar.
+def gaussian_kernel(features: Tensor) -> Tensor:
+    """FedUV's uniformity of features (n, width): mean over distinct pairs of exp(-|z_i - z_j|^2 / m). Scalar.
 
-    `eps` is not used: nothing here can divide by zero but the median, which is 1 where it would be 0.
+    m is the median of the squared distances above 0, and part of the graph, as in the authors' code: scaling
+    all features changes nothing. Equal features give 1 without a gradient, a batch of one gives 0.
     """
-    squares = (features[:, None] - features[None]).square().sum(dim=2)
-    others = squares.detach()[~torch.eye(len(features), dtype=torch.bool, device=features.device)]
-    median = others.median() if len(others) else squares.new_ones(())
-    return _mean_of_pairs(torch.exp(-squares / torch.where(median > 0, median, torch.ones_like(median))), form)
+    squares = torch.pdist(features).square()
+    above = squares[squares > FLOOR**2]
+    median = above.median() if len(above) else squares.new_ones(())
+    return torch.exp(-squares / median).mean() if len(squares) else squares.sum()
 
 
 def directions(features: Tensor) -> Tensor:

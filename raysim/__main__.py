@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.table import Table
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from raysim.engine.metrics import RoundRecord
     from raysim.tuning.outcome import Outcome
@@ -47,7 +47,7 @@ def run(
 
     raw = read_config(Path(config), overrides or [])
     if is_scaled:
-        raw = scaled(raw, config)
+        raw = scaled(_with_own_name(raw, overrides), config)
     if raw.get("tune"):
         err.print(
             f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
@@ -96,7 +96,8 @@ def tune(
     from raysim.tuning.plan import plan_sweep, read_sweep
     from raysim.tuning.resources import draws
 
-    sweep = plan_sweep(read_sweep(Path(config), overrides or []), config, draws, is_scaled=is_scaled)
+    raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    sweep = plan_sweep(raw, config, draws, is_scaled=is_scaled)
     try:
         outcomes = run_sweep(sweep, _say)
     except SweepEnded as ended:
@@ -127,22 +128,29 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
+    from raysim.calibrate import PUBLISHED, plan_calibration, rows_beside
     from raysim.calibrate import calibrate as make
-    from raysim.calibrate import plan_calibration
     from raysim.config import read_config
     from raysim.sweep import scaled
 
-    raw = read_config(Path(config), overrides or [])
+    raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
     planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
     found = make(planned, _say, beside or [])
-    table = Table(title=f"raw coefficients, base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}")
+    title = f"raw coefficients ({PUBLISHED}), base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}"
+    table = Table(title=title)
     for column in ("", "I_B low", "I_B mid", "I_B high"):
         table.add_column(column, justify="right")
-    for name, values in zip(("I_A low", "I_A mid", "I_A high"), found["table"], strict=True):
-        table.add_row(name, *(f"{value:.4f}" for value in values))
+    for name, cells in rows_beside(found["table"]):
+        table.add_row(name, *cells)
     out.print(table)
     out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
     out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
+
+
+def _with_own_name(raw: dict[str, Any], overrides: Sequence[str] | None) -> dict[str, Any]:
+    """A name from the command line is that of a scaled run, too."""
+    is_named = any(override.startswith("name=") for override in overrides or ())
+    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if is_named and raw.get("scale") else raw
 
 
 def _say(line: str) -> None:
@@ -169,6 +177,43 @@ def _best(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome
 
 def _short(label: object) -> str:
     return f"{label:.6g}" if isinstance(label, float) else str(label)
+
+
+@app.command()
+def partition(
+    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+    ] = None,
+    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
+) -> None:
+    """Draw partitions and validation sets without training: numbers and pictures of each."""
+    from raysim.partitions import partitions, write
+    from raysim.tuning.plan import read_sweep
+
+    raw = read_sweep(Path(config), overrides or [])
+    folder = out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem)
+    found = partitions(raw, config, is_scaled=is_scaled)
+    table = Table(title=f"{config}: {len(found)} partitions" if len(found) > 1 else config)
+    for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
+        table.add_column(column, justify="right" if column else "left")
+    for each in found:
+        held, sizes = each.manifest, each.manifest.sizes
+        numbers = (
+            len(sizes),
+            sizes.sum(),
+            sizes.min(),
+            sizes.max(),
+            held.num_draws,
+            len(held.validation),
+            len(held.test),
+        )
+        write(each, folder)
+        table.add_row(each.name, *map(str, numbers))
+    out.print(table)
+    out.print(f"partitions: {folder}", markup=False)
 
 
 @app.command()
@@ -301,7 +346,7 @@ def report(
         Path | None, typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="best_accuracy, accuracy or mean_last_10pct_accuracy of each run")
+        str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
     columns: Annotated[
@@ -317,6 +362,10 @@ def report(
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
     ] = None,
     time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.report.build import make_report, write
@@ -325,6 +374,7 @@ def report(
 
     given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     given |= {"baseline": baseline, "against": against, "gain": gain, "time": time}
+    given |= {"target": target, "mode": mode}
     made = make_report(paths or [], {key: value for key, value in given.items() if value})
     # A pipe or a file has no width that a table should be squeezed into.
     page = out if out.is_terminal else Console(highlight=False, width=400)

@@ -11,8 +11,8 @@ import importlib
 import inspect
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from raysim.data.partition import SCHEMES
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.engine.plan import FederationSizes, Phase, fitting
+from raysim.engine.plan import Phase, fitting
 from raysim.engine.pool import Pool
+from raysim.engine.scores import FederationSizes
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.models import (
@@ -51,6 +52,8 @@ from raysim.option_files import read_option_files
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
+from raysim.training.metrics import METRICS, Metric
+from raysim.training.model import state_of
 
 BUNDLED = ("digits", "shapes")
 
@@ -127,27 +130,46 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         spec = model_spec(config, len(images.info.classes), images.info.shape)
         faults += _check_model(spec)
         external = config.data.validation_set.external.name
-        manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None)
+        tests, wrong = _open_tests(config)
+        faults += wrong + _check_metrics(config)
+        manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None, tests)
         if not faults:
-            try:
-                layout = _layout(config, spec, methods)
-            except (ValueError, KeyError) as error:
-                raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
+            is_by_client = external is not None or config.data.validation_set.order == "client"
+            available |= {"client-order"} if is_by_client else set()  # an external set is no client's
             local = local_settings(config)
-            available |= {"plain-sgd"} if local.is_plain_sgd else set()
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             available |= {"lora"} if spec.lora is not None else set()
-            found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+            try:
+                layout, found = _fit(config, spec, available)
+            except (ValueError, KeyError) as error:
+                raise ConfigError([Fault("methods", f"do not fit this model ({error})")], source) from error
             faults += [Fault("methods", text) for text in found]
-            faults += _check_init(methods, layout)
             plan = Plan(config, images.info, manifest, layout, tuple(methods))
     except DataError as error:
         faults.append(Fault("partition" if error.where.startswith("partition ") else "data", str(error)))
     if faults or plan is None:
         raise ConfigError(faults, source)
     return plan
+
+
+def check_partition(raw: Mapping[str, Any], source: str) -> tuple[Config, SetInfo, Manifest]:
+    """The partition of a raw configuration, without a look at its model and methods.
+
+    Raises:
+      ConfigError: faults of the configuration. DataError: no such set, or no such partition of it.
+    """
+    config, faults = parse_config(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    config = located(config)
+    images, external = _open_set(config, config.data.name), config.data.validation_set.external.name
+    tests, faults = _open_tests(config)
+    if faults:
+        raise ConfigError(faults, source)
+    manifest = _manifest(images, partition_spec(config), _open_set(config, external) if external else None, tests)
+    return config, images.info, manifest
 
 
 def _without(raw: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:
@@ -244,6 +266,58 @@ def _open_set(config: Config, name: str) -> ImageSet:
     return ImageSet(path)
 
 
+def _open_tests(config: Config) -> tuple[dict[str, ImageSet], list[Fault]]:
+    """(further test sets by name, faults)."""
+    tests: dict[str, ImageSet] = {}
+    faults = []
+    for name in config.data.test_sets:
+        if name in tests or name == config.data.name:
+            faults.append(Fault("data.test_sets", f"{name!r} is tested on already; name it once"))
+        else:
+            tests[name] = _open_set(config, name)
+    return tests, faults
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name, or behind `module:function` for one that lives elsewhere.
+
+    Raises:
+      LookupError: there is none; says what is known.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        raise LookupError(
+            f"unknown metric {name!r}. {nearest_name(name, list(METRICS))}; or module:function for your own"
+        )
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except Exception as error:  # whatever the module's own code raises
+        raise LookupError(f"cannot import metric {name!r}: {error}; is the module on the Python path?") from error
+
+
+def further_metrics(config: Config) -> dict[str, Metric]:
+    """The further metrics of the configuration; `module:function` is called by its function."""
+    return {name.rpartition(":")[2]: find_metric(name) for name in config.evaluation.metrics}
+
+
+def _check_metrics(config: Config) -> list[Fault]:
+    names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
+    taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
+    faults = []
+    for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
+        key = f"evaluation.metrics[{index}]"
+        try:
+            if not callable(find_metric(name)):
+                faults.append(Fault(key, f"{name!r} is no function; a metric is function(labels, logits) -> number"))
+        except LookupError as error:
+            faults.append(Fault(key, str(error)))
+        if short in taken or short in names[:index]:
+            faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
+    return faults
+
+
 def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     """(class of the set, class of the external set) pairs of a YAML file, or of a shipped one by its name.
 
@@ -305,14 +379,14 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     return faults
 
 
-def _check_init(methods: Sequence[Method], layout: Layout) -> list[Fault]:
+def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:
     faults = []
     for method in methods:
         if method.init is not None:
             try:
                 method.init(torch.zeros(layout.num_params), layout)
             except ValueError as error:
-                faults.append(Fault("methods", str(error)))
+                faults.append(str(error))
     return faults
 
 
@@ -340,17 +414,35 @@ def _check_resources(config: Config) -> list[Fault]:
 # Bytes: a specification holds a dictionary, which cannot be a key.
 
 
-def _manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None) -> Manifest:
-    return _manifest_of(
-        images.path, images.info.checksum, spec, *((external.path, external.info.checksum) if external else (None, ""))
+def _manifest(
+    images: ImageSet, spec: PartitionSpec, external: ImageSet | None, tests: Mapping[str, ImageSet]
+) -> Manifest:
+    made = _manifest_of(
+        images.path,
+        images.info.checksum,
+        spec,
+        *((external.path, external.info.checksum) if external else (None, "")),
+        tuple((name, test.path, test.info.checksum) for name, test in tests.items()),
     )
+    if isinstance(made, DataError):
+        raise made
+    return made
 
 
 @lru_cache(maxsize=64)
 def _manifest_of(
-    path: Path, checksum: str, spec: PartitionSpec, external: Path | None, external_checksum: str
-) -> Manifest:
-    return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None)
+    path: Path,
+    checksum: str,
+    spec: PartitionSpec,
+    external: Path | None,
+    external_checksum: str,
+    tests: tuple[tuple[str, Path, str], ...],
+) -> Manifest | DataError:
+    others = {name: ImageSet(test) for name, test, _ in tests}
+    try:
+        return make_manifest(ImageSet(path), spec, ImageSet(external) if external else None, others)
+    except DataError as error:  # kept as well: to find that no draw succeeds takes ten seconds
+        return error
 
 
 def _try_model(spec: ModelSpec) -> None:
@@ -373,6 +465,26 @@ def _skeleton(spec: ModelSpec) -> torch.nn.Module:
 @lru_cache(maxsize=64)
 def _skeleton_of(spec: bytes) -> torch.nn.Module:
     return build_skeleton(pickle.loads(spec))
+
+
+def _fit(config: Config, spec: ModelSpec, available: Collection[str]) -> tuple[Layout, tuple[str, ...]]:
+    """(layout of this model under the configured methods, what keeps these from running on it).
+
+    Raises:
+      ValueError, KeyError: a method's partition of the parameters is impossible.
+    """
+    structure = replace(spec, pretrained=None)
+    named = (config.methods, structure, uses_channels_last(config, spec), config.model.blocks)
+    return _fit_of(pickle.dumps(named), frozenset(available))
+
+
+@lru_cache(maxsize=256)
+def _fit_of(named: bytes, available: frozenset[str]) -> tuple[Layout, tuple[str, ...]]:
+    specs, spec, channels_last, blocks = pickle.loads(named)
+    methods, _ = build_methods(specs)
+    layout = _layout(spec, methods, channels_last=channels_last, blocks=blocks)
+    found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+    return layout, (*found, *_init_faults(methods, layout))
 
 
 # --- parts, from numbers ----------------------------------------------------------------------------------------------
@@ -446,12 +558,13 @@ def input_transform(config: Config, *, channels_last: bool = False) -> InputTran
         crop=(data.crop, data.crop) if data.crop else None,
         channels=data.channels,
         augmentation=AUGMENTATIONS.get(data.augment),
+        interpolation=data.interpolation,
     )
 
 
 def local_settings(config: Config) -> LocalSettings:
     """The local loop's view of the configuration."""
-    return LocalSettings(**config.local.model_dump())
+    return LocalSettings(**config.local.model_dump(), num_rounds=config.rounds)
 
 
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
@@ -477,7 +590,7 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
     return prefers_channels_last(spec) if wanted == "auto" else wanted
 
 
-def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+def _layout(spec: ModelSpec, methods: Sequence[Method], *, channels_last: bool, blocks: str) -> Layout:
     skeleton = _skeleton(spec)
     head = head_of(spec)
     partition = Stack(methods).partition((name for name, p in skeleton.named_parameters() if p.requires_grad), head)
@@ -486,9 +599,14 @@ def _layout(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layou
         head=head,
         trained=partition.trained,
         shared=partition.shared,
-        channels_last=uses_channels_last(config, spec),
-        blocks=config.model.blocks,
+        channels_last=channels_last,
+        blocks=blocks,
     )
+
+
+def _layout_of(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+    channels_last = uses_channels_last(config, spec)
+    return _layout(spec, methods, channels_last=channels_last, blocks=config.model.blocks)
 
 
 def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
@@ -497,7 +615,7 @@ def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
     methods, faults = build_methods(config.methods)
     if faults:  # checked by the driver, so a worker sees another code than the driver
         raise ConfigError(faults, "the recipe, in a worker")
-    return config, spec, methods, _layout(config, spec, methods)
+    return config, spec, methods, _layout_of(config, spec, methods)
 
 
 def open_federation(recipe: Recipe) -> Federation:
@@ -525,6 +643,8 @@ def make_trainer(recipe: Recipe) -> Trainer:
         device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
         num_threads=recipe.num_threads,
         evaluation_batch=config.evaluation.batch_size,
+        build=partial(build_model, spec),
+        keeps_logits=bool(config.evaluation.metrics),
     )
 
 
@@ -532,22 +652,25 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
     config, spec, methods, layout = _parts(recipe)
     module = build_model(spec, seed=config.seed)
-    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state = torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
     federation = open_federation(recipe)
     return Server(
         pool=pool,
         layout=layout,
-        state=state,
+        state=state_of(module, layout),
         phases=make_phases(config, methods),
-        sizes=FederationSizes(
-            federation.sizes, federation.class_counts, federation.num_test, federation.num_validation
-        ),
+        sizes=sizes_of(federation),
         seed=config.seed,
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,
         evaluate_every=config.evaluation.every,
+        metrics=further_metrics(config),
     )
+
+
+def sizes_of(federation: Federation) -> FederationSizes:
+    """The federation in numbers, as the server needs it."""
+    shared = [part.name for part in fields(FederationSizes) if part.name != "examples"]
+    return FederationSizes(federation.sizes, **{name: getattr(federation, name) for name in shared})
 
 
 def resolve_resources(
@@ -636,4 +759,4 @@ def inspect_model(
     )
     if faults := _check_model(spec):
         raise ConfigError(faults, "the command line")
-    return spec, _layout(config, spec, ()), describe(find_architecture(name).build)[1]
+    return spec, _layout_of(config, spec, ()), describe(find_architecture(name).build)[1]

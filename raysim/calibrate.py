@@ -22,6 +22,7 @@ import yaml
 from safetensors.torch import load_file
 
 from methods.livar_calibration import Rows, calibration, explain, gram, rows_of_run, target_coefficients, together
+from methods.livar_math import TABLES
 from raysim.assemble import Plan, check
 from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
@@ -30,6 +31,8 @@ from raysim.models.weights import read_weights
 from raysim.run import MODEL_FILE, changes, execute
 
 FILE = "calibration.json"
+#: What the paper's own table is called beside another.
+PUBLISHED = "LIVAR, table A"
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ def _own_faults(config: Config) -> list[Fault]:
     if config.is_joint:
         faults.append(Fault("partition.scheme", "joint leaves nothing to merge; choose how the clients' data differ"))
     first = config.methods[0] if config.methods else "livar"
-    if (next(iter(first)) if isinstance(first, dict) else first) != "livar":
+    name, chosen = next(iter(first.items())) if isinstance(first, dict) else (first, None)
+    chosen = chosen if isinstance(chosen, dict) else {}
+    if name != "livar" or chosen.get("components") == "head" or chosen.get("layers") == "examples":
         faults.append(
             Fault("methods", f"must begin with livar, which counts the importances, got {first!r}; or drop it")
         )
@@ -260,6 +265,15 @@ def calibrate(found: Calibration, say: Callable[[str], None], beside: Sequence[P
     return result
 
 
+def rows_beside(table: Sequence[Sequence[float]]) -> list[tuple[str, list[str]]]:
+    """(bin of I_A, a cell for each bin of I_B): a coefficient and, in brackets, that of the paper's table A."""
+    rows = zip(("low", "mid", "high"), table, TABLES["paper"], strict=True)
+    return [
+        (f"I_A {name}", [f"{own:.4f} ({theirs:.3f})" for own, theirs in zip(mine, paper, strict=True)])
+        for name, mine, paper in rows
+    ]
+
+
 def read_calibration(folder: Path) -> dict[str, Any]:
     """What an earlier calibration left in its folder. Raises DataError if there is none."""
     try:
@@ -293,7 +307,7 @@ def _draw(
     own = next(iter(results.values()))
     figures = {
         "shap": curves_figure(results),
-        "table": table_figure(own),
+        "table": table_figure(own, {PUBLISHED: TABLES["paper"]}),
         "prediction": prediction_figure(targets, predictions, own["oob_r2"]),
     }
     ending = f".calibration{found.suffix}"

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -36,7 +37,10 @@ class ValidationSetGroup(Group):
         None, gt=0, le=1, description="rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)"
     )
     label_noise: float = Field(0.0, ge=0, le=1, description="fraction of the validation rows with a wrong label")
-    order: Literal["stratified", "client"] = Field("stratified", description="order of the validation batches")
+    order: Literal["stratified", "client"] = Field(
+        "stratified",
+        description="order of the validation batches; client: client after client, an external set's class after class",
+    )
     external: ExternalGroup = Field(default_factory=ExternalGroup)
 
 
@@ -53,8 +57,13 @@ class DataGroup(Group):
     test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing; not with split official")
     validation: float = Field(0.10, ge=0, lt=1, description="fraction held by the server for validation")
     validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
+    test_sets: list[str] = Field(
+        default_factory=list,
+        description="other prepared sets of the same classes, scored beside the set's own test rows",
+    )
     normalise: str = Field("none", description="channel statistics that inputs are normalised by, by name")
     resize: int | None = Field(None, ge=1, description="height and width that images are resized to")
+    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="how images are resized")
     crop: int | None = Field(None, ge=1, description="height and width of the crop: central, or the augmentation's")
     channels: Literal[3] | None = Field(None, description="3: grey images are repeated to three channels")
     augment: str = Field("none", description="augmentation of training batches, by name")
@@ -115,7 +124,10 @@ class LocalGroup(Group):
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(0.0, ge=0)
-    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round, with schedule exponential")
+    schedule: Literal["constant", "exponential", "cosine"] = Field(
+        "exponential", description="of the learning rate over the rounds; exponential without lr_decay is constant"
+    )
     optimizer: Literal["sgd", "adamw"] = "sgd"
     max_grad_norm: float | None = Field(None, gt=0, description="gradients are scaled down to this L2 norm")
     precision: Literal["float32", "bfloat16"] = Field(
@@ -134,6 +146,9 @@ class CohortGroup(Group):
 class EvaluationGroup(Group):
     every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
     batch_size: int = Field(256, ge=1)
+    metrics: list[str] = Field(
+        default_factory=list, description="further metrics of the test set: auroc, or module:function of your own"
+    )
 
 
 class CheckpointGroup(Group):
@@ -160,8 +175,15 @@ class TuneGroup(Group):
     settings: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
     )
+    only: dict[str, dict[str, list[Any]]] = Field(
+        default_factory=dict, description="axis -> other axis -> labels of that one with which the axis counts"
+    )
+    skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
     num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
-    metric: str = Field("server/accuracy", description="what trials are compared by, a column of progress.csv")
+    metric: str = Field(
+        "server/accuracy",
+        description="what trials are compared by: a column of progress.csv, or an accuracy of summary.json",
+    )
     mode: Literal["max", "min"] = "max"
     max_concurrent: int | None = Field(None, ge=1, description="trials at a time; as many as there is room for if null")
     scheduler: Literal["asha", "median", "pbt"] | None = Field(None, description="what stops or changes trials early")
@@ -233,12 +255,23 @@ FigureName = Literal[
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
-    metric: Literal["best_accuracy", "accuracy", "mean_last_10pct_accuracy"] = Field(
-        "best_accuracy", description="which accuracy of a run the tables hold"
+    metric: str = Field(
+        "best_accuracy",
+        description="what the tables hold: a key of summary.json, or a column of progress.csv (its last value; with best: or "
+        "mean_last_10pct: before it the best one, or the mean of the last 10 % of the rounds)",
     )
+    metrics: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        max_length=1,
+        description="label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
+    )
+    mode: Literal["max", "min"] = Field("max", description="which values of the metric are better")
     rows: str = Field("method", description="label whose values are the rows")
     columns: list[str] = Field(
         default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    )
+    ignore: list[str] = Field(
+        default_factory=list, description="labels that make neither columns nor tables, though they vary"
     )
     published: list[str] = Field(
         default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
@@ -251,7 +284,11 @@ class ReportGroup(Group):
         None,
         description="X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value",
     )
-    time: str | None = Field(None, description="row whose seconds per round are 1 in a table of relative times")
+    time: str | None = Field(None, description="row whose training time is 1 in a table of relative times")
+    target: float | str | None = Field(
+        None,
+        description="accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there",
+    )
     against: str | None = Field(None, description="row that is tested against every other one")
     client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
 
@@ -393,6 +430,14 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
         )
     if config.local.nesterov and not config.local.momentum:
         faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
+    if config.local.schedule != "exponential" and config.local.lr_decay != 1:
+        faults.append(
+            Fault(
+                "local.lr_decay",
+                f"{config.local.lr_decay:g} has no effect with schedule {config.local.schedule}; "
+                "set local.schedule to exponential, or drop lr_decay",
+            )
+        )
     if config.local.steps is not None and "epochs" in config.local.model_fields_set:
         faults.append(Fault("local", "steps and epochs are both set; keep one"))
     if config.name is not None and any(part in (".", "..") for part in config.name.split("/")):
@@ -424,7 +469,7 @@ def _data_faults(config: Config) -> list[Fault]:
     is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
     if is_changed and not data.validation and chosen.external.name is None:
         faults.append(Fault("data.validation_set", "there is no validation set; raise data.validation"))
-    if chosen.order == "client" and (not data.split_within_clients or chosen.external.name is not None):
+    if chosen.order == "client" and not data.split_within_clients and chosen.external.name is None:
         faults.append(
             Fault(
                 "data.validation_set.order",
@@ -489,18 +534,23 @@ def parse_options(
     Returns:
       (converted options, faults).
     """
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (parameter.annotation, default)
-    model = create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+    model = _options_model(function)
     try:
         model.model_validate(dict(options))
     except ValidationError as error:
         return {}, [_fault(model, item, key) for item in _unique(error.errors())]
     parsed = model.model_validate(dict(options))
     return {name: getattr(parsed, name) for name in options}, []
+
+
+@lru_cache(maxsize=256)
+def _options_model(function: Callable[..., Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (parameter.annotation, default)
+    return create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

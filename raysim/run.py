@@ -38,8 +38,10 @@ from raysim.assemble import (
 )
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.data.arrow import SetInfo
 from raysim.data.describe import partition_table
 from raysim.data.federation import build_shards, write_serially
+from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore, write_file
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.record import Recorder
@@ -96,7 +98,7 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     now = config.model_dump(mode="json")
     if not (folder / "config.yaml").exists():
         write_file(folder / "partition.json", plan.manifest.to_json().encode())
-        write_file(folder / "partition.csv", partition_table(plan.manifest.class_counts).encode())
+        write_file(folder / "partition.csv", partition_csv(plan.manifest, plan.info).encode())
         write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
         return None, store
     if config.resume == "never":
@@ -129,6 +131,11 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
     if mutable:
         write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
     return store.latest(), store
+
+
+def partition_csv(manifest: Manifest, info: SetInfo) -> str:
+    """partition.csv: a row for each client, and one for the validation set."""
+    return partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -217,8 +224,11 @@ def _rounds(
         num_rounds=num_rounds,
         hyperparameters=hyperparameters(plan.config),
         blocks=plan.layout.blocks,
+        classes=plan.info.classes,
     )
     try:
+        if first_round == 0:
+            recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts, plan.info.classes)
         on_start(folder, first_round, num_rounds)
         simulate(
             server,
@@ -230,7 +240,6 @@ def _rounds(
             on_round=on_round,
         )
         write_file(folder / MODEL_FILE, save(final_model(plan, server)))
-        recorder.class_distribution(plan.manifest.class_counts, plan.info.classes)
         summary = recorder.summary(
             {
                 "methods": plan.config.methods,

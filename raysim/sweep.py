@@ -13,6 +13,8 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
         case: {grid_search: [small, large]}           # labels, too, where tune.settings.case says what they stand for
       settings:
         case: {small: {model.name: mlp}, large: {model: {name: cnn, width: 64}}}
+      only:
+        local.lr: {method: [FedAvg]}                  # an axis that counts with some labels of another one only
     scale: {rounds: 2, data.name: digits}             # laid over every trial (or run) with --scaled
 
 A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
@@ -25,7 +27,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,9 @@ from raysim.core.errors import ConfigError, Fault
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
+
+#: What the name of a scaled run or sweep ends with.
+SCALED = "_scaled"
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,17 @@ def assign(raw: dict[str, Any], key: str, value: Any) -> None:
 def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The configuration with its `scale` settings laid over it; its `tune` group may be shrunk by them, too.
 
+    A name gets the ending `_scaled`, unless `scale` sets one: the full run is another one.
+
     Raises:
       ConfigError: there is no `scale` group, or one of its keys cannot be set.
     """
     settings = raw.get("scale")
     if not isinstance(settings, Mapping) or not settings:
         raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
+    name = raw.get("name")
+    if isinstance(name, str) and not name.endswith(SCALED):
+        settings = {"name": f"{name}{SCALED}", **settings}
     return _laid_over(raw, settings, "scale", source)
 
 
@@ -112,9 +122,23 @@ def grid(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> lis
     if drawn:
         faults = [Fault(f"tune.param_space.{axis}", "is drawn at random; a grid needs grid_search") for axis in drawn]
         raise ConfigError(faults, source)
-    choices = [options(domain) for domain in space.values()]
-    combinations = itertools.product(*choices)
-    return [trial(shrunk, dict(zip(space, c, strict=True)), source, is_scaled=is_scaled) for c in combinations]
+    choices = {axis: options(domain) for axis, domain in space.items()}
+    return [trial(shrunk, values, source, is_scaled=is_scaled) for values in combinations(shrunk, choices)]
+
+
+def combinations(raw: Mapping[str, Any], choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Axis -> value for each point of the grid; without the axes that `tune.only` leaves out there, and each point once."""
+    only = raw["tune"].get("only") or {}
+    found: dict[str, dict[str, Any]] = {}
+    for point in itertools.product(*choices.values()):
+        values = dict(zip(choices, point, strict=True))
+        counts = {
+            axis: value
+            for axis, value in values.items()
+            if all(values.get(other) in labels for other, labels in (only.get(axis) or {}).items())
+        }
+        found.setdefault(repr(counts), counts)
+    return list(found.values())
 
 
 def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
@@ -145,6 +169,10 @@ def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
                     f"tune.settings.{axis} does not say what {', '.join(unknown)} stands for; known: {', '.join(named)}"
                 )
                 faults.append(Fault(f"tune.param_space.{axis}", text))
+    for axis, conditions in (group.get("only") or {}).items() if isinstance(group, Mapping) else ():
+        unknown = [other for other in (axis, *conditions) if other not in space]
+        if unknown:
+            faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
     if faults:
         raise ConfigError(faults, source)
     return {str(axis): dict(domain) for axis, domain in space.items()}

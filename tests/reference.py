@@ -17,6 +17,31 @@ from raysim.data.arrow import ImageSet
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
 
+#: How far an engine and its twin may part, as a share of how far the run moved the tensor (or the mean tensor, where that
+#: is farther: a bias before BatchNorm moves by rounding alone). Both compute in float32, where noise of some units in the
+#: last place in every product and sum of a smooth network came to 5e-6 of the movement at most (tests/rounding.py); a wrong
+#: term, factor or weight changes it by 1e-2 and more.
+SHARE = 1e-4
+
+
+def assert_close(got, want, share=SHARE, name=""):
+    """Largest difference as a share of the largest value: for movements, products, weights."""
+    got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()
+    apart, size = float((got - want).abs().max()), float(want.abs().max())
+    assert apart <= share * size, (name, apart, size)
+
+
+def assert_same_state(server, naive, share=SHARE):
+    """The engine's global model is the twin's."""
+    values = server.layout.views(server.state)
+    wanted = {name: want for name, want in naive.model.state_dict().items() if want.is_floating_point()}
+    moved = {name: float((want - naive.begun[name]).abs().max()) for name, want in wanted.items()}
+    mean = sum(moved.values()) / len(moved)
+    for name, want in wanted.items():
+        if name in values:
+            apart = float((values[name] - want).abs().max())
+            assert apart <= share * max(moved[name], mean), (name, apart, moved[name], mean)
+
 
 class Naive:
     """Rounds of FedAvg with optional prox, server momentum, and FedVG weights, tensor by tensor.
@@ -33,6 +58,7 @@ class Naive:
         self.model = build_model(spec, seed=self.config.seed)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
+        self.begun = copy.deepcopy(self.model.state_dict())
         self.channels_last = channels_last
         self.mu, self.momentum, self.weights = mu, momentum, weights
         self.velocity = None

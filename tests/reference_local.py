@@ -116,6 +116,46 @@ class Moon(NaiveLocal):
         return total
 
 
+class FedAlign(NaiveLocal):
+    """The block is conv2 or fc1; slim channels, matrices and power iterations image by image."""
+
+    def __init__(self, plan, *, mu, width, block):
+        super().__init__(plan)
+        self.mu, self.width, self.block = mu, width, block
+
+    def first(self, count):
+        return max(1, round(count * self.width))
+
+    def loss(self, model, x, y):
+        layer, kept = model.get_submodule(self.block), {}
+        handle = layer.register_forward_hook(lambda module, i, o: kept.update(x=i[0].detach(), y=o.detach().clone()))
+        loss = F.cross_entropy(model(x), y)
+        handle.remove()
+        outs, ins = (self.first(n) for n in layer.weight.shape[:2])
+        thin = kept["x"][:, :ins]
+        if self.block == "fc1":
+            small = thin @ layer.weight[:outs, :ins].T + layer.bias[:outs]
+        else:
+            small = F.conv2d(thin, layer.weight[:outs, :ins], layer.bias[:outs], layer.stride, layer.padding)
+        gap = 0.0
+        for i in range(len(x)):
+            theirs = self.size(kept["x"][i], kept["y"][i])
+            gap = gap + (self.size(thin[i], small[i]) - theirs) ** 2 / len(x)
+        return loss + self.mu * (loss.item() / gap.item()) * gap
+
+    def size(self, x, y):
+        if x.dim() == 1:
+            return x.norm() * y.norm()  # of an outer product
+        matrix = torch.einsum("chw,dhw->cd", x, y) / (x.shape[1] * x.shape[2])
+        gram = matrix @ matrix.T
+        v = torch.ones(len(gram))
+        for _ in range(10):
+            v = gram @ v
+            size = v.norm()
+            v = v / size
+        return size.sqrt()
+
+
 class FedSol(NaiveLocal):
     def __init__(self, plan, *, rho, form="fixed", floor=1e-6):
         super().__init__(plan)
@@ -298,11 +338,11 @@ class Dfa(NaiveLocal):
     """Every layer's input gets the output error through its own matrix; the graph is cut between layers."""
 
     def differentiate(self, model, x, y):
-        first = F.max_pool2d(F.relu(model.norm1(model.conv1(x))), 2)
+        first = F.avg_pool2d(torch.tanh(model.norm1(model.conv1(x))), 2)
         inputs, outputs = [], [first]
         for layer in (
-            lambda h: F.max_pool2d(F.relu(model.norm2(model.conv2(h))), 2).flatten(1),
-            lambda h: F.relu(model.fc1(h)),
+            lambda h: F.avg_pool2d(torch.tanh(model.norm2(model.conv2(h))), 2).flatten(1),
+            lambda h: torch.tanh(model.fc1(h)),
             model.fc2,
         ):
             inputs.append(outputs[-1].detach())

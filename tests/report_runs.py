@@ -13,19 +13,39 @@ import yaml
 
 from raysim.config import Config
 
+#: Configurations that bear out the labels of made-up runs.
+TRUE = {
+    "CIFAR-10": {"data": {"name": "cifar10"}},
+    "ResNet-18": {"model": {"name": "resnet18"}},
+    "MobileNetV2": {"model": {"name": "mobilenetv2"}},
+}
+
 
 def fabricate(
-    folder: Path, best: float, *, labels=None, status="COMPLETED", rounds=10, clients=0, norms=(), **config
+    folder: Path,
+    best: float,
+    *,
+    labels=None,
+    status="COMPLETED",
+    rounds=10,
+    clients=0,
+    norms=(),
+    progress=None,
+    summary=None,
+    **config,
 ) -> Path:
-    """A run whose best accuracy (a fraction) is `best`.
+    """A run whose best accuracy (a fraction) is `best`; its data set and model are those of the labels.
 
     Args:
+      progress: column of progress.csv -> values, a list or one for all rounds; summary: further keys of summary.json.
       status: COMPLETED, FAILED or "" (unfinished, half of the rounds done).
       clients: so many clients in clients.parquet, client 1 with a growing weight; 0 for no file.
       norms: rounds with an array `fedvg.norms` of 8 clients by 12 layers.
       config: keys of the configuration.
     """
     folder.mkdir(parents=True)
+    for label in (labels or {}).values():
+        config = {**TRUE.get(label, {}), **config}
     full = Config.model_validate({"rounds": rounds, "labels": labels or {}, **config}).model_dump(mode="json")
     (folder / "config.yaml").write_text(yaml.safe_dump(full, sort_keys=False))
     (folder / "env.json").write_text(
@@ -35,11 +55,16 @@ def fabricate(
     scores = [best * (1 - 0.6 * np.exp(-3 * index / rounds)) for index in range(done - 1)] + [best]
     with open(folder / "progress.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["round", "server/accuracy", "system/round_s"])
-        writer.writerows([index, repr(float(score)), 1.0] for index, score in enumerate(scores))
+        more = {
+            key: values if isinstance(values, list) else [values] * rounds for key, values in (progress or {}).items()
+        }
+        writer.writerow(["round", "server/accuracy", "system/round_s", *more])
+        for index, score in enumerate(scores):
+            writer.writerow([index, repr(float(score)), 1.0, *(values[index] for values in more.values())])
     if status == "COMPLETED":
-        summary = {"methods": full["methods"], "accuracy": best, "best_accuracy": best, "best_round": rounds - 1}
-        (folder / "summary.json").write_text(json.dumps({**summary, "mean_last_10pct_accuracy": best - 0.01}))
+        facts = {"methods": full["methods"], "accuracy": best, "best_accuracy": best, "best_round": rounds - 1}
+        facts |= {"mean_last_10pct_accuracy": best - 0.01, **(summary or {})}
+        (folder / "summary.json").write_text(json.dumps(facts))
     if status:
         text = "client 3 failed in round 4 (block 0, trainer 1): boom\n\nTraceback" if status == "FAILED" else ""
         (folder / status).write_text(text)

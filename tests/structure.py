@@ -26,7 +26,13 @@ def code_lines(text: str) -> int:
         is_docstring = token.type == tokenize.STRING and start_of_line
         if token.type not in skipped and not is_docstring:
             lines |= set(range(token.start[0], token.end[0] + 1))
-        start_of_line = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
+        start_of_line = token.type in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.NL,
+            tokenize.COMMENT,
+        )
     return len(lines)
 
 
@@ -74,7 +80,9 @@ def main() -> None:
     total = sum(code_lines(text) for text in texts.values())
     everything = "\n".join(texts.values())
     print(f"lines of code in raysim and methods: {total} in {len(texts)} files")
-    long_files = [f"{p.relative_to(ROOT)} {len(t.splitlines())}" for p, t in texts.items() if len(t.splitlines()) > FILE_LINES]
+    long_files = [
+        f"{p.relative_to(ROOT)} {len(t.splitlines())}" for p, t in texts.items() if len(t.splitlines()) > FILE_LINES
+    ]
     print(f"files over {FILE_LINES} lines: {len(long_files)} {long_files}")
     classes = too_long((ast.ClassDef,), CLASS_LINES)
     print(f"classes over {CLASS_LINES} lines: {len(classes)} {classes}")

@@ -24,6 +24,7 @@ from raysim.report.calibration import curves_figure, prediction_figure, table_fi
 from raysim.run import MODEL_FILE, execute
 from tests.helpers import ADAMW, LORA_VIT, lora_plan, raw_config, run
 
+TABLE_A = [[0.038, 0.100, 0.193], [0.038, 0.089, 0.118], [0.038, 0.078, 0.093]]
 FEW = {"partitions": 1, "seeds": 1, "trees": 6, "min_leaf": 2}
 
 
@@ -68,6 +69,9 @@ def test_command_leaves_runs_rows_pictures_and_a_table(calibrated):
     assert all(float(row["coefficient"]) >= 0 < float(row["importance_b"]) for row in rows)
     assert {"shap.png", "table.png", "prediction.png"} < {path.name for path in folder.iterdir()}
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    for row, paper in zip(found["table"], TABLE_A, strict=True):
+        for own, theirs in zip(row, paper, strict=True):
+            assert f"{own:.4f} ({theirs:.3f})" in said
     assert (folder / "p0-s0" / "joint" / "COMPLETED").exists()
 
 
@@ -213,6 +217,8 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
     assert set(found) == {"rounds", "methods", "partition.scheme", "calibrate.cuts_a"}
     assert "must be > 0" in faults(local={"lr": 0})["local.lr"]
     assert "lora" in faults(model={"lora": None})["methods"]
+    for options in ({"components": "head"}, {"layers": "examples"}):
+        assert "counts the importances" in faults(methods=[{"livar": options}])["methods"]
     assert not (tmp_path / "c").exists()
 
 
@@ -310,6 +316,12 @@ def test_table_and_prediction_show_their_numbers():
         "$I_A$",
         "raw coefficients, base 0.5000",
     )
+    assert len(axes.figure.axes) == 2  # and the colour bar
+    both = table_figure(found_of(0.1), {"table A": TABLE_A}).axes
+    assert [one.get_title() for one in both[:2]] == ["raw coefficients, base 0.5000", "table A"]
+    assert both[1].images[0].get_array().tolist() == TABLE_A
+    assert {text.get_position(): text.get_text() for text in both[1].texts}[2, 0] == "0.193"
+    assert both[0].images[0].get_clim() == both[1].images[0].get_clim()  # one scale of colours
     figure = prediction_figure(np.array([0.1, 0.9]), np.array([0.2, 0.4]), 0.125)
     assert isinstance(figure, Figure)
     points, diagonal = figure.axes[0].lines

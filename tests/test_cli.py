@@ -62,7 +62,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
         "fedvg.epps: unknown key. Did you mean 'eps'?",
         "sed: unknown key. Did you mean 'seed'?",
         "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
-        "partition: no draw of 3333 gave every client 2 examples",
+        "gave every client 2 examples",
     ):
         assert words in text, words
     assert not (tmp_path / "runs").exists()
@@ -240,3 +240,15 @@ def test_bases_in_a_circle_and_missing_bases_are_faults(tmp_path):
     (tmp_path / "b.yaml").write_text("base: nowhere.yaml\n")
     with pytest.raises(ConfigError, match="nowhere"):
         read_config(tmp_path / "a.yaml")
+
+
+def test_scaled_runs_have_a_name_of_their_own_unless_given_one(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("name: full\nrounds: 9\nscale: {rounds: 2}\n")
+    for words, name, rounds in (
+        ([], "full", 9),
+        (["--scaled"], "full_scaled", 2),
+        (["--scaled", "name=mine"], "mine", 2),
+    ):
+        printed = yaml.safe_load(CliRunner().invoke(app, ["run", str(path), "--print-config", *words]).stdout)
+        assert (printed["name"], printed["rounds"]) == (name, rounds)

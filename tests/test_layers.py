@@ -18,7 +18,7 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/config.py": [CORE],
     "raysim/sweep.py": [CORE],
     "raysim/engine": [CORE, TRAINING, DATA, "raysim.engine"],
-    "raysim/report": [CORE, CONFIG, "raysim.report"],
+    "raysim/report": [CORE, CONFIG, "raysim.sweep", "raysim.report"],
 }
 FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/core": {"ray", "pydantic", "pyarrow", "yaml"},
@@ -31,13 +31,15 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/engine": {"pydantic", "yaml"},
     "raysim/report": {"ray", "torch", "pandas"},
 }
-TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome")}
+TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "twins")}
 # Everything in raysim/engine/ray may import Ray.
 # ray_facts.py: doctor's questions to a cluster, none of which runs a federation; the rest of the engine does not use it.
 RAY_FILES = {"raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
-RAY_FILES |= TUNING - {"raysim/tuning/plan.py", "raysim/tuning/outcome.py"}  # part of the root: Tune by configuration
+RAY_FILES |= TUNING - {
+    f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "twins")
+}  # part of the root: Tune by configuration
 ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
-ROOTS |= {"raysim/calibrate.py"}
+ROOTS |= {"raysim/calibrate.py", "raysim/partitions.py"}
 ROOTS |= TUNING
 
 

@@ -16,7 +16,7 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
 from raysim.training.model import BoundModel
 from tests.helpers import LORA_VIT, lora_plan, run, server_on
-from tests.reference import Naive
+from tests.reference import Naive, assert_close
 
 SPEC = ModelSpec("vit", 10, (8, 8, 1), {"dim": 16, "depth": 2, "heads": 2, "patch": 4}, lora=LoraSpec(rank=4))
 
@@ -114,7 +114,8 @@ def test_a_round_is_torchs_adamw_with_clipping_on_adapters_and_head(root):
     assert done == steps
     views = server.layout.views(server.state)
     for name, value in trained(model).items():
-        assert torch.allclose(views[name], value, atol=2e-6), name
+        begun = naive.begun[name]  # AdamW divides by the gradient's own size: entries with hardly any take noisy steps
+        assert_close(views[name] - begun, value.detach() - begun, 1e-2, name)
 
 
 def test_leaves_can_be_stood_in_for_while_a_block_runs():

@@ -21,7 +21,16 @@ from raysim.assemble import check
 from raysim.core.errors import ConfigError, ModelError
 from raysim.core.layout import integer_buffers, layout_of
 from raysim.core.method import Batch
-from raysim.models import MODELS, ModelSpec, build_model, build_skeleton, find_architecture, head_of, try_model
+from raysim.models import (
+    MODELS,
+    ModelSpec,
+    build_model,
+    build_skeleton,
+    find_architecture,
+    from_torchvision,
+    head_of,
+    try_model,
+)
 from raysim.models.from_torchvision import SMALL_STAGES
 from raysim.models.registry import prefers_channels_last
 from raysim.report.published import FOLDER as PUBLISHED
@@ -75,7 +84,13 @@ def faults_of(raw):
 
 @pytest.mark.parametrize(
     ("name", "leaves", "blocks", "stages"),
-    [("resnet18", 62, 10, 6), ("resnet50", 161, 18, 6), ("vit_s16", 152, 14, 14), ("vit_b16", 152, 14, 14)],
+    [
+        ("resnet18", 62, 10, 6),
+        ("resnet50", 161, 18, 6),
+        ("vit_s16", 152, 14, 14),
+        ("vit_b16", 152, 14, 14),
+        ("torchvision:vit_b_16", 152, 14, 14),
+    ],
 )
 def test_fedvgs_networks_have_its_layers_and_blocks(name, leaves, blocks, stages):
     spec = spec_of(name, 224, classes=7)
@@ -133,6 +148,22 @@ def test_blocks_of_nested_stages():
     }
     stages = layout(spec_of("timm:mobilenetv2_100"), "stage").blocks
     assert stages == ("stem", *(f"blocks.{i}" for i in range(7)), "classifier")
+
+
+def test_the_cnn_can_be_smooth():
+    """A step of h in any direction changes the gradient by O(h), everywhere: no ReLU, no choice among pixels."""
+    options = {"width": 4, "hidden": 8}
+    plain, smooth = (
+        build_model(spec_of("cnn", 8, 1, **options, **more), seed=0)
+        for more in ({}, {"activation": "tanh", "pool": "average"})
+    )
+    assert list(plain.state_dict()) == list(smooth.state_dict())
+    kinds = {type(module) for module in smooth.modules()}
+    assert kinds >= {nn.Tanh, nn.AvgPool2d}
+    assert not kinds & {nn.ReLU, nn.MaxPool2d}
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    x[0] = 0.5  # equal pixels: where a maximum has no gradient of its own
+    assert torch.autograd.gradgradcheck(smooth.double(), x.requires_grad_(), fast_mode=True)
 
 
 def test_known_sizes():
@@ -226,7 +257,23 @@ def test_two_steps_change_every_leaf(name, channels):
 
 
 def test_all_names_are_trained_above():
-    assert set(MODELS) <= {*TINY, "vit_b16"}
+    assert set(MODELS) <= {*TINY, "vit_b16", "torchvision:vit_b_16"}  # the latter: see below
+
+
+def test_torchvisions_vit_is_the_same_network_with_the_same_weights(monkeypatch):
+    """Under its own names and ours one input gives one output; another number of classes keeps the classifier's draws."""
+    torch.manual_seed(0)
+    theirs = torchvision.models.vit_b_16(image_size=32, num_classes=5).eval()
+    nn.init.normal_(theirs.heads.head.weight, std=0.1)  # torchvision begins with zeros
+    monkeypatch.setattr(from_torchvision, "_published", lambda *_: theirs.state_dict())
+    spec = spec_of("torchvision:vit_b_16", 32, classes=5, pretrained="default")
+    ours = build_model(spec, seed=1).eval()
+    images = batch_of(spec, 2).images
+    with torch.no_grad():
+        assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+    assert float(ours(images).detach().std()) > 0
+    with pytest.raises(ValueError, match="not divisible into 16 x 16 patches"):
+        try_model(spec_of("torchvision:vit_b_16", 40))
 
 
 def test_tables_of_integers_are_no_counters():

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from methods.diagnostics import diagnostics
+from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.univarfl import univarfl
-from raysim.assemble import check
+from raysim.assemble import build_methods, check
 from raysim.config import parse_config, read_config
+from raysim.core.layout import layout_of
+from raysim.models import ModelSpec, build_skeleton, head_of
 from raysim.sweep import grid
+from raysim.tuning.plan import read_sweep
 
 PAPERS = Path(__file__).parent.parent / "configs" / "papers"
 
@@ -45,7 +50,7 @@ FLFA_VARIANTS = {  # table 4
     "FLFA": [{"flfa": {"strategy": "lowest"}}],
     "FLFA* (fixed random B)": [{"flfa": {"strategy": "lowest", "feedback": "random"}}],
     "FLFA-dagger (no scaling)": [{"flfa": {"strategy": "lowest", "scale": "none"}}],
-    "DFA": ["dfa"],
+    "DFA": [{"flfa": {"strategy": "lowest", "feedback": "direct"}}],
 }
 SIX = {"FedAvg", "FedProx", "MOON", "FedAvgM", "FedRS", "FedLC"}
 EIGHT = SIX | {"FedSOL", "FedACG"}
@@ -74,6 +79,45 @@ def test_flfa_methods_have_the_printed_options(number):
     assert seen == (want or {4: set(FLFA_VARIANTS), 13: {"lowest", "highest"}}[number])
 
 
+def test_flfa_scaffold_is_its_authors_with_and_without_flfa():
+    seen = {labels["method"]: methods for labels, methods, _ in trials("flfa", "scaffold")}
+    assert seen == {"SCAFFOLD": ["scaffold"], "SCAFFOLD + FLFA": ["scaffold", "flfa"]}
+
+
+def test_every_layer_of_mobilenetv2_has_its_run():
+    tried = []
+    for labels, methods, config in trials("flfa", "layers"):
+        spec = ModelSpec(config.model.name, 10, (32, 32, 3), dict(config.model.model_extra))
+        layout = layout_of(build_skeleton(spec), head=head_of(spec))
+        tried += [option for method in methods for option in method["flfa"]["candidates"]]
+        assert methods == [] or tried[-1] == labels["layer"]
+    assert tried == list(feedback_layers(layout))
+
+
+def test_figure_3_is_measured_in_every_round():
+    for labels, methods, _ in trials("flfa", "figure_2"):
+        assert methods[-1] == {"diagnostics": {"measures": ["drift", "features"]}}
+        assert methods[:-1] == ([{"flfa": {"strategy": "lowest"}}] if "FLFA" in labels["method"] else [])
+    assert defaults(diagnostics)["every"] == 1
+
+
+# --- FedVG: the released code's form ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_7", "figure_A1"])
+def test_fedvg_is_scored_as_released(name):
+    seen = 0
+    for labels, methods, config in trials("fedvg", name):
+        assert config.data.split_within_clients
+        assert config.data.validation_set.order == "client"
+        (options,) = [m["fedvg"] for m in methods if "fedvg" in m] or [None]
+        is_fedvg = "FedVG" in labels.get("method", "") or "granularity" in labels
+        assert (options is not None) == is_fedvg
+        assert options is None or options["as_in"] == "release"
+        seen += is_fedvg
+    assert seen
+
+
 def test_flfa_by_default_is_the_papers():
     """One layer a round, by the skewness rule, with the weight at the round's start, rescaled as a whole."""
     found = defaults(flfa)
@@ -87,26 +131,41 @@ UNIVARFL = {
     "FedProx": [{"fedprox": {"mu": 0.01}}],
     "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5}}],
     "Freeze": ["freeze"],
-    "UniVarFL": [{"univarfl": {"mu": 0.5}}],
+    "UniVarFL": [{"univarfl": {"mu": 0.5, "eps": 1.0}}],
 }
 UNIVARFL_ALONE = {  # the ablation, which is not published
     "UniVarFL, mu = 0": [{"univarfl": {"mu": 0}}],
-    "UniVarFL, lambda = 0": [{"univarfl": {"mu": 0.5, "lam": 0}}],
-    "UniVarFL, literal": [{"univarfl": {"mu": 0.5, "form": "literal"}}],
+    "UniVarFL, lambda = 0": [{"univarfl": {"mu": 0.5, "eps": 1.0, "lam": 0}}],
+    "UniVarFL, epsilon = 0.1": [{"univarfl": {"mu": 0.5, "eps": 0.1}}],
+    "UniVarFL, epsilon = 0.01": [{"univarfl": {"mu": 0.5, "eps": 0.01}}],
+    "UniVarFL, literal": [{"univarfl": {"mu": 0.5, "eps": 1.0, "form": "literal"}}],
+    "UniVarFL, 1/K": ["uniform", {"univarfl": {"mu": 0.5, "eps": 1.0}}],
     "FedUV's terms": [{"univarfl": {"mu": 0.5, "variance": "unbiased", "spread": "deviation", "uniformity": "kernel"}}],
     **{name: UNIVARFL[name] for name in ("FedAvg", "UniVarFL")},
+}
+UNIVARFL_SPEED = {  # named beside the claim of speed
+    "FedDyn": [{"feddyn": {"alpha": 0.1}}],
+    "FedAlign": [{"fedalign": {"mu": 0.45, "width": 0.25}}],
+    **{name: UNIVARFL[name] for name in ("FedAvg", "FedProx", "MOON", "UniVarFL")},
 }
 #: split, test, validation, augmentation, side that images are brought to. 10 % of the training file is validation.
 UNIVARFL_DATA = {
     "STL-10": ("official", 0.1, "univarfl-stl10", None),
-    "CIFAR-100": ("official", 0.1, "cifar", None),
+    "CIFAR-100": ("official", 0.1, "none", None),
     "PACS": ("fraction", 0.1, "none", 64),
     "HAM10000": ("fraction", 0.1, "none", 64),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "methods"), [("table_1", UNIVARFL), ("table_2", UNIVARFL), ("ablation", UNIVARFL_ALONE)]
+    ("name", "methods"),
+    [
+        ("table_1", UNIVARFL),
+        ("table_2", UNIVARFL),
+        ("open_choices", UNIVARFL),
+        ("ablation", UNIVARFL_ALONE),
+        ("speed", UNIVARFL_SPEED),
+    ],
 )
 def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
     seen = set()
@@ -116,9 +175,28 @@ def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
         assert (data.split, data.validation, data.augment, data.resize) == UNIVARFL_DATA[labels["dataset"]], labels
         assert data.split == "official" or data.test == 0.1
         assert data.normalise == "half"
+        assert config.local.max_grad_norm == (10 if labels["method"] == "FedAlign" else None)
         seen.add(labels["method"])
     assert seen == set(methods)
     assert (defaults(univarfl)["mu"], defaults(univarfl)["lam"]) == (0.5, None)  # None is D/4
+
+
+def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
+    """MOON's and FedUV's cap in the tables, none beside them; PACS on both networks; a constant rate, and FedUV's cosine."""
+    shift, networks, schedules = {}, {}, {}
+    for name in ("table_1", "table_2", "ablation", "speed", "open_choices"):
+        for labels, _, config in trials("univarfl", name):
+            choice = labels.get("choice", "")
+            schedules.setdefault(choice == "cosine schedule", set()).add(config.local.schedule)
+            if "alpha" in labels:
+                key = labels["dataset"], labels["alpha"], choice == "uncapped"
+                shift.setdefault(key, set()).add(config.partition.form)
+            if labels["dataset"] == "PACS":
+                networks.setdefault(name, set()).add(config.model.name)
+    cases = [(dataset, alpha) for dataset in ("STL-10", "CIFAR-100") for alpha in (0.01, 1.0)]
+    assert shift == {(*case, free): {"class" if free else "capped"} for case in cases for free in (False, True)}
+    assert networks["table_1"] | networks["open_choices"] == {"resnet18", "univarfl_cnn"}
+    assert schedules == {False: {"constant"}, True: {"cosine"}}
 
 
 # --- LIVAR: baselines as in the framework that the paper's code builds on ---------------------------------------------
@@ -139,10 +217,17 @@ LIVAR_TABLES = {
     "table_3": {"CCVR", "LIVAR", "LIVAR + CCVR"},
 }
 LIVAR_PARTS = {  # table 4: layer weighting, head weighting
-    ("off", "off"): [],
+    ("off", "off"): [{"livar": {"components": "lora", "layers": "examples"}}],
     ("on", "off"): [{"livar": {"components": "lora"}}],
-    ("off", "on"): [{"livar": {"components": "head"}}],
+    ("off", "on"): [{"livar": {"layers": "examples"}}],
     ("on", "on"): ["livar"],
+}
+#: Defaults of the framework's classes, LIVAR's rate from its example: learning rate, weight decay.
+LIVAR_STEPS = {
+    **dict.fromkeys(("FedAvg", "FisherAvg", "FedProto", "Joint"), (3e-4, 0)),
+    "CCVR": (1e-3, 0),
+    "RegMean": (1e-5, 0.1),
+    **dict.fromkeys(("LIVAR", "LIVAR + CCVR"), (1e-4, 0.1)),
 }
 
 
@@ -151,6 +236,7 @@ def test_livar_methods_have_the_frameworks_options(name):
     seen = set()
     for labels, methods, config in trials("livar", name):
         assert methods == LIVAR[labels["method"]], labels
+        assert (config.local.lr, config.local.weight_decay) == LIVAR_STEPS[labels["method"]], labels
         assert config.is_joint == (labels["method"] == "Joint")
         seen.add(labels["method"])
     assert seen == LIVAR_TABLES[name]
@@ -158,11 +244,72 @@ def test_livar_methods_have_the_frameworks_options(name):
 
 def test_livar_components_are_switched_one_by_one():
     seen = set()
-    for labels, methods, _ in trials("livar", "table_4"):
+    for labels, methods, config in trials("livar", "table_4"):
         parts = labels["layer_importance_weighting"], labels["head_variance_weighting"]
         assert methods == LIVAR_PARTS[parts]
+        assert (config.local.lr, config.local.weight_decay) == LIVAR_STEPS["LIVAR"]
         seen.add(parts)
     assert seen == set(LIVAR_PARTS)
+
+
+LIVAR_SWITCHES = read_config(PAPERS / "livar" / "table_4.yaml")["tune"]["settings"]["components"]
+
+
+def test_livar_components_as_released_differ_in_what_the_release_does():
+    """In both positions of the switch the products are scored with n_i / n; variances, where used, are of raw pixels."""
+    own = {name: settings for name, settings in LIVAR_SWITCHES.items() if not name.endswith("released")}
+    command = "components=" + ",".join(f"{name} as released" for name in own)  # as in the recipe's first lines
+    assert command in (PAPERS / "livar" / "table_4.yaml").read_text()
+    sweep = grid(read_sweep(PAPERS / "livar" / "table_4.yaml", [command]), "table_4")
+    assert len(sweep) == 4 * 5
+    for trial in sweep:
+        name = trial.values["components"].removesuffix(" as released")
+        (ours,), (theirs,) = own[name]["methods"], trial.raw["methods"]
+        want = {**({} if ours == "livar" else ours["livar"]), "evaluate": "code"}
+        want |= {"variance": "released"} if name in ("head", "both") else {}
+        assert theirs == {"livar": want}
+        switches = {key: value for key, value in own[name].items() if key != "methods"}
+        assert {f"labels.{key}": value for key, value in trial.raw["labels"].items()}.items() >= switches.items()
+
+
+def test_livar_settings_beyond_the_tables_are_sound():
+    raw = read_config(PAPERS / "livar" / "table_1.yaml")
+    named = raw["tune"]["settings"]["method"]
+    raw["tune"]["param_space"] = {"method": {"grid_search": list(named)}, "seed": {"grid_search": [0]}}
+    found = {trial.values["method"]: trial.raw for trial in grid(raw, "table_1")}
+    assert set(found) > set(LIVAR)
+    for name, trial in found.items():
+        config, faults = parse_config(trial)
+        assert not faults + build_methods(trial.get("methods", []))[1], name
+        assert (config.model.lora is None) == (name in LIVAR and "LIVAR" not in name), name
+    released = found["LIVAR as released"]["methods"]
+    assert released == [{"livar": {"variance": "released", "evaluate": "code"}}]
+
+
+#: data.split, data.test where it counts, resize, crop, statistics, augmentation: the code's transforms, all bicubic.
+LIVAR_DATA = {
+    "cifar100": ("official", None, 256, 224, "half", "livar-vit"),
+    "imagenet_r": ("fraction", 0.2, 256, 224, "half", "livar-vit"),
+    "eurosat": ("official", None, 224, None, "clip", "livar-vit"),
+    "cub200": ("official", None, 256, 224, "imagenet", "livar-cub"),
+    "tiny_imagenet": ("official", None, 256, 224, "tiny-imagenet", "livar-vit"),
+}
+
+
+def test_livar_images_are_made_as_in_the_released_code():
+    seen = set()
+    configs = [config for name in ("table_1", "table_2", "table_3", "table_4") for *_, config in trials("livar", name)]
+    for path in sorted((PAPERS / "livar").glob("*.yaml")):
+        raw = read_config(path)
+        configs += [parse_config(raw)[0]] if "calibrate" in raw else []
+    for config in configs:
+        data = config.data
+        test = data.test if data.split == "fraction" else None
+        found = data.split, test, data.resize, data.crop, data.normalise, data.augment
+        assert found == LIVAR_DATA[data.name], data.name
+        assert (data.interpolation, data.validation) == ("bicubic", 0)
+        seen.add((data.name, "calibrate" in config.model_fields_set))
+    assert len(seen) == 9  # four sets in tables, five in calibrations
 
 
 # --- joint training, a row to add -------------------------------------------------------------------------------------

@@ -99,6 +99,27 @@ def test_malformed_sweeps_are_refused(raw, words):
         grid(raw, "a test")
 
 
+def test_a_scaled_run_has_another_name_than_the_full_one():
+    assert scaled(RAW, "a test")["name"] == "s_scaled"
+    assert scaled(scaled(RAW, "a test"), "a test")["name"] == "s_scaled"
+    assert scaled({**RAW, "scale": {"rounds": 2, "name": "mine"}}, "a test")["name"] == "mine"
+    assert "name" not in scaled({"scale": {"rounds": 2}}, "a test")
+
+
+def test_an_axis_may_count_with_some_labels_of_another_one_only():
+    space = {"method": ["A", "B"], "rounds": [1, 2, 3], "seed": [0, 1]}
+    methods = {"A": {"methods": []}, "B": {"methods": ["fedvg"]}}
+    raw = {"rounds": 9, "tune": {"settings": {"method": methods}, "only": {"rounds": {"method": ["B"]}}}}
+    raw["tune"]["param_space"] = {axis: {"grid_search": values} for axis, values in space.items()}
+    trials = grid(raw, "a test")
+    assert [t.raw["labels"] for t in trials[:2]] == [{"method": "A", "seed": 0}, {"method": "A", "seed": 1}]
+    assert [t.raw["rounds"] for t in trials] == [9, 9, 1, 1, 2, 2, 3, 3]
+    assert [t.name for t in trials[1:3]] == ["method=A_seed=1", "method=B_rounds=1_seed=0"]
+    raw["tune"]["only"] = {"rounds": {"metod": ["B"]}}
+    with pytest.raises(ConfigError, match=r"tune.only.rounds: metod is no axis; the axes are method, rounds, seed"):
+        grid(raw, "a test")
+
+
 def test_scaled_needs_a_scale_group():
     with pytest.raises(ConfigError, match="scale: is missing"):
         scaled({"rounds": 3}, "a test")

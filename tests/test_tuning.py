@@ -18,6 +18,7 @@ from raysim.assemble import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, RunExists
 from raysim.run import execute
+from raysim.tuning import trial as trial_module
 from raysim.tuning.driver import MOST_LINES, _Watch, run_sweep
 from raysim.tuning.outcome import outcome, ranked, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
@@ -114,6 +115,36 @@ def test_drawn_trials_are_fixed_by_the_seed_and_grow_at_the_end(root, tmp_path):
     }
     other = a_sweep(root, tmp_path, space, {"num_samples": 2}, seed=4)
     assert other.trials[0].config.local.lr != four.trials[0].config.local.lr
+
+
+def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_path, monkeypatch):
+    """By that of the run so far while it runs, by that of the whole run at its end."""
+    tune = {"metric": "accuracy_at_best_validation"}
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, rounds=4)
+    validation, test = [0.5, 0.7, 0.7, 0.6], [0.1, 0.2, 0.3, 0.4]
+    metrics = [
+        {"server/validation_accuracy": v, "server/accuracy": t, "system/round_s": 1.0}
+        for v, t in zip(validation, test, strict=True)
+    ]
+    folder = sweep.folder / sweep.trials[0].name
+    folder.mkdir(parents=True)
+    with open(folder / "progress.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", *metrics[0]])
+        writer.writeheader()
+        writer.writerows({"round": index, **row} for index, row in enumerate(metrics))
+    found = outcome(sweep, sweep.trials[0])
+    assert (found.score, found.best_round) == (0.2, 1)
+    told = []
+    monkeypatch.setattr(trial_module, "_report", lambda result: told.append(result["accuracy_at_best_validation"]))
+    monkeypatch.setattr(trial_module.tune, "report", lambda result: told.append(result["accuracy_at_best_validation"]))
+    reporter = trial_module._Reporter(sweep.base.tune, folder)
+    reporter.num_rounds = 4
+    for index, row in enumerate(metrics):
+        reporter._tell(index, row)
+    reporter.finish()
+    assert told == [0.1, 0.2, 0.2, 0.2]
+    with pytest.raises(ConfigError, match=r"tune.metric: .* needs a validation set, and trial seed=0 has none"):
+        a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, data={"root": str(root), "validation": 0})
 
 
 def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
@@ -486,3 +517,45 @@ def test_progress_lines_are_few_however_long_a_sweep_takes(root, tmp_path, monke
         now[0] += 1.0
         watch.on_step_end(0, [])
     assert 10 < len(lines) <= MOST_LINES
+
+
+def test_refused_trials_are_all_named_and_the_others_start_if_asked(root, tmp_path):
+    space = {"partition.num_clients": {"grid_search": [12, 5000, 6000]}, "seed": {"grid_search": [0, 1]}}
+    with pytest.raises(ConfigError) as caught:
+        a_sweep(root, tmp_path, space)
+    (fault,) = [fault for fault in caught.value.faults if fault.key == "tune.skip_refused"]
+    assert "start the other 2 of 6 trials" in fault.message
+    for count in (5000, 6000):
+        for seed in (0, 1):
+            assert f"num_clients={count}_seed={seed}" in fault.message
+    sweep = a_sweep(root, tmp_path, space, {"skip_refused": True})
+    assert [trial.name for trial in sweep.trials] == ["num_clients=12_seed=0", "num_clients=12_seed=1"]
+    assert len(sweep.refused) == 4
+    write_results_of = {trial.name: outcome(sweep, trial) for trial in sweep.trials}
+    sweep.folder.mkdir(parents=True)
+    write_results(sweep, write_results_of)
+    with open(sweep.folder / "results.csv") as file:
+        statuses = [row["status"] for row in csv.DictReader(file)]
+    assert statuses == ["unfinished"] * 2 + ["refused"] * 4
+    space["partition.num_clients"]["grid_search"] = [5000]
+    with pytest.raises(ConfigError):  # nothing is left to start
+        a_sweep(root, tmp_path, space, {"skip_refused": True})
+
+
+def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_cluster):
+    space = {
+        "method": {"grid_search": {"FedAvg": {}, "Joint": {"partition.scheme": "joint"}}},
+        "partition.alpha": {"grid_search": [0.3, 1.0]},
+    }
+    sweep = a_sweep(root, tmp_path, space, rounds=1)
+    same = {trial.name: trial.same_as for trial in sweep.trials if trial.same_as}
+    assert same == {"method=Joint_alpha=1.0": "method=Joint_alpha=0.3"}
+    outcomes, lines = run(sweep)
+    assert "1 only repeat another one" in lines[0]
+    assert {found.status for found in outcomes.values()} == {"completed"}
+    for twin, original in same.items():
+        assert digest(sweep.folder / twin) == digest(sweep.folder / original)
+        assert not list((sweep.folder / twin).glob("events*"))  # it never ran
+        config = yaml.safe_load((sweep.folder / twin / "config.yaml").read_text())
+        assert (config["labels"]["alpha"], config["partition"]["alpha"]) == (1.0, 1.0)
+    assert run(sweep)[0] == outcomes  # and nothing is left to do

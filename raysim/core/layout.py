@@ -171,8 +171,9 @@ def layout_of(
         in_head = layer == head or layer.startswith(head + ".")
         template = Leaf(name, (), 0, layer, block_of(name), False, in_head, name in shared, is_conv)
         add(name, parameter, template)
+    persistent = _persistent_names(module)
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and name in _persistent_names(module):
+        if buffer.is_floating_point() and name in persistent:
             add(name, buffer, Leaf(name, (), 0, name.rpartition(".")[0], block_of(name), is_buffer=True))
     return Layout(tuple(leaves))
 

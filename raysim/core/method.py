@@ -27,6 +27,7 @@ Messages, client memory, scratch, reports and server state are namespaced: a hoo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -98,6 +99,16 @@ class Model(Protocol):
         """
         ...
 
+    def overridden(self, ops: Mapping[str, LayerOp]) -> AbstractContextManager[None]:
+        """Run layers through other operations inside the block; training does so through those of all `forward` hooks."""
+        ...
+
+
+class Batches(Protocol):
+    """See `ClientView.batches`."""
+
+    def __call__(self, *, is_normalised: bool = True) -> Iterable[Batch]: ...
+
 
 @dataclass
 class ClientView:
@@ -115,9 +126,13 @@ class ClientView:
       message: this method's downlink fields.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
-      batches: a fixed-order pass over the local examples.
+      batches: batches() is a fixed-order pass over the local examples, without augmentation; with is_normalised=False
+        the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
         client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set").
+      validation_loss: that mean cross-entropy itself, likewise.
+      initial_state: [num_state] of a network built anew, with random values of this client's own, the same in every
+        round.
       generator: this method's own random stream for this client and round.
     """
 
@@ -136,8 +151,10 @@ class ClientView:
     message: Mapping[str, Any]
     memory: dict[str, Any]
     generator: torch.Generator
-    batches: Callable[[], Iterable[Batch]]
+    batches: Batches
     validation_gradient: Callable[[str], Tensor]
+    validation_loss: Callable[[str], float]
+    initial_state: Callable[[], Tensor]
     momentum: float = 0.0
     batch_size: int = 32
     num_steps: int = 0
@@ -173,6 +190,7 @@ class ServerView:
         methods return there is not in place (needs "features").
       validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
         of the model that these weights would give before any `server_update` (needs "validation-set").
+      move_buffers: move_buffers(change) adds [num_state - num_params] to the new global buffers, in `server_update`.
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
       generator: this method's own random stream of this round at the server.
@@ -193,6 +211,7 @@ class ServerView:
     map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
     map_features: Callable[[Callable[[Tensor, Tensor, Any], Any], Any], list[Any]]
     validation_loss: Callable[[Weights], float]
+    move_buffers: Callable[[Tensor], None]
     log: Log
     generator: torch.Generator
 
@@ -211,10 +230,12 @@ class Method:
 
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
-      claims: exclusive resources as shell patterns: "criterion", "weights:<leaf>", "backward:<layer>",
+      claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion",
+        "weights:<leaf>", "backward:<layer>",
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
-      needs: "validation-set", "sgd", "plain-sgd", "features", "linear-head", "client-memory", "lora".
+      needs: "validation-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
+        "client-memory", "lora".
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).

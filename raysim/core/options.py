@@ -1,8 +1,10 @@
-"""Options of methods that may be given as a file."""
+"""Options of methods: those that may be given as a file, and those that have no effect beside others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,3 +26,16 @@ class FromFile:
 
     def __repr__(self) -> str:  # what `raysim methods` shows
         return "or a JSON file"
+
+
+def warn_of_ignored(make: Callable[..., Any], given: Mapping[str, Any], names: Iterable[str], because: str) -> None:
+    """Warn of options that are not at their defaults and have no effect.
+
+    Args:
+      make: a method's function; given: its options by name; names: those without effect; because: beside what.
+    """
+    defaults = inspect.signature(make).parameters
+    idle = [name for name in names if given[name] != defaults[name].default]
+    if idle:
+        verb = "has" if len(idle) == 1 else "have"
+        warnings.warn(f"{make.__name__}: {', '.join(idle)} {verb} no effect with {because}; drop it", stacklevel=3)

@@ -220,7 +220,7 @@ HEAD = "@head"
 REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
     "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
-    "plain-sgd": "set local.optimizer to sgd and local.momentum to 0: it divides a displacement by the learning rate",
+    "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",
     "linear-head": "use a model whose classifier is one linear layer",
     "client-memory": "nothing to do: the engine keeps it",
@@ -284,11 +284,17 @@ def conflicts(
 
 
 def _held(claim: str, resources: Sequence[str]) -> list[str]:
-    return [resource for resource in resources if fnmatchcase(resource, claim)]
+    return [resource for resource in resources if _covers(claim, resource)]
 
 
 def _claims(method: Method, resource: str) -> bool:
-    return any(fnmatchcase(resource, claim) for claim in method.claims)
+    return any(_covers(claim, resource) for claim in method.claims)
+
+
+def _covers(claim: str, resource: str) -> bool:
+    """Whether a claim, a pattern or "pattern!pattern that is left out", is on a resource."""
+    wanted, _, left_out = claim.partition("!")
+    return fnmatchcase(resource, wanted) and not fnmatchcase(resource, left_out)
 
 
 def _replaces(method: Method, kind: str) -> bool:

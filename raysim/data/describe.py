@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,14 +16,32 @@ def label_entropy(class_counts: np.ndarray) -> np.ndarray:
     return np.abs((shares * logs).sum(axis=1))
 
 
-def partition_table(class_counts: np.ndarray) -> str:
-    """A CSV row per client: examples, classes present, label entropy in bits, the largest class and its share."""
+def partition_table(
+    class_counts: np.ndarray, classes: Sequence[str] = (), validation_counts: np.ndarray | None = None
+) -> str:
+    """A CSV row per client: examples, classes present, label entropy in bits, the largest class and its share.
+
+    Args:
+      classes: names, for a column of examples of each; none, if empty.
+      validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", "examples", "classes", "label_entropy_bits", "largest_class", "largest_share"])
-    entropies = label_entropy(class_counts)
-    for client, counts in enumerate(class_counts):
+    columns = ["client", "examples", "classes", "label_entropy_bits", "largest_class", "largest_share"]
+    writer.writerow([*columns, *(f"class {name}" for name in classes)])
+    rows: list[tuple[int | str, np.ndarray]] = list(enumerate(class_counts))
+    if validation_counts is not None and validation_counts.sum():
+        rows.append(("validation", validation_counts))
+    entropies = label_entropy(np.stack([counts for _, counts in rows]))
+    for (name, counts), entropy in zip(rows, entropies, strict=True):
         size, largest = int(counts.sum()), int(counts.argmax())
-        share = counts[largest] / max(1, size)
-        writer.writerow([client, size, np.count_nonzero(counts), f"{entropies[client]:.4f}", largest, f"{share:.4f}"])
+        told = [
+            name,
+            size,
+            np.count_nonzero(counts),
+            f"{entropy:.4f}",
+            largest,
+            f"{counts[largest] / max(1, size):.4f}",
+        ]
+        writer.writerow([*told, *(counts.tolist() if classes else ())])
     return text.getvalue()

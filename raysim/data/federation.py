@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -16,6 +17,9 @@ from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, write_set
 from raysim.data.manifest import Manifest
 from raysim.data.validation import fit_to
+
+#: Of the index; folders of another form are built again.
+FORM = 2
 
 #: Clients per shard file: a shard is written by one task and mapped whole.
 CLIENTS_PER_SHARD = 64
@@ -48,7 +52,7 @@ def write_shard(task: ShardTask) -> None:
 
 
 def shard_tasks(manifest: Manifest, folder: Path) -> list[ShardTask]:
-    """The files of a federation: clients contiguous, CLIENTS_PER_SHARD to a file, then validation and test."""
+    """The files of a federation: clients contiguous, CLIENTS_PER_SHARD to a file, then the held-out sets."""
     tasks = []
     for number, start in enumerate(range(0, len(manifest.clients), CLIENTS_PER_SHARD)):
         rows = np.concatenate(manifest.clients[start : start + CLIENTS_PER_SHARD])
@@ -59,6 +63,9 @@ def shard_tasks(manifest: Manifest, folder: Path) -> list[ShardTask]:
         tasks.append(ShardTask(path, str(target), manifest.validation, labels, like=manifest.set_path))
     if len(manifest.test):
         tasks.append(ShardTask(manifest.set_path, str(folder / "test.arrow"), manifest.test))
+    for other in manifest.test_sets:
+        place = str(folder / f"test-{other.name}.arrow")
+        tasks.append(ShardTask(other.path, place, other.rows, other.labels, like=manifest.set_path))
     return tasks
 
 
@@ -98,6 +105,8 @@ def is_sound(folder: Path) -> bool:
     """Whether a shard folder is complete: its index, and every file at its length with a readable Arrow footer."""
     try:
         index = json.loads((folder / "index.json").read_text())
+        if index.get("form") != FORM:
+            return False
         for name, size in index["files"].items():
             path = folder / name
             if path.stat().st_size != size:
@@ -117,11 +126,17 @@ def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], 
     try:
         write(shard_tasks(manifest, building))
         index = {
+            "form": FORM,
             "manifest": manifest.checksum,
             "clients_per_shard": CLIENTS_PER_SHARD,
             "class_counts": manifest.class_counts.tolist(),
             "num_test": len(manifest.test),
             "num_validation": len(manifest.validation),
+            "domains": list(manifest.domains),
+            "domain_counts": _listed(manifest.domain_counts),
+            "test_domains": _listed(manifest.test_domains),
+            "test_sizes": _listed(manifest.test_sizes),
+            "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
             "files": {path.name: path.stat().st_size for path in sorted(building.iterdir())},
         }
         (building / "index.json").write_text(json.dumps(index) + "\n")
@@ -131,11 +146,17 @@ def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], 
         shutil.rmtree(building, ignore_errors=True)
 
 
+def _listed(array: np.ndarray | None) -> list[Any] | None:
+    return None if array is None else array.tolist()
+
+
 class Federation:
-    """Memory-mapped shards: each client's examples, the validation set and the test set.
+    """Memory-mapped shards: each client's examples, the validation set and the test sets.
 
     Attributes:
       class_counts: (num_clients, classes) int64; sizes: (num_clients,) int64 training examples.
+      domains, domain_counts, test_domains, test_sizes: see `Manifest`; None where it has none.
+      test_sets: examples of each further test set.
 
     Args:
       fetch: fetch(name) puts a missing file of the folder there; on a node without the driver's disk it copies the
@@ -162,6 +183,12 @@ class Federation:
         self.sizes = self.class_counts.sum(axis=1)
         self.num_test: int = index["num_test"]
         self.num_validation: int = index["num_validation"]
+        self.domains: list[str] = index["domains"]
+        self.domain_counts, self.test_domains, self.test_sizes = (
+            None if index[name] is None else np.array(index[name], dtype=np.int64)
+            for name in ("domain_counts", "test_domains", "test_sizes")
+        )
+        self.test_sets: dict[str, int] = index["test_sets"]
         self._ends = np.cumsum(self.sizes)
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -175,8 +202,15 @@ class Federation:
         return images[start:end], labels[start:end]
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(images, labels) of "validation" or "test"."""
+        """(images, labels) of "validation", "test" or, for a further test set, "test-NAME"."""
         return self._map(name)
+
+    def test_range(self, client: int) -> tuple[int, int]:
+        """(start, end) of the client's own test rows; all of them where nobody has own ones."""
+        if self.test_sizes is None:
+            return 0, self.num_test
+        end = int(self.test_sizes[: client + 1].sum())
+        return end - int(self.test_sizes[client]), end
 
     def _map(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._maps:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
+from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
-from raysim.data.partition import SCHEMES
-from raysim.data.splits import split, split_officially, split_within
+from raysim.data.partition import SCHEMES, OnDrawn
+from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
 
 
@@ -45,6 +48,17 @@ class PartitionSpec:
 
 
 @dataclass(frozen=True)
+class OtherTest:
+    """A further test set: rows of another set, and their labels (n,) int64 in this set's classes."""
+
+    name: str
+    path: str
+    checksum: str
+    rows: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Rows of the set: per client, for the server's validation set (in its order) and for the test.
 
@@ -52,6 +66,12 @@ class Manifest:
       class_counts: (num_clients, classes) int64.
       validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
       external: (path, checksum) of the set that `validation` counts rows of; None: this set.
+      validation_counts: (classes,) int64 of the validation set as it is scored.
+      num_draws: draws that the partition took until every client had enough.
+      domains: names; domain_counts: (num_clients, domains, classes) int64; test_domains: (n,) int64 domain of each test
+        row; None for a set without domains.
+      test_sizes: (num_clients,) int64 test rows of each client, client after client; None where nobody has own ones.
+      test_sets: further test sets.
     """
 
     set_path: str
@@ -63,6 +83,13 @@ class Manifest:
     class_counts: np.ndarray
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
+    validation_counts: np.ndarray | None = None
+    num_draws: int = 1
+    domains: tuple[str, ...] = ()
+    domain_counts: np.ndarray | None = None
+    test_domains: np.ndarray | None = None
+    test_sizes: np.ndarray | None = None
+    test_sets: tuple[OtherTest, ...] = ()
 
     @cached_property
     def checksum(self) -> str:
@@ -74,6 +101,8 @@ class Manifest:
             digest.update(b"labels" + self.validation_labels.tobytes())
         if self.external is not None:
             digest.update(b"external" + self.external[1].encode())
+        for other in self.test_sets:
+            digest.update(f"test {other.name} {other.checksum}".encode())
         return digest.hexdigest()
 
     @property
@@ -94,30 +123,42 @@ class Manifest:
             "test": self.test.tolist(),
             "validation_labels": None if self.validation_labels is None else self.validation_labels.tolist(),
             "external": self.external,
+            "validation_counts": None if self.validation_counts is None else self.validation_counts.tolist(),
+            "num_draws": self.num_draws,
         }
         return json.dumps(fields) + "\n"
 
 
-def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | None = None) -> Manifest:
+def make_manifest(
+    images: ImageSet,
+    spec: PartitionSpec,
+    external: ImageSet | None = None,
+    tests: Mapping[str, ImageSet] = MappingProxyType({}),
+) -> Manifest:
     """Split and partition a set: a pure function of its columns (labels, domains, splits) and the spec.
 
     Args:
       external: the set that the validation set comes from; the rows that `spec.validation` holds out then stay unused.
+      tests: further sets to test on, by name.
     """
-    labels = images.labels
+    labels, test_sizes = images.labels, None
     rng = numpy_generator(derive_seed(spec.seed, "split"))
+    draws = [1]
     if spec.within_clients:
-        parts = _partition(images, np.arange(len(images)), spec)
+        parts = _partition(images, np.arange(len(images)), spec, draws.append)
         clients, validation, test = split_within(parts, test=spec.test, validation=spec.validation, rng=rng)
+        test_sizes = np.array([int(len(part) * spec.test) for part in parts])
     else:
         if spec.split == "official":
             splits = getattr(images, "splits", None)
             training, validation, test = split_officially(splits, validation=spec.validation, rng=rng)
         else:
             training, validation, test = split(len(images), test=spec.test, validation=spec.validation, rng=rng)
-        clients = _partition(images, training, spec)
+        clients = _partition(images, training, spec, draws.append)
     num_classes = len(images.info.classes)
     counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in clients]).astype(np.int64)
+    domains = getattr(images, "domains", None)
+    domain_counts = None if domains is None else _domain_counts(clients, labels, domains, images)
 
     rng = numpy_generator(derive_seed(spec.seed, "validation-set"))
     targets, origin = labels[validation], None
@@ -136,15 +177,60 @@ def make_manifest(images: ImageSet, spec: PartitionSpec, external: ImageSet | No
         counts,
         None if is_own else targets,
         origin,
+        validation_counts=np.bincount(targets, minlength=num_classes),
+        num_draws=draws[-1],
+        domains=() if domains is None else images.info.domains,
+        domain_counts=domain_counts,
+        test_domains=None if domains is None else domains[test],
+        test_sizes=test_sizes,
+        test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
     )
 
 
-def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec) -> list[np.ndarray]:
+def _domain_counts(
+    clients: Sequence[np.ndarray], labels: np.ndarray, domains: np.ndarray, images: ImageSet
+) -> np.ndarray:
+    """(num_clients, domains, classes) int64."""
+    num_classes, shape = len(images.info.classes), (len(images.info.domains), len(images.info.classes))
+    cells = domains * num_classes + labels
+    counts = [np.bincount(cells[rows], minlength=shape[0] * shape[1]).reshape(shape) for rows in clients]
+    return np.stack(counts).astype(np.int64)
+
+
+def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
+    """The test rows of another set, all rows where it has no official split, for a model of this set's classes.
+
+    Raises:
+      DataError: a class that this set does not have, other channels, or no test row.
+    """
+    known = list(images.info.classes)
+    missing = [cls for cls in other.info.classes if cls not in known]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of its classes are not among those of {images.info.name!r}, such as {missing[0]!r}",
+            f"data.test_sets, {name}",
+            "take a set whose classes have the same names",
+        )
+    if other.info.shape[2] not in (1, images.info.shape[2]):
+        raise DataError(
+            f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}",
+            f"data.test_sets, {name}",
+            "take a set with as many channels, or a grey one",
+        )
+    splits = getattr(other, "splits", None)
+    rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
+    if not len(rows):
+        raise DataError("its official split has no test row", f"data.test_sets, {name}", "take another set")
+    relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)
+    return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
+
+
+def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> list[np.ndarray]:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
     forms = SCHEMES[spec.scheme]
     scheme = forms[spec.form or next(iter(forms))]
     domains = getattr(images, "domains", None)
-    known = {**vars(spec), "domains": None if domains is None else domains[rows]}
+    known = {**vars(spec), "domains": None if domains is None else domains[rows], "on_drawn": on_drawn}
     known["rng"] = numpy_generator(derive_seed(spec.seed, "partition"))
     wanted = list(inspect.signature(scheme).parameters)[2:]
     parts = scheme(images.labels[rows], spec.num_clients, **{name: known[name] for name in wanted})

@@ -13,6 +13,9 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.data.shares import check_enough, cut, cut_capped, fill, multinomial, redraw, whole
 
+#: on_drawn(number of the draw that succeeded, from 1), of the schemes that draw again until every client has enough.
+OnDrawn = Callable[[int], None]
+
 
 def iid(labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, min_samples: int) -> list[np.ndarray]:
     """Equal shares of a random order."""
@@ -21,29 +24,50 @@ def iid(labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, min_s
 
 
 def dirichlet(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: np.random.Generator,
+    alpha: float,
+    min_samples: int,
+    on_drawn: OnDrawn | None = None,
 ) -> list[np.ndarray]:
     """Each class is cut into shares ~ Dir(alpha) over the clients; redrawn until every client has `min_samples`.
 
     The form of FedVG and FLFA (and of most papers since Hsu et al. 2019, arXiv:1909.06335).
     """
-    counts = redraw(cut, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    counts = redraw(cut, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
     return _deal(labels, counts, rng)
 
 
 def dirichlet_sample(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: np.random.Generator,
+    alpha: float,
+    min_samples: int,
+    on_drawn: OnDrawn | None = None,
 ) -> list[np.ndarray]:
     """Each class has p ~ Dir(alpha) over the clients and every single example draws its client from p (LIVAR's form)."""
-    counts = redraw(multinomial, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    counts = redraw(multinomial, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
     return _deal(labels, counts, rng)
 
 
 def dirichlet_capped(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: np.random.Generator,
+    alpha: float,
+    min_samples: int,
+    on_drawn: OnDrawn | None = None,
 ) -> list[np.ndarray]:
-    """`dirichlet`, but a client that has its equal share gets nothing of later classes (the older FLFA code's form)."""
-    counts = redraw(cut_capped, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples)
+    """`dirichlet`, but a client that has its equal share gets nothing of later classes, up to single examples.
+
+    The form of MOON's and FedUV's code, and of FLFA's older one; see `cut_capped`.
+    """
+    counts = redraw(cut_capped, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
     return _deal(labels, counts, rng)
 
 

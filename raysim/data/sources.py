@@ -41,6 +41,7 @@ from raysim.data.tables import read_table
 from raysim.data.trees import (
     read_cub200,
     read_domains,
+    read_eurosat,
     read_folder,
     read_ham10000,
     read_tiny_imagenet,
@@ -107,15 +108,21 @@ SOURCES: dict[str, Source] = {
         ("size",),
     ),
     "covid19": Source(
+        "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder",
+        partial(read_folder, inner=("Curated X-Ray Dataset",)),
+        "Mendeley Data, https://data.mendeley.com/datasets/9xkhgts2s6",
+        ("size",),
+    ),
+    "covid19_radiography": Source(
         "COVID-19 Radiography Database, 4 classes",
         partial(read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
         "Kaggle, tawsifurrahman/covid19-radiography-database",
         ("size",),
     ),
     "eurosat": Source(
-        "EuroSAT, 64 x 64 colour, 10 classes",
-        partial(read_folder, inner=("2750", "EuroSAT_RGB")),
-        "the EuroSAT project, https://github.com/phelber/EuroSAT",
+        "EuroSAT, 64 x 64 colour, 10 classes; official split where split_zhou_EuroSAT.json lies beside it",
+        read_eurosat,
+        "the EuroSAT project, https://github.com/phelber/EuroSAT (the split: https://github.com/KaiyangZhou/CoOp)",
         ("size",),
     ),
     "cub200": Source(

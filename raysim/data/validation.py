@@ -24,7 +24,8 @@ class ValidationSpec:
       subset: fraction that is kept, stratified.
       imbalance: rho of `imbalanced`; None: as it is.
       label_noise: fraction of the rows that get a wrong label.
-      order: "stratified", or "client" (client after client; only with a split inside the clients).
+      order: "stratified", or "client": client after client (with a split inside the clients), and class after class of an
+        external set, as in FedVG's code.
       mapping: (class of the set, class of the external set) pairs; empty: no external set.
       unique: False adds the duplicates of FedVG's code to an external set.
     """

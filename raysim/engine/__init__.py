@@ -1,1 +1,1 @@
-"""The machinery of a run: server, trainers, pools, checkpoints and records. Ray stands in `ray_runtime.py` only."""
+"""The machinery of a run: server, trainers, pools, checkpoints and records. Ray stands in `engine/ray` only."""

@@ -9,6 +9,7 @@ import torch
 
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
+from raysim.engine.messages import Slice
 from raysim.engine.transport import readonly_tensor
 from raysim.training.inputs import Examples, InputTransform, passes
 
@@ -20,19 +21,23 @@ class DeviceData:
     """The federation's examples on the device of a trainer; held-out sets are brought there once."""
 
     def __init__(self, federation: Federation, transform: InputTransform, device: torch.device):
-        self._federation, self._transform, self._device = federation, transform, device
+        self.federation, self._transform, self._device = federation, transform, device
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
 
     def client(self, client: int) -> Examples:
         """A client's training examples."""
-        return self._examples(*self._federation.client(client))
+        return self._examples(*self.federation.client(client))
 
     def held_out(self, name: str) -> Examples:
-        """The "test" or the "validation" set."""
+        """The "test" set, the "validation" set, or "test-NAME", a further test set."""
         if name not in self._held_out:
-            self._held_out[name] = self._examples(*self._federation.held_out(name))
+            self._held_out[name] = self._examples(*self.federation.held_out(name))
         return self._held_out[name]
+
+    def slice(self, part: Slice) -> Examples:
+        """A slice of a held-out set, without copying."""
+        return self.held_out(part.held_out).part(part.start, part.end)
 
     def validation_batches(self, batch_size: int) -> Iterable[Batch]:
         """A pass over the validation set, ready for the model: made once where it takes little room.

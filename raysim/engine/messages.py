@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,8 @@ class ClientReport:
       block: index of its client block.
       train_loss: mean over its steps, NaN without any.
       peaks: vector name -> (leaves,) float64, largest absolute entry of each leaf.
-      personal: (classes,) float64, test accuracy of its own model on each class; None unless layers are personal.
+      personal: (domains, classes) float64, test accuracy of its own model by domain and class, or (1, 1) on its own
+        test rows; None unless layers are personal.
     """
 
     client: int
@@ -111,6 +112,14 @@ class Share:
 
     rows: np.ndarray
     weights: Packed = None
+
+
+class Slice(NamedTuple):
+    """Examples start..end of a held-out set: "test", "validation" or "test-NAME"."""
+
+    held_out: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import RoundMessage
-from raysim.engine.plan import FederationSizes
+from raysim.engine.scores import FederationSizes, personal_metrics
 from raysim.engine.transport import num_bytes
-from raysim.training.evaluate import Score
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class RoundRecord:
       clients: a column per fact about the cohort, (K,) each.
       weights: (K kept, num_blocks) float64, mean weight of each client in each layer block.
       arrays: what methods logged: `method.name`, and `:columns`, `:clients` that name its axes.
+      confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None where not scored.
     """
 
     round_index: int
@@ -33,6 +33,7 @@ class RoundRecord:
     clients: dict[str, np.ndarray]
     weights: np.ndarray
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    confusion: np.ndarray | None = None
 
 
 def cohort_metrics(cohort: Cohort, message: RoundMessage, layout: Layout, sizes: FederationSizes) -> dict[str, float]:
@@ -50,26 +51,8 @@ def cohort_metrics(cohort: Cohort, message: RoundMessage, layout: Layout, sizes:
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
     if reports.personal is not None and sizes.num_test:
-        accuracies = np.sort((sizes.class_shares[cohort.clients] * reports.personal).sum(axis=1))
-        metrics["clients/personal_accuracy_mean"] = float(accuracies.mean())
-        metrics["clients/personal_accuracy_worst"] = float(accuracies[0])
+        metrics |= personal_metrics(reports.personal, cohort.clients, sizes)
     return metrics
-
-
-def score_metrics(score: Score, sizes: FederationSizes) -> dict[str, float]:
-    """Accuracy and loss on the test set; `clients/*` weigh the per-class accuracies by each client's classes.
-
-    That is the accuracy expected on a client's own label distribution, for all clients of the population.
-    """
-    per_class = (score.correct.double() / score.count.clamp_min(1)).numpy()
-    clients = np.sort(sizes.class_shares @ per_class)
-    return {
-        "server/accuracy": score.accuracy,
-        "server/loss": score.mean_loss,
-        "clients/accuracy_mean": float(clients.mean()),
-        "clients/accuracy_p10": float(np.quantile(clients, 0.1)),
-        "clients/accuracy_worst": float(clients[0]),
-    }
 
 
 def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str, np.ndarray]:

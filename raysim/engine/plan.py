@@ -31,25 +31,6 @@ class ClientBlock:
 
 
 @dataclass(frozen=True)
-class FederationSizes:
-    """The federation in numbers.
-
-    Attributes:
-      examples: (N,) int64, training examples of each client; class_counts: (N, classes) int64.
-    """
-
-    examples: np.ndarray
-    class_counts: np.ndarray
-    num_test: int
-    num_validation: int = 0
-
-    @cached_property
-    def class_shares(self) -> np.ndarray:
-        """(N, classes) float64: each client's training examples by class, as shares."""
-        return self.class_counts / np.maximum(1, self.class_counts.sum(axis=1, keepdims=True))
-
-
-@dataclass(frozen=True)
 class Phase:
     """A stretch of rounds with one list of methods and one kind of local work.
 

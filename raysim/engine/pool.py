@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from raysim.engine.messages import EvaluationPoint, PoolCounts, RoundMessage, Share, TaskResult
+from raysim.engine.messages import EvaluationPoint, PoolCounts, RoundMessage, Share, Slice, TaskResult
 from raysim.engine.plan import ClientBlock
 
 
@@ -42,8 +42,6 @@ class Pool(Protocol):
         """
         ...
 
-    def on_slices(
-        self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[tuple[int, int]]
-    ) -> list[Any]:
-        """call(point, request, start, end) of every slice, in their order."""
+    def on_slices(self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[Slice]) -> list[Any]:
+        """call(point, request, slice) of every slice, in their order."""
         ...

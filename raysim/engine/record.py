@@ -21,9 +21,6 @@ COLUMNS = (
     "server/accuracy",
     "server/loss",
     "train/loss",
-    "clients/accuracy_mean",
-    "clients/accuracy_p10",
-    "clients/accuracy_worst",
     "clients/dropped",
     "comm/up_mb",
     "comm/down_mb",
@@ -49,10 +46,11 @@ class Recorder:
         num_rounds: int,
         hyperparameters: Mapping[str, Any],
         blocks: Sequence[str],
+        classes: Sequence[str] = (),
     ):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder, self.num_rounds, self.blocks = folder, num_rounds, list(blocks)
+        self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters = dict(hyperparameters)
         self.rows = [row for row in _read_rows(folder / "progress.csv") if int(row["round"]) < first_round]
         self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
@@ -82,6 +80,8 @@ class Recorder:
         if record.weights.size and np.isfinite(record.weights).any():
             self._board.add_histogram("weights/all", record.weights[np.isfinite(record.weights)], number)
         self._write_arrays(record)
+        if record.confusion is not None:
+            self._write_confusion(record.confusion, number)
         if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
             self._pictures(record)
 
@@ -95,26 +95,19 @@ class Recorder:
             os.replace(temporary, self.folder / "clients.parquet")
         self._board.flush()
 
-    def class_distribution(self, class_counts: np.ndarray, classes: Sequence[str]) -> None:
-        """The partition as a picture, client by class, as PNG and in TensorBoard."""
-        figure = class_picture(class_counts, classes)
-        figure.savefig(self.folder / "partition.png", dpi=110)
-        self._board.add_figure("partition/classes", figure, 0)
+    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
+        """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
+        for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
+            figure.savefig(self.folder / f"{name}.png", dpi=110)
+            self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
 
     def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Write and return summary.json from the rows and the given facts."""
-        scores = [(float(row["server/accuracy"]), int(row["round"])) for row in self.rows if row.get("server/accuracy")]
         seconds = [float(row["system/round_s"]) for row in self.rows]
-        best = max(scores, default=(math.nan, -1), key=lambda score: (score[0], -score[1]))
-        last = [
-            score for score, number in scores if number >= self.num_rounds - max(1, math.ceil(self.num_rounds / 10))
-        ]
         result = {
             **facts,
-            "accuracy": scores[-1][0] if scores else None,
-            "best_accuracy": best[0] if scores else None,
-            "best_round": best[1] if scores else None,
-            "mean_last_10pct_accuracy": float(np.mean(last)) if last else None,
+            **judged(self.rows, self.num_rounds),
+            "metrics": {name: score for name in self._columns if (score := _last(self.rows, name)) is not None},
             "seconds_total": sum(seconds),
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
@@ -164,6 +157,19 @@ class Recorder:
             # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
             np.savez_compressed(self.folder / "arrays" / f"round_{record.round_index:05d}.npz", **record.arrays)  # type: ignore[arg-type]
 
+    def _write_confusion(self, matrix: np.ndarray, number: int) -> None:
+        """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
+        from PIL import Image
+
+        with open(self.folder / "confusion.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["true class", *self.classes])
+            writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
+        if number == self.num_rounds - 1:
+            pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
+            Image.fromarray(pixels).save(self.folder / "confusion.png")
+            self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
+
     def _pictures(self, record: RoundRecord) -> None:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
         number = record.round_index
@@ -181,6 +187,72 @@ class Recorder:
             elif ":" not in name and values.ndim == 1 and values.size:
                 names = [str(place) for place in range(values.size)] if columns is None else columns.tolist()
                 self._board.add_figure(name.replace(".", "/"), bars(values, names, f"{name}, round {number}"), number)
+
+
+def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
+    """Accuracies of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
+
+    `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first of
+    several: a choice that does not look at the test set. None for what the rows do not hold.
+    """
+    scores = _points(rows, "server/accuracy")
+    validation = _points(rows, "server/validation_accuracy")
+    best = _best(scores)
+    chosen = _best(validation)
+    late = num_rounds - max(1, math.ceil(num_rounds / 10))
+    last = [score for number, score in scores.items() if number >= late]
+    return {
+        "accuracy": list(scores.values())[-1] if scores else None,
+        "best_accuracy": scores.get(best),
+        "best_round": best if scores else None,
+        "mean_last_10pct_accuracy": float(np.mean(last)) if last else None,
+        "best_validation_accuracy": validation.get(chosen),
+        "best_validation_round": chosen if validation else None,
+        "accuracy_at_best_validation": scores.get(chosen),
+    }
+
+
+def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
+    return {int(row["round"]): float(row[name]) for row in rows if row.get(name)}
+
+
+def _best(scores: Mapping[int, float]) -> int:
+    """The round with the highest score, the first of several; -1 without any."""
+    return max(scores, key=lambda number: (scores[number], -number), default=-1)
+
+
+def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
+    """The last value of a metric that says how good the model is; None for others, and for what is no number."""
+    values = _points(rows, name) if name.startswith(("server/", "clients/")) else {}
+    return next((value for value in [*values.values()][::-1][:1] if math.isfinite(value)), None)
+
+
+def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> np.ndarray:
+    """(height, width, 3) uint8: shares of each true class, with the counts where there is room; drawn once for all uses."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count, longest = len(classes), max(map(len, classes))
+    side = float(np.clip(0.4 * count, 2.4, 12))
+    margin = 0.6 + 0.07 * longest
+    figure = Figure(figsize=(side + margin + 0.3, side + margin + 0.4), dpi=100)
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    places = range(0, count, -(-count // 40))
+    axes.set_xticks(places, [classes[place] for place in places], rotation=90, fontsize=7)
+    axes.set_yticks(places, [classes[place] for place in places], fontsize=7)
+    if count <= 20:
+        for row, column in zip(*np.nonzero(matrix), strict=True):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=6, color=color)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title(title, fontsize=9)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Any:
@@ -230,6 +302,20 @@ def heat_map(
     axes.set(xlabel=xlabel, ylabel="client", title=title)
     figure.colorbar(image)
     return figure
+
+
+def partition_pictures(
+    class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]
+) -> dict[str, Any]:
+    """File name -> figure: `partition`, and `validation` where the server holds a validation set (FedVG, figure A.6).
+
+    Args:
+      class_counts: (clients, classes); validation_counts: (classes,).
+    """
+    pictures = {"partition": class_picture(class_counts, classes)}
+    if validation_counts is not None and validation_counts.sum():
+        pictures["validation"] = bars(validation_counts, classes, f"validation set: {validation_counts.sum()} examples")
+    return pictures
 
 
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from raysim.engine.messages import EvaluationPoint, PoolCounts, RoundMessage, Share, TaskResult
+from raysim.engine.messages import EvaluationPoint, PoolCounts, RoundMessage, Share, Slice, TaskResult
 from raysim.engine.plan import ClientBlock
 from raysim.engine.trainer import Trainer
 
@@ -46,7 +46,5 @@ class SerialPool:
             return [function(request, [share for _, share in parts], *(result.vectors for result, _ in parts))]
         return [function(request, [share], result.vectors) for result, share in parts]
 
-    def on_slices(
-        self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[tuple[int, int]]
-    ) -> list[Any]:
-        return [getattr(self._trainer, call)(point, request, start, end) for start, end in slices]
+    def on_slices(self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[Slice]) -> list[Any]:
+        return [getattr(self._trainer, call)(point, request, part) for part in slices]

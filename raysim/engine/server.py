@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +23,14 @@ from raysim.core.stack import Stack
 from raysim.core.weights import RightMap, Weights, normalised
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import RoundMessage, Snapshot
-from raysim.engine.metrics import RoundRecord, block_weights, client_columns, cohort_metrics, score_metrics
-from raysim.engine.plan import FederationSizes, Phase, assign, choose_cohort, cut_blocks, reporting
+from raysim.engine.metrics import RoundRecord, block_weights, client_columns, cohort_metrics
+from raysim.engine.plan import Phase, assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool
 from raysim.engine.scorer import Scorer
+from raysim.engine.scores import FederationSizes, asked_metrics, confusion_of, metrics_of
 from raysim.engine.transport import pack, unpack
 from raysim.engine.views import RoundLog, ServerViews
+from raysim.training.metrics import Metric
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Server:
       skips_single: BatchNorm cannot train on one example, so such batches are no steps.
       on_nonfinite: "error" stops the run, "skip" drops the client from the round.
       evaluate_every: rounds between evaluations; 0: only after the last.
+      metrics: further metrics of the test set, by name.
     """
 
     pool: Pool
@@ -51,13 +55,16 @@ class Server:
     skips_single: bool
     on_nonfinite: str = "error"
     evaluate_every: int = 1
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
     _memories: dict[int, Any] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.scorer = Scorer(self.pool, {"test": self.sizes.num_test, "validation": self.sizes.num_validation})
+        counts = {"validation": self.sizes.num_validation, "test": self.sizes.num_test}
+        counts |= {f"test-{name}": count for name, count in self.sizes.test_sets.items()}
+        self.scorer = Scorer(self.pool, counts)
         for phase in self.phases:
             self.method_state |= phase.stack.init(self.params, self.layout)
 
@@ -90,7 +97,7 @@ class Server:
         weights = self._weigh(phase.stack, views)
         self._move(phase.stack, views, weights)
         aggregated = time.perf_counter()
-        scores = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else {}
+        scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = time.perf_counter()
         metrics = cohort_metrics(cohort, message, self.layout, self.sizes) | scores | views.log.numbers
         metrics |= {
@@ -101,7 +108,7 @@ class Server:
             **{f"system/{name}": float(count) for name, count in asdict(self.pool.take_counts()).items()},
         }
         columns, picture = client_columns(cohort, weights, self.layout), block_weights(cohort, weights, self.layout)
-        return RoundRecord(round_index, metrics, columns, picture, views.log.arrays)
+        return RoundRecord(round_index, metrics, columns, picture, views.log.arrays, confusion)
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 
@@ -191,27 +198,37 @@ class Server:
         """The exact weighted sum, the methods' server updates, the new global state."""
         cohort, size = views.cohort, self.layout.num_params
         total = cohort.total("update", weights)
-        buffers = self.buffers + total[size:].float()
         update, self.method_state = stack.server_update(
             total[:size].float(), self.method_state, lambda method: views.of(method, weights)
         )
         # The update is added to the broadcast point, which only a "broadcast-point" method moves away from w.
-        self.state = torch.cat([views.start + update, buffers])
+        buffers = self.buffers + total[size:].float()
+        self.state = torch.cat([views.start + update, buffers + views.buffer_change])
         if cohort.is_kept.any():
             counters = cohort.reports.counters
             self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
 
-    def _evaluate(self, stack: Stack, views: ServerViews, weights: Weights) -> dict[str, float]:
-        """Score the new global model, as the methods want it scored, on the test set."""
+    def _evaluate(
+        self, stack: Stack, views: ServerViews, weights: Weights
+    ) -> tuple[dict[str, float], np.ndarray | None]:
+        """Score the new global model, as the methods want it scored, on all held-out sets."""
         views.params, views.buffers, views.counters = self.params, self.buffers, self.counters
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
         return self.evaluate(override)
 
-    def evaluate(self, override: Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """Metrics of the global model on the test set; none without one. override: see `Scorer.score`."""
-        if not self.sizes.num_test:
-            return {}
-        return score_metrics(self.scorer.score("test", self.state, self.counters, override), self.sizes)
+    def evaluate(self, override: Mapping[str, Tensor] | None = None) -> tuple[dict[str, float], np.ndarray | None]:
+        """Metrics of the global model on the held-out sets, and the test set's confusion matrix; see `Scorer.scores`."""
+        sizes, scores = self.sizes, self.scorer.scores(self.state, self.counters, override)
+        metrics: dict[str, float] = {}
+        confusion = None
+        if "validation" in scores:
+            score = scores["validation"]
+            metrics |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
+        if "test" in scores:
+            confusion = confusion_of(scores["test"], sizes)
+            metrics |= metrics_of(scores["test"], sizes) | asked_metrics(scores["test"], self.metrics)
+        metrics |= {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in sizes.test_sets}
+        return metrics, confusion
 
     def _is_due(self, round_index: int) -> bool:
         """Whether this round is one to evaluate: every so many, and the last."""

@@ -8,10 +8,10 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from raysim.core.errors import ClientError, MethodError, OutOfMemory
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Vector
+from raysim.core.method import Batch, ClientView, Vector
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
 from raysim.engine.device_data import DeviceData
@@ -32,6 +32,7 @@ from raysim.engine.messages import (
     Reports,
     RoundMessage,
     Share,
+    Slice,
     Vectors,
 )
 from raysim.engine.plan import ClientBlock, Phase
@@ -41,7 +42,10 @@ from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
-from raysim.training.model import BoundModel, cross_entropy, seed_global_stream
+from raysim.training.metrics import cell_accuracy, own_accuracy
+from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+
+T = TypeVar("T")
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
@@ -68,6 +72,8 @@ class Trainer:
     Args:
       module: built with any initial values; every client starts from the message.
       num_threads: of PyTorch in this process; part of what results may depend on.
+      build: build(seed=...) makes such a module with the initial values of a seed; for `ClientView.initial_state`.
+      keeps_logits: the score of the test set has the logits with it.
     """
 
     def __init__(
@@ -84,6 +90,8 @@ class Trainer:
         device: str = "cpu",
         num_threads: int = 1,
         evaluation_batch: int = 256,
+        build: Callable[..., nn.Module] | None = None,
+        keeps_logits: bool = False,
     ):
         torch.set_num_threads(num_threads)
         keep_freed_memory()
@@ -100,7 +108,7 @@ class Trainer:
         )
         self.layout, self.phases, self.transform = layout, phases, transform
         self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
-        self.evaluation_batch = evaluation_batch
+        self.evaluation_batch, self._build, self._keeps_logits = evaluation_batch, build, keeps_logits
         self.data = DeviceData(federation, transform, self.device)
         self._round: Round | None = None
         self._personal = layout.personal
@@ -177,7 +185,7 @@ class Trainer:
             peaks=peaks,
             counters={name: int(buffer) for name, buffer in model.counters.items()},
             methods=methods,
-            personal=self._personal_accuracy() if self._personal and message.is_scored else None,
+            personal=self._personal_accuracy(client) if self._personal and message.is_scored else None,
         )
         return replace(report, seconds=time.perf_counter() - began), kept
 
@@ -212,8 +220,10 @@ class Trainer:
             head=self.head,
             examples=examples,
             start_state=start,
-            batches=lambda: passes(examples, self.transform, self.evaluation_batch),
-            validation_gradient=partial(self._validation_gradient, client),
+            batches=partial(self._batches, examples),
+            validation_gradient=partial(self._on_validation, self.model.mean_gradient, client),
+            validation_loss=partial(self._on_validation, self.model.mean_loss, client),
+            initial_state=partial(self._initial_state, client),
         )
         return {
             method.name: view(
@@ -270,17 +280,36 @@ class Trainer:
             memory[ENGINE] = {leaf.name: leaves[leaf.name].clone() for leaf in self._personal}
         return pack(memory) if memory else None
 
-    def _personal_accuracy(self) -> np.ndarray:
-        """(classes,) float64: the test accuracy on each class of the client's own model, as it is now; 0 without any."""
-        score = self._evaluate(self.data.held_out("test"))
-        return (score.correct.double() / score.count.clamp_min(1)).numpy()
+    def _personal_accuracy(self, client: int) -> np.ndarray:
+        """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
 
-    def _validation_gradient(self, client: int, mode: str) -> Tensor:
-        """See `ClientView.validation_gradient`."""
+        (1, 1), on its own test rows, where clients have some. NaN where there is no example.
+        """
+        federation = self.data.federation
+        start, end = federation.test_range(client)
+        score = self._evaluate(Slice("test", start, end))
+        if federation.test_sizes is not None:
+            return own_accuracy(score.hits, np.array([end - start]))[:, None]
+        shape = (max(1, len(federation.domains)), self.num_classes)
+        return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
+
+    def _batches(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
+        """See `ClientView.batches`."""
+        transform = self.transform if is_normalised else self.transform.pixels
+        return passes(examples, transform, self.evaluation_batch)
+
+    def _initial_state(self, client: int) -> Tensor:
+        """See `ClientView.initial_state`."""
+        assert self._build is not None  # only trainers that were made for other purposes have none
+        module = self._build(seed=derive_seed(self.seed, "initial", 0, client))
+        return state_of(module, self.layout).to(self.device)
+
+    def _on_validation(self, measure: Callable[..., T], client: int, mode: str) -> T:
+        """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`."""
         if mode not in ("train", "eval"):
-            raise ValueError(f"validation_gradient: mode must be 'train' or 'eval', got {mode!r}")
+            raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         current = self._current()
-        return self.model.mean_gradient(
+        return measure(
             self.data.validation_batches(current.phase.settings.batch_size),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
@@ -309,25 +338,26 @@ class Trainer:
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
-    def evaluate(self, point: EvaluationPoint, name: str, start: int, end: int) -> Score:
-        """Score of a global model on examples start..end of a held-out set ("test" or "validation")."""
+    def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
+        """Score of a global model on a slice of a held-out set."""
         with self._global_model(point):
-            return self._evaluate(self.data.held_out(name).part(start, end))
+            return self._evaluate(part, keeps_logits=self._keeps_logits and part.held_out == "test")
 
-    def _evaluate(self, examples: Examples) -> Score:
+    def _evaluate(self, part: Slice, *, keeps_logits: bool = False) -> Score:
+        examples = self.data.slice(part)
         return evaluate(
-            self.model, examples, self.transform, num_classes=self.num_classes, batch_size=self.evaluation_batch
+            self.model, examples, self.transform, batch_size=self.evaluation_batch, keeps_logits=keeps_logits
         )
 
     @torch.no_grad()
-    def map_features(self, point: EvaluationPoint, request: MapRequest, start: int, end: int) -> Packed:
-        """function(features, labels, shared) of examples start..end of the test set.
+    def map_features(self, point: EvaluationPoint, request: MapRequest, part: Slice) -> Packed:
+        """function(features, labels, shared) of a slice of n examples.
 
-        features: (end - start, width), the head's input at a global model in eval mode.
+        features: (n, width), the head's input at a global model in eval mode.
         Raises:
           MethodError: no method declared that it needs features.
         """
-        examples, parts = self.data.held_out("test").part(start, end), []
+        examples, parts = self.data.slice(part), []
         with self._global_model(point):
             self.model.module.eval()
             for batch in passes(examples, self.transform, self.evaluation_batch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, ServerView
+from raysim.core.method import Batches, ClientView, ServerView
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.plan import FederationSizes
 from raysim.engine.scorer import Scorer
+from raysim.engine.scores import FederationSizes
 from raysim.training.inputs import Examples
 from raysim.training.local import LocalSettings
 from raysim.training.model import BoundModel
@@ -64,6 +64,9 @@ class ServerViews:
     counters: Mapping[str, int]
     log: RoundLog
 
+    def __post_init__(self) -> None:
+        self.buffer_change = torch.zeros_like(self.buffers)  # by methods, beside the weighted sum
+
     def of(self, method: str, weights: Weights) -> ServerView:
         """The round as one method sees it. weights: so far."""
         cohort = self.cohort
@@ -96,15 +99,19 @@ class ServerViews:
             map_updates=cohort.map_updates,
             map_features=map_features,
             validation_loss=self._validation_loss,
+            move_buffers=self._move_buffers,
             log=log,
             generator=torch_generator(derive_seed(self.seed, f"server/{method}", self.round_index)),
         )
+
+    def _move_buffers(self, change: Tensor) -> None:
+        self.buffer_change += change.float()
 
     def _validation_loss(self, weights: Weights) -> float:
         total = self.cohort.total("update", weights).float()
         size = self.layout.num_params
         state = torch.cat([self.start + total[:size], self.buffers + total[size:]])
-        return self.scorer.score("validation", state, self.counters).mean_loss
+        return self.scorer.scores(state, self.counters, names=["validation"])["validation"].mean_loss
 
 
 def client_view(
@@ -121,15 +128,17 @@ def client_view(
     start_state: Tensor,
     message: Mapping[str, Any],
     memory: dict[str, Any],
-    batches: Callable[[], Iterable[Batch]],
+    batches: Batches,
     validation_gradient: Callable[[str], Tensor],
+    validation_loss: Callable[[str], float],
+    initial_state: Callable[[], Tensor],
 ) -> ClientView:
     """A client in a round as one method sees it.
 
     Args:
       start_state: [num_state], read-only.
       message, memory: that method's own.
-      batches, validation_gradient: see `ClientView`.
+      batches, validation_gradient, validation_loss, initial_state: see `ClientView`.
     """
     return ClientView(
         id=client,
@@ -151,4 +160,6 @@ def client_view(
         generator=torch_generator(derive_seed(seed, f"method/{method}", round_index, client)),
         batches=batches,
         validation_gradient=validation_gradient,
+        validation_loss=validation_loss,
+        initial_state=initial_state,
     )

@@ -1,4 +1,4 @@
-"""ResNets and MobileNetV2 of torchvision, with stems for small images and GroupNorm."""
+"""ResNets and MobileNetV2 of torchvision, with stems for small images and GroupNorm; its vision transformer."""
 
 from __future__ import annotations
 
@@ -126,6 +126,32 @@ def mobilenetv2(
     return module
 
 
+def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
+    """ViT-B/16 of torchvision, from whose ImageNet-1k weights FedVG's code starts; `vit_b16` is timm's, with others.
+
+    Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all the rest.
+
+    Args:
+      dropout: after the embeddings, and in every encoder block.
+    """
+    from torchvision import models
+
+    height, width, channels = shape
+    if height != width or height % 16:
+        raise ValueError(f"{height} x {width} images are not square, or not divisible into 16 x 16 patches")
+    module = models.vit_b_16(num_classes=classes, image_size=height, dropout=dropout)
+    module.encoder.layers = nn.Sequential(*module.encoder.layers)  # numbered, as layer blocks are
+    if channels != 3:
+        module.conv_proj = nn.Conv2d(channels, module.hidden_dim, kernel_size=16, stride=16)
+    return module
+
+
+def _published_vit(shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
+    """torchvision's weights of vit_b_16 (IMAGENET1K_V1, for 224 pixels), under the names of `vit_b_16`."""
+    weights = _published("vit_b_16", shape, classes)
+    return {name.replace(".encoder_layer_", "."): value for name, value in weights.items()}
+
+
 def _published(network: str, shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
     """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
     from torchvision import models
@@ -147,4 +173,5 @@ TORCHVISION = {
     "mobilenetv2": Architecture(
         mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), prefers_channels_last=True, size=224
     ),
+    "torchvision:vit_b_16": Architecture(vit_b_16, "heads.head", _published_vit, size=224),
 }

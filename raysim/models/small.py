@@ -19,10 +19,15 @@ def cnn(
     hidden: int = 512,
     norm: Literal["none", "batch", "group"] = "none",
     groups: int = 2,
+    activation: Literal["relu", "tanh"] = "relu",
+    pool: Literal["max", "average"] = "max",
 ) -> nn.Module:
-    """Two 5x5 convolutions, each with 2x2 max pooling, and a hidden layer: LeNet's shape in modern width.
+    """Two 5x5 convolutions, each with 2x2 pooling, and a hidden layer: LeNet's shape in modern width.
 
     On 3 x 32 x 32 input with the default widths: 2,156,490 parameters.
+
+    Args:
+      activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
     if width < 1 or hidden < 1:
         raise ValueError(f"width and hidden must be >= 1, got {width} and {hidden}")
@@ -31,18 +36,20 @@ def cnn(
     if not pixels:
         raise ValueError(f"{height} x {breadth} images are smaller than 4 x 4")
     make_norm = norm_layer(norm, groups)
+    bend = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
+    make_pool = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[pool]
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(channels, width, 5, padding=2),
         "norm1": make_norm(width),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2),
+        f"{activation}1": bend(),
+        "pool1": make_pool(2),
         "conv2": nn.Conv2d(width, 2 * width, 5, padding=2),
         "norm2": make_norm(2 * width),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2),
+        f"{activation}2": bend(),
+        "pool2": make_pool(2),
         "flatten": nn.Flatten(),
         "fc1": nn.Linear(2 * width * pixels, hidden),
-        "relu3": nn.ReLU(),
+        f"{activation}3": bend(),
         "fc2": nn.Linear(hidden, classes),
     }
     return nn.Sequential(OrderedDict(layers))

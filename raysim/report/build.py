@@ -12,19 +12,22 @@ from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.report import figures, inside, selection, traces
 from raysim.report.contents import Extra, Report
 from raysim.report.document import document
-from raysim.report.gains import relative_times, with_gains
+from raysim.report.gains import GAINS, averages, mean_train_seconds, relative_times, with_gains
+from raysim.report.metrics import Metric
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import Published, published
+from raysim.report.published import ACCURACIES, Label, Published, number, published
+from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
 from raysim.report.significance import over_seeds, over_tables
-from raysim.report.tables import Table, all_rows, cells_of, make_tables, published_cells, resolve_row
+from raysim.report.tables import Cell, Table, all_rows, bounds_of, cells_of, make_tables, published_cells, resolve_row
+from raysim.report.targets import costs, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Settings of the group that are lists; several sweeps join theirs.
-LISTS = ("published", "figures")
+LISTS = ("columns", "ignore", "published", "figures")
 
 #: The papers' figures by kind; FedVG's have no prefix.
 KINDS = {
@@ -44,7 +47,7 @@ KINDS = {
 
 
 def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
-    """Read runs and published tables, average, rank and test.
+    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
       paths: run directories or folders of runs; none to report published tables alone.
@@ -63,31 +66,65 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
         raise DataError(
             f"none of {len(runs)} runs is finished ({listed})", mend="finish them: the same command resumes"
         )
-    cells = cells_of(finished, group.metric, theirs) if runs else published_cells(theirs)
+    metrics = _metrics(group)
+    beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
+    cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
         raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
-    ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
-    tables = make_tables(cells, rows=group.rows, columns=group.columns, order=theirs, **({} if theirs else ends))
     notes: list[str] = []
+    columns = _columns(group.columns, cells, given, notes)
+    ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
+    tables = make_tables(
+        cells,
+        rows=group.rows,
+        columns=columns,
+        order=theirs,
+        ignore=group.ignore,
+        metric=metrics[0][1] if runs else None,
+        **({} if theirs else ends),
+    )
     if group.gain is not None:
-        tables = _with_gains(tables, group.gain, theirs, given, notes)
+        tables = _with_gains(tables, group.gain, beside, given, notes)
     subject = _row(group.against, "against", tables, given, notes)
     baseline = _row(group.baseline, "baseline", tables, given, notes)
-    others = [row for row in all_rows(tables) if row not in (subject, baseline)]
+    competing = [row for row in all_rows(tables) if row not in bounds_of(tables)]
     if subject is not None:
-        pairs = [(subject, row) for row in all_rows(tables) if row != subject]
+        pairs = [(subject, row) for row in competing if row != subject and subject in competing]
     else:
-        pairs = [(row, baseline) for row in others] if baseline is not None else []
+        pairs = [(row, baseline) for row in competing if row != baseline] if baseline in competing else []
     by_table = over_tables(tables, pairs) if len(tables) > 1 else []
     by_seed = {table.title: found for table in tables if (found := over_seeds(table, pairs))}
-    extras: list[Extra] = []
+    extras: list[Extra] = averages(tables, group.rows) if len(tables) > 1 else []
     timed = _row(group.time, "time", tables, given, notes)
     if timed is not None:
-        seconds = {run.folder: float(run.summary.get("seconds_per_round") or 0.0) for run in finished}
-        extras += relative_times(tables, group.rows, timed, seconds, theirs)
+        seconds = {run.folder: mean_train_seconds(run.folder) for run in finished}
+        extras += relative_times(tables, group.rows, timed, seconds, beside)
+    target = _target(group.target, tables, given, notes)
+    if target is not None and runs:
+        extras += costs(tables, group.rows, target)
+    # Shares of layers have no labels of a set that published ones could be matched by.
+    beside = [] if any(run.claimed for run in finished) else beside
     if "selection" in _kinds(group.figures or ()):
-        extras += selection.selections(tables, group.rows, theirs)
-    return Report(group, runs, tables, theirs, subject, baseline, by_table, by_seed, notes, extras)
+        extras += selection.selections(tables, group.rows, beside)
+    differences = changed(finished, theirs, group.published)
+    return Report(group, runs, tables, beside, subject, baseline, by_table, by_seed, notes, extras, differences)
+
+
+def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
+    """(label that it adds, metric) of each number of a run that makes a cell."""
+    if not group.metrics:
+        return [({}, Metric(group.metric, group.mode))]
+    ((label, named),) = group.metrics.items()
+    return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
+
+
+def _columns(names: Sequence[str], cells: Sequence[Cell], given: Mapping[str, Any], notes: list[str]) -> list[str]:
+    """The column labels. Those that no run has stay, as faults, only if the command line asked for them."""
+    missing = [name for name in names if not any(name in cell.labels for cell in cells)]
+    if not missing or "columns" in given:
+        return list(names)
+    notes.append(f"`report.columns`: no run has a label {', '.join(missing)}.")
+    return [name for name in names if name not in missing]
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
@@ -136,6 +173,15 @@ def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str
             raise ConfigError([Fault(f"report.{key}", message)], "the command line")
         notes.append(f"`report.{key}`: {message}")
     return row
+
+
+def _target(
+    target: float | str | None, tables: Sequence[Table], given: Mapping[str, Any], notes: list[str]
+) -> float | str | None:
+    """Accuracy in percent, or a row; like other rows a fault or a note if it is missing."""
+    if target is None or number(target) is not None:
+        return None if target is None else percent(target)
+    return _row(str(target), "target", tables, given, notes)
 
 
 def _with_gains(

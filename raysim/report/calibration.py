@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,22 +50,30 @@ def curves_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def table_figure(found: Mapping[str, Any]) -> Figure:
-    """The 3 x 3 table as a heat map, with the number of rows of each cell."""
-    values, counts = np.array(found["table"]), np.array(found["counts"])
-    figure = Figure(figsize=(4.8, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(values, cmap="viridis", vmin=0)
-    middle = values.max() / 2
-    for row, column in np.ndindex(3, 3):
-        colour = "white" if values[row, column] < middle else "black"
-        text = f"{values[row, column]:.3f}\n{counts[row, column]} rows"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
-    axes.set_xticks(range(3), BINS)
-    axes.set_yticks(range(3), BINS)
-    axes.set(xlabel=TITLES["importance_b"], ylabel=TITLES["importance_a"])
-    axes.set_title(f"raw coefficients, base {found['base']:.4f}", fontsize=10)
-    figure.colorbar(image)
+def table_figure(found: Mapping[str, Any], beside: Mapping[str, Sequence[Sequence[float]]] | None = None) -> Figure:
+    """The 3 x 3 table as a heat map, with the number of rows of each cell, and other tables on the same scale.
+
+    Args:
+      beside: title -> table (the paper's table A).
+    """
+    tables = {f"raw coefficients, base {found['base']:.4f}": np.array(found["table"])}
+    tables |= {title: np.array(values) for title, values in (beside or {}).items()}
+    highest = max(values.max() for values in tables.values())
+    figure = Figure(figsize=(0.9 + 3.7 * len(tables), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for number, (axes, (title, values)) in enumerate(zip(panels, tables.items(), strict=True)):
+        image = axes.imshow(values, cmap="viridis", vmin=0, vmax=highest)
+        for row, column in np.ndindex(3, 3):
+            colour = "white" if values[row, column] < highest / 2 else "black"
+            text = f"{values[row, column]:.3f}"
+            if number == 0:
+                text += f"\n{found['counts'][row][column]} rows"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+        axes.set_xticks(range(3), BINS)
+        axes.set_yticks(range(3), BINS)
+        axes.set(xlabel=TITLES["importance_b"], ylabel=TITLES["importance_a"])
+        axes.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=panels)
     return figure
 
 

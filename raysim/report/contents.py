@@ -6,17 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raysim.config import ReportGroup
+from raysim.report.metrics import Metric
 from raysim.report.published import Published
 from raysim.report.render import Line
 from raysim.report.runs import Run
 from raysim.report.significance import Comparison
 from raysim.report.tables import Cell, Table
-
-METRICS = {
-    "best_accuracy": "best accuracy of the evaluated rounds",
-    "accuracy": "accuracy after the last round",
-    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
-}
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,8 @@ class Report:
     Attributes:
       theirs: cells of the published tables that were asked for.
       subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
-      extras: tables of other things than accuracies.
+      extras: tables beside those of the metric.
+      changed: what of the published numbers' recipe was changed, see `raysim.report.recipes`.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
 
@@ -50,10 +46,21 @@ class Report:
     by_seed: Mapping[str, Sequence[Comparison]]
     notes: Sequence[str]
     extras: Sequence[Extra] = ()
+    changed: Sequence[str] = ()
+
+    @property
+    def measure(self) -> Metric:
+        return self.tables[0].metric
 
     @property
     def metric(self) -> str:
-        return METRICS[self.group.metric] if self.runs else "published accuracy"
+        """The metric in words."""
+        if not self.runs:
+            return "published accuracy"
+        named = [
+            f"{value}: {Metric(name).words}" for every in self.group.metrics.values() for value, name in every.items()
+        ]
+        return "; ".join(named) or self.measure.words
 
     @property
     def cells(self) -> list[Cell]:

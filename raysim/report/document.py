@@ -31,16 +31,16 @@ ESSENTIAL = (
 GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "methods", "on_nonfinite")
 
 CAPTIONS = {
-    "bars": "Mean accuracy; error bars are the standard deviation, a diamond is the published mean.",
-    "lines": "Accuracy as heterogeneity grows from left to right; shaded: standard deviation.",
+    "bars": "Means; error bars are the standard deviation, a diamond is the published mean.",
+    "lines": "The metric as heterogeneity grows from left to right; shaded: standard deviation.",
     "integration": "Base methods dashed, with the addition solid; shaded: standard deviation (grey: base method).",
     "imbalance": "Accuracy over the class imbalance ratio of the validation set; shaded: standard deviation.",
     "strategies": "Strategies of aggregation; error bars are the standard deviation.",
     "weights": "Aggregation weight of each client; dotted: equal weights.",
-    "curves": "Test accuracy by round; shaded: standard deviation over seeds.",
+    "curves": "By round, on the test set; shaded: standard deviation over seeds.",
     "representation": "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
     "drift": "By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.",
-    "agreement": "How many layers have which agreement S of the clients' updates in the first round, all seeds together.",
+    "agreement": "How many layers have which agreement S of the updates in the first round, all seeds together; g1 of each.",
     "spectrum": "Singular values of the global classifier's weight, relative to the largest, when last logged.",
     "selection": "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
     "norms": "Gradient norms, client by layer, at the first and the last round that logged them.",
@@ -74,7 +74,10 @@ def conclusions(report: Report) -> list[str]:
     """Plain sentences, all of them computed."""
     wrong = misnamed([run for run in report.runs if run.is_finished])
     lines = [statement.not_the_experiment(wrong)] if wrong else []
+    lines += [statement.not_the_recipe(report.changed)] if report.changed else []
     lines.append(statement.winners(report.tables, report.subject))
+    if len(report.tables) > 1:
+        lines.append(statement.on_average(report.tables))
     if report.subject and report.baseline and report.subject != report.baseline:
         lines.append(statement.gain(report.tables, report.subject, report.baseline))
     if report.by_table:
@@ -83,7 +86,7 @@ def conclusions(report: Report) -> list[str]:
     for table in report.tables if len(report.tables) == 1 else ():
         found = report.by_seed.get(table.title, ())
         lines.append(statement.significance(found, table.names, "pairs of runs with the same seed"))
-    if report.theirs and report.runs:
+    if report.theirs and report.runs and report.measure.is_accuracy:
         lines.append(statement.against_published(report.cells))
     return [line for line in lines if line]
 
@@ -124,7 +127,11 @@ def _value(value: Any) -> str:
 
 def _tables(report: Report) -> str:
     deviation = "mean ± standard deviation over seeds (n − 1 in the denominator)" if report.runs else "as published"
-    parts = [f"## Accuracy in %, {deviation}\n", "Best **bold**, second best <u>underlined</u>, in each column.\n"]
+    quantity = report.measure.quantity
+    title = f"{quantity[0].upper()}{quantity[1:]} in %" if report.measure.is_share else quantity
+    better = "" if report.measure.mode == "max" else " (lower is better)"
+    parts = [f"## {title}, {deviation}\n"]
+    parts.append(f"Best{better} **bold**, second best <u>underlined</u>, in each column.\n")
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]
     return "\n".join(parts)
@@ -142,9 +149,10 @@ def _significance(report: Report) -> str:
         return f"## Significance\n\nNothing was tested: {reason}.\n"
     parts = [
         "## Significance\n",
-        f"Exact one-sided Wilcoxon signed-rank tests, level {LEVEL:g} (bold), each by itself: no correction for the number "
-        "of tests. Equal pairs are dropped; `=` marks tied differences, which share their mean rank. With n pairs no p "
-        "below 1/2^n can come out: 1/32 = 0.031 with five, so that fewer than five pairs cannot reach the level.\n",
+        f"Exact one-sided Wilcoxon signed-rank tests, level {LEVEL:g} (bold): each by itself, and below it adjusted by Holm's "
+        "method for all tests of its table. Upper bounds are not tested. Equal pairs are dropped; `=` marks tied "
+        "differences, which share their mean rank. With n pairs no p below 1/2^n can come out: 1/32 = 0.031 with five, so "
+        "that fewer than five pairs cannot reach the level.\n",
     ]
     if report.by_table:
         pairs = "; ".join(table.title for table in report.tables)

@@ -50,14 +50,14 @@ def bars(tables: Sequence[Table], styles: Styles) -> Figure:
         (table,) = tables
         for column in table.columns:
             groups[heading(table.names, column)] = _rows_at(table, column)
-        return _bars(groups, styles, all_rows(tables), title=table.title)
+        return _bars(groups, styles, all_rows(tables), title=table.title, axis=table.metric.axis)
     name = "alpha" if any("alpha" in table.names for table in tables) else numeric_label(tables)
     for table in tables:
         for column in _smallest(table, name):
             rest = [(n, v) for n, v in zip(table.names, column, strict=True) if n != name]
             groups[describe({**table.labels, **{n: text(v) for n, v in rest}})] = _rows_at(table, column)
     at = _at_smallest(tables, name)
-    return _bars(groups, styles, all_rows(tables), title=at)
+    return _bars(groups, styles, all_rows(tables), title=at, axis=tables[0].metric.axis)
 
 
 def _rows_at(table: Table, column: Column) -> dict[str, Cell]:
@@ -83,7 +83,7 @@ def _at_smallest(tables: Sequence[Table], name: str | None) -> str:
     return f"{name} = {', '.join(sorted(values))}"
 
 
-def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str) -> Figure:
+def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
     """Bars side by side in each group, with deviations and published means."""
     rows = [row for row in order if any(row in group for group in groups.values())]
     width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
@@ -106,8 +106,8 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str) -
                 lows.append(value)
                 highs.append(value)
     if not highs:
-        raise NothingToDraw("no table holds an accuracy")
-    zoom(axes, min(lows), max(highs))
+        raise NothingToDraw("no table holds a number")
+    zoom(axes, min(lows), max(highs), name=axis)
     names = ["\n".join(wrap(part, 18) for part in name.split(" / ")) for name in groups]
     axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.55, len(groups) - 0.45)
@@ -125,7 +125,7 @@ def lines(tables: Sequence[Table], styles: Styles) -> Figure:
     for axes, table in zip(panels, tables, strict=True):
         _lines(axes, table, name, styles)
         axes.set(title=wrap(table.title), xlabel=name)
-        axes.set_ylabel("accuracy (%)")
+        axes.set_ylabel(table.metric.axis)
     legend(figure, panels)
     return figure
 
@@ -208,7 +208,7 @@ def integration(tables: Sequence[Table]) -> Figure:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         axes.set_title(base if line == 0 else "")
-        axes.set_ylabel(wrap(f"{table.title} (%)", 20) if place == 0 else "")
+        axes.set_ylabel(wrap(f"{table.title}{' (%)' * table.metric.is_share}", 20) if place == 0 else "")
     legend(figure, panels, across=len(pairs) if len(pairs) > 1 else 2)
     return figure
 
@@ -229,7 +229,7 @@ def imbalance(tables: Sequence[Table], styles: Styles) -> Figure:
         name = next(name for name in table.names if name.split(".")[-1] in ("rho", "imbalance"))
         _lines(axes, table, name, styles, has_levels=True)
         axes.set(title=wrap(table.title), xlabel=f"class imbalance ratio {name}")
-        axes.set_ylabel("accuracy (%)")
+        axes.set_ylabel(table.metric.axis)
     legend(figure, panels)
     return figure
 
@@ -249,4 +249,4 @@ def strategies(tables: Sequence[Table]) -> Figure:
     found = dict.fromkeys(row for group in groups.values() for row in group)
     rows = sorted(found, key=lambda row: [not canonical(row).startswith(name) for name in coarse_first])
     title = f"alpha = {min(alphas):g}" if alphas else ""
-    return _bars(groups, styles_of(rows), rows, title=title)
+    return _bars(groups, styles_of(rows), rows, title=title, axis=tables[0].metric.axis)

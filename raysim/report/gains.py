@@ -1,9 +1,9 @@
-"""What stands below and beside the accuracies: average gains, and seconds relative to one row."""
+"""What stands below and beside the accuracies: average gains, averages over tables, and seconds relative to one row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from raysim.config import nearest
 from raysim.core.errors import ConfigError, Fault
 from raysim.report.contents import Extra
-from raysim.report.published import Label, Published, canonical, is_same, match
+from raysim.report.metrics import by_round
+from raysim.report.published import Published, canonical, is_same, match
 from raysim.report.render import PUBLISHED, Entry, Line, header_of, signed
-from raysim.report.tables import Cell, Column, Gain, Table, heading
+from raysim.report.tables import Cell, Column, Gain, Table, all_rows, bounds_of, heading
 
 #: How the published tables call the row of gains, their unit and that of times.
 AVERAGE = "average over methods"
@@ -85,13 +86,13 @@ def _gain(pairs: Sequence[Pair], theirs: Sequence[Published]) -> Gain:
 
 
 def relative_times(
-    tables: Sequence[Table], rows: str, baseline: str, seconds: Mapping[Path, float], theirs: Sequence[Published]
+    tables: Sequence[Table], rows: str, baseline: str, seconds: Mapping[Path, float | None], theirs: Sequence[Published]
 ) -> list[Extra]:
-    """Seconds per round of each cell divided by the baseline row's in the same column, paired by seed.
+    """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
 
     Args:
       rows: the label of the rows.
-      seconds: run directory -> seconds per round.
+      seconds: run directory -> mean seconds of training in a round.
     """
     extras = []
     for table in tables:
@@ -106,19 +107,20 @@ def relative_times(
                     lines.append((PUBLISHED, tuple(Entry(text) for text in shown)))
         if lines:
             caption = (
-                f"Mean seconds per round divided by those of {baseline} with the same seed, evaluation included. Runs that "
-                "shared a machine disturbed each other."
+                f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
+                "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
             )
             extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows), lines))
     return extras
 
 
-def _ratio(table: Table, row: str, baseline: str, column: Column, seconds: Mapping[Path, float]) -> float | None:
+def _ratio(table: Table, row: str, baseline: str, column: Column, seconds: Mapping[Path, float | None]) -> float | None:
     if not _has(table, column, row, baseline):
         return None
     mine, base = (table.cells[name, column].folders for name in (row, baseline))
-    known: list[Label] = [s for s in mine if s in base and seconds.get(mine[s]) and seconds.get(base[s])]
-    return float(np.mean([seconds[mine[s]] / seconds[base[s]] for s in known])) if known else None
+    pairs = [(seconds.get(mine[seed]), seconds.get(base[seed])) for seed in mine if seed in base]
+    known = [one / other for one, other in pairs if one and other]
+    return float(np.mean(known)) if known else None
 
 
 def _printed_time(cell: Cell | None, theirs: Sequence[Published]) -> float | None:
@@ -130,6 +132,72 @@ def _beside(ours: float | None, theirs: float | None) -> str:
     if theirs is None:
         return ""
     return f"{theirs:.2f}" if ours is None else f"{theirs:.2f} ({signed(ours - theirs)})"
+
+
+def mean_train_seconds(folder: Path) -> float | None:
+    """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
+    seconds = [value for _, value in by_round(folder, "system/train_s")][1:]
+    return float(np.mean(seconds)) if seconds else None
+
+
+@dataclass(frozen=True)
+class Average:
+    """Mean of a row's means in one column over tables; n: how many tables have both."""
+
+    mean: float
+    n: int
+
+
+def averages_of(tables: Sequence[Table]) -> dict[tuple[str, Column], Average]:
+    """(row, column) -> its average over the tables that have it."""
+    means: dict[tuple[str, Column], list[float]] = {}
+    for table in tables:
+        for place, cell in table.cells.items():
+            means.setdefault(place, []).append(cell.mean)
+    return {place: Average(float(np.mean(found)), len(found)) for place, found in means.items()}
+
+
+def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Average]]]:
+    """Column -> its rows with a cell in the most tables, best average first: only these compare. Bounds are left out.
+
+    A column that only one table has, or only one such row, is left out.
+    """
+    found, bounds = averages_of(tables), bounds_of(tables)
+    sign = -1 if tables[0].metric.mode == "max" else 1
+    ranked = {}
+    for column in dict.fromkeys(column for table in tables for column in table.columns):
+        rows = [(row, found[row, column]) for row in all_rows(tables) if (row, column) in found and row not in bounds]
+        most = max((average.n for _, average in rows), default=0)
+        whole = [(row, average) for row, average in rows if average.n == most]
+        if most > 1 and len(whole) > 1:
+            ranked[column] = sorted(whole, key=lambda item: sign * item[1].mean)
+    return ranked
+
+
+def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
+    """The averages as a table: a line for each row, with the number of tables where not all have it."""
+    found, ranked = averages_of(tables), best_on_average(tables)
+    columns, digits = list(ranked), tables[0].metric.digits
+    most = {column: rank[0][1].n for column, rank in ranked.items()}
+    lines: list[Line] = []
+    for row in all_rows(tables):
+        entries = []
+        for column in columns:
+            average = found.get((row, column))
+            if average is None:
+                entries.append(Entry("-"))
+                continue
+            few = f" ({average.n} of {most[column]})" if average.n != most[column] else ""
+            mark = "best" if row == ranked[column][0][0] else ""
+            entries.append(Entry(f"{average.mean:.{digits}f}{few}", mark))
+        lines.append((row, tuple(entries)))
+    if not columns:
+        return []
+    caption = (
+        f"Mean of the means above over {max(most.values())} tables, each weighing the same; the highest **bold**, among "
+        "the rows that all of them have."
+    )
+    return [Extra("Average over tables", caption, [rows, *(heading(tables[0].names, c) for c in columns)], lines)]
 
 
 def base_of(row: str, rows: Sequence[str], baseline: str | None) -> str | None:

@@ -112,9 +112,10 @@ def _reduction(cell: Cell, base: Cell) -> tuple[list[int], np.ndarray] | None:
 def agreement(tables: Sequence[Table]) -> Figure:
     """Histogram of S over layers in the first round; a panel for each column, from its first row that logged it.
 
-    Up to that round FLFA is plain backpropagation, so rows do not differ. g1 is the skewness that FLFA decides by.
+    Up to that round FLFA is plain backpropagation, so rows do not differ. g1 is the skewness that FLFA decides by, one for
+    each run (seed), since each run decides for itself.
     """
-    found: list[tuple[str, np.ndarray]] = []
+    found: list[tuple[str, list[np.ndarray]]] = []
     for table in tables:
         for column in table.columns:
             values = next(
@@ -128,26 +129,31 @@ def agreement(tables: Sequence[Table]) -> Figure:
 
     figure, panels = grid(min(len(found), MOST_PANELS))
     for axes, (name, values) in zip(panels, found, strict=False):
-        axes.hist(values, bins=min(30, max(8, len(values) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
-        centred = values - values.mean()
-        spread = float(np.mean(centred**2))
-        skewness = float(np.mean(centred**3)) / spread**1.5 if spread > 0 else 0.0
-        side = "lowest" if skewness > 0 else "highest"
+        pooled = np.concatenate(values)
+        axes.hist(pooled, bins=min(30, max(8, len(pooled) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
+        decisions = [f"{g1:+.2f} ({'lowest' if g1 > 0 else 'highest'})" for g1 in map(_skewness, values)]
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_title(f"{name}\ng1 = {skewness:+.2f}: {side}", fontsize=9)
+        axes.set_title(f"{name}\n{wrap('g1 = ' + ', '.join(decisions), 44)}", fontsize=9)
         axes.set(xlabel="agreement S", ylabel="layers")
     return figure
 
 
-def _first_agreement(cell: Cell) -> np.ndarray:
-    """(layers of all seeds,): S in round 0, of `diagnostics` where it was listed, else of FLFA's candidates."""
+def _skewness(values: np.ndarray) -> float:
+    """g1 = m3 / m2^1.5 (central moments); 0 where all values are equal."""
+    centred = values - values.mean()
+    spread = float(np.mean(centred**2))
+    return float(np.mean(centred**3)) / spread**1.5 if spread > 0 else 0.0
+
+
+def _first_agreement(cell: Cell) -> list[np.ndarray]:
+    """For each seed (layers,): S in round 0, of `diagnostics` where it was listed, else of FLFA's candidates."""
     parts = []
     for folder in cell.folders.values():
         arrays = _arrays(folder / "arrays" / "round_00000.npz")
         name = next((n for n in ("diagnostics.agreement", "flfa.agreement") if n in arrays), None)
         if name is not None:
             parts.append(arrays[name])
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return parts
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:

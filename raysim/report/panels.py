@@ -97,7 +97,7 @@ def wrap(words: str, width: int = 34) -> str:
     return "\n".join(textwrap.wrap(words, width, break_long_words=False)) or words
 
 
-def zoom(axes: Axes, low: float, high: float, *, name: str = "accuracy (%)") -> None:
+def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
     """Let bars begin near the lowest one where zero would hide their differences, and say so beside the axis."""
     span = max(high - low, 1.0)
     start = math.floor(max(0.0, low - 0.25 * span) / 5) * 5

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.errors import DataError
-from raysim.report.published import Label, canonical
+from raysim.report.names import is_network, is_set
+from raysim.report.published import Label
 
 #: Files of which a run directory has at least one, from its first second on.
 MARKS = ("config.yaml", "COMPLETED", "FAILED")
@@ -34,14 +35,16 @@ SILENT = (
     "seed",
     "methods",
 )
-#: What papers call a set or a model, where our name for it has other letters; "" for what they do not name.
-CALLED = {"fmnist": "fashionmnist", "smallcnn": "univarflcnn", "notstated": ""}
 SILENT_KEYS = ("data.root", "data.name", "model.name")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. `status` is "finished", or says what it is instead."""
+    """A run directory. `status` is "finished", or says what it is instead.
+
+    Attributes:
+      claimed: labels of data set and model that the configuration does not bear out; `labels` then names what ran.
+    """
 
     folder: Path
     status: str
@@ -50,6 +53,7 @@ class Run:
     environment: Mapping[str, Any]
     labels: Mapping[str, Label]
     seed: Label
+    claimed: Mapping[str, Label] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -130,6 +134,10 @@ def label(runs: Sequence[Run]) -> list[Run]:
 
     Settings are named by their dotted keys (`partition.alpha`). Options of a method that differ between runs of the same
     methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
+
+    Labels of data set and model that the configuration does not bear out give way to what ran: a recipe scaled down to
+    digits is not called CIFAR-10, and no published number stands beside it. Where several were claimed, the label
+    `in place of` keeps them apart.
     """
     bare = [run for run in runs if not run.labels and run.config]
     flat = {run.folder: settings(run.config) for run in bare}
@@ -137,21 +145,33 @@ def label(runs: Sequence[Run]) -> list[Run]:
     options = {run.folder: _options(run.config) for run in bare}
     result = []
     for run in runs:
-        labels: dict[str, Label] = {
-            "dataset": str(_at(run.config, "data", "name")),
-            "model": str(_at(run.config, "model", "name")),
-            "method": method_names(run.config),
-        }
-        if run.labels:
-            labels |= run.labels
-        elif run.config:
+        claimed = {k: v for k, v in run.labels.items() if k in ("dataset", "model") and not _bears_out(run, k)}
+        labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
+        if not run.labels and run.config:
             values = {key: flat[run.folder].get(key) for key in varying}
             labels |= {key: as_label(value) for key, value in values.items() if value is not None}
             alike = [options[other.folder] for other in bare if method_names(other.config) == labels["method"]]
             told = [f"{key}={options[run.folder][key]}" for key in differing(alike) if key in options[run.folder]]
             labels["method"] = f"{labels['method']} ({', '.join(told)})" if told else labels["method"]
-        result.append(replace(run, labels=labels))
+        result.append(replace(run, labels=labels, claimed=claimed))
+    claims = {run.folder: " / ".join(str(v) for v in run.claimed.values()) for run in result if run.claimed}
+    if len(set(claims.values())) > 1:
+        return [replace(r, labels={**r.labels, "in place of": claims[r.folder]}) if r.claimed else r for r in result]
     return result
+
+
+def labels_of(config: Mapping[str, Any], given: Mapping[str, Label]) -> dict[str, Label]:
+    """The given labels, below them data set, model and methods as the configuration names them."""
+    ran = {"dataset": str(_at(config, "data", "name")), "model": str(_at(config, "model", "name"))}
+    return {**ran, "method": method_names(config), **given}
+
+
+def _bears_out(run: Run, key: str) -> bool:
+    """Whether the configuration is what the label of data set or model says, see `raysim.report.names`."""
+    if key == "dataset":
+        return is_set(run.labels[key], _at(run.config, "data", "name"))
+    model = run.config.get("model")
+    return is_network(run.labels[key], model if isinstance(model, Mapping) else {})
 
 
 def method_names(config: Mapping[str, Any]) -> str:
@@ -187,18 +207,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def misnamed(runs: Sequence[Run]) -> list[str]:
-    """Labels of data set or model that the configuration does not bear out: `CIFAR-10` on the set `digits`.
+    """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
 
-    So it is with recipes that were scaled down; what they give says nothing about published numbers. A name bears a
-    label out if its letters and digits are part of the label's, or the other way round (`dermamnist_224`); see `CALLED`.
+    So it is with recipes that were scaled down; what they give says nothing about published numbers.
     """
     found: dict[str, None] = {}
     for run in runs:
-        for key, group in (("dataset", "data"), ("model", "model")):
-            told, used = str(run.labels[key]), str(_at(run.config, group, "name"))
-            short, long = sorted((CALLED.get(canonical(told), canonical(told)), canonical(used)), key=len)
-            if short not in long:
-                found[f"{told} (ran on {used})" if key == "dataset" else f"{told} (was {used})"] = None
+        labels = {**run.labels, **run.claimed}
+        for key, group, word in (("dataset", "data", "ran on"), ("model", "model", "was")):
+            if key in run.claimed or (key in labels and not _bears_out(run, key)):
+                found[f"{labels[key]} ({word} {_at(run.config, group, 'name')})"] = None
     return list(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,30 +20,39 @@ Shares = dict[str, dict[str, Cell]]
 
 
 def selection_shares(table: Table, theirs: Sequence[Published]) -> Shares:
-    """Row -> layer block -> percent of FLFA's choices (mean over seeds), of all columns together, in module order.
+    """Row -> layer block -> percent of FLFA's choices (mean over seeds), in module order.
 
+    The percentages of a seed are the means of those of its columns: a data set with more rounds weighs as much as any other.
     Where a published table has as many stages as there are blocks, they are taken to be the same in the same order, and
     the blocks get their names.
     """
     shares: Shares = {}
     for row in table.rows:
         cells = [table.cells[row, column] for column in table.columns if (row, column) in table.cells]
-        runs: dict[Label, dict[str, float]] = {}
+        runs: dict[Label, list[dict[str, float]]] = {}
         for cell in cells:
             for seed, folder in cell.folders.items():
-                for counts, blocks in all_arrays(folder, "flfa.selected"):
-                    mine = runs.setdefault(seed, dict.fromkeys(map(str, blocks), 0.0))
-                    for block, count in zip(blocks, counts, strict=True):
-                        mine[str(block)] = mine.get(str(block), 0.0) + float(count)
+                if chosen := _percentages(folder):
+                    runs.setdefault(seed, []).append(chosen)
         if runs:
-            shares[row] = _with_published(_percentages(cells[0], runs), cells[0], theirs)
+            shares[row] = _with_published(_over_seeds(cells[0], runs), cells[0], theirs)
     return shares
 
 
-def _percentages(cell: Cell, runs: Mapping[Label, Mapping[str, float]]) -> dict[str, Cell]:
+def _percentages(folder: Path) -> dict[str, float]:
+    """Layer block -> percent of a run's choices; nothing if it logged none."""
+    counts: dict[str, float] = {}
+    for chosen, blocks in all_arrays(folder, "flfa.selected"):
+        for block, count in zip(map(str, blocks), chosen, strict=True):
+            counts[block] = counts.get(block, 0.0) + float(count)
+    total = sum(counts.values())
+    return {block: 100 * count / total for block, count in counts.items()} if total else {}
+
+
+def _over_seeds(cell: Cell, runs: Mapping[Label, Sequence[Mapping[str, float]]]) -> dict[str, Cell]:
     found = {}
-    for block in dict.fromkeys(block for counts in runs.values() for block in counts):
-        scores = {seed: 100 * c.get(block, 0.0) / sum(c.values()) for seed, c in runs.items()}
+    for block in dict.fromkeys(block for sets in runs.values() for shares in sets for block in shares):
+        scores = {seed: float(np.mean([s.get(block, 0.0) for s in sets])) for seed, sets in runs.items()}
         mean, std = mean_and_std(list(scores.values()))
         found[block] = Cell(cell.labels, mean, std, scores, {})
     return found
@@ -99,7 +109,7 @@ def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) 
             if any(c is not None and c.published is not None for c in cells):
                 lines.append((PUBLISHED, tuple(Entry(_printed(c)) for c in cells)))
         if lines:
-            caption = f"Percent of FLFA's choices that fell into each layer block; a column for each {rows}."
+            caption = f"Percent of FLFA's choices in each layer block, runs weighing equally; a column for each {rows}."
             header = ["layer block", *shares]
             extras.append(Extra(f"Layers chosen: {table.title}", caption, header, lines))
     return extras

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 LEVEL = 0.05
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """p adjusted for the number of tests (Holm 1979): the k-th smallest of m times m - k + 1, and never below a smaller one's.
+
+    Rejecting those below a level keeps the chance of any false rejection below that level, however the tests depend.
+    """
+    adjusted, highest = [0.0] * len(p), 0.0
+    for place, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
+        highest = max(highest, min(1.0, (len(p) - place) * p[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
 @dataclass(frozen=True)
 class Wilcoxon:
     """Outcome of one test. `num_used` pairs differ; the others were dropped, as Wilcoxon does."""

@@ -6,18 +6,40 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raysim.report.gains import best_on_average
 from raysim.report.published import Label
 from raysim.report.render import signed
-from raysim.report.significance import LEVEL, Comparison
+from raysim.report.significance import LEVEL, Comparison, holm
 from raysim.report.tables import Cell, Table, all_rows, heading, text
 
 
 def not_the_experiment(wrong: Sequence[str]) -> str:
     """The warning about runs whose labels name another data set or model than they used."""
     return (
-        f"NOT the labelled experiment: {'; '.join(wrong)}. Such scaled-down runs only show that the recipe works; "
-        "differences to published numbers mean nothing here."
+        f"NOT the labelled experiment: {'; '.join(wrong)}. The tables name what ran. Such scaled-down runs only show that the "
+        "recipe works; no published number belongs beside them."
     )
+
+
+def not_the_recipe(changed: Sequence[str]) -> str:
+    """The warning about runs with other settings than those of the recipe that has the published numbers."""
+    return (
+        f"NOT the labelled experiment: {'; '.join(changed)}. The recipe is that of the published numbers; differences to them "
+        "are those of another experiment."
+    )
+
+
+def on_average(tables: Sequence[Table]) -> str:
+    """Which row has the best average over the tables, column by column."""
+    ranked = best_on_average(tables)
+    told = []
+    for column, rows in ranked.items():
+        (first, best), (second, next_) = rows[:2]
+        digits = tables[0].metric.digits
+        where = f" at {heading(tables[0].names, column)}" if tables[0].names else ""
+        told.append(f"{first}{where} ({best.mean:.{digits}f}; next {second}, {next_.mean:.{digits}f})")
+    most = max((rows[0][1].n for rows in ranked.values()), default=0)
+    return f"Best on average over {most} tables: {'; '.join(told)}." if told else ""
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
@@ -106,6 +128,12 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
         if nowhere:
             told.append(f"{'nowhere ' if names else 'not '}significantly better than {', '.join(nowhere)}")
         sentences.append(start + "; ".join(told) + ".")
+    if any(item.result.is_significant for item in comparisons):
+        adjusted = holm([item.result.p for item in comparisons])
+        count = sum(p < LEVEL for p in adjusted) or "none"
+        sentences.append(
+            f"Adjusted for all {len(adjusted)} tests (Holm), p stays below that level in {count} of these cases."
+        )
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):
         sentences.append("With fewer than five pairs this test cannot reach that level.")
     return " ".join(sentences)

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.report.metrics import Metric, score
 from raysim.report.published import ACCURACIES, Label, Published, is_same, match, number
 from raysim.report.runs import Run
 
@@ -20,7 +21,7 @@ Column = tuple[Label | None, ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting. Accuracies in percent; `std` is over seeds with ddof 1, None for one seed.
+    """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
 
     A cell of a published table has no scores, and n = 0. `is_joint`: all its runs trained on all examples together.
     """
@@ -58,7 +59,7 @@ class Gain:
 class Table:
     """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
 
-    `gains` is a line below the rows, called `gain_name`; empty if none was asked for.
+    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. `metric`: what the cells hold.
     """
 
     labels: Mapping[str, Label]
@@ -68,6 +69,7 @@ class Table:
     cells: Mapping[tuple[str, Column], Cell]
     gains: Mapping[Column, Gain] = field(default_factory=dict)
     gain_name: str = ""
+    metric: Metric = field(default_factory=lambda: Metric("accuracy"))
 
     @property
     def title(self) -> str:
@@ -81,15 +83,16 @@ class Table:
 
     @cached_property
     def marks(self) -> dict[tuple[str, Column], str]:
-        """ "best" or "second" for the cells of a column that print the highest and the next lower mean.
+        """ "best" or "second" for the cells of a column that print the best mean and the next one.
 
         Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
         """
         rows = [row for row in self.rows if row not in self.bounds]
         marks: dict[tuple[str, Column], str] = {}
         for column in self.columns:
-            printed = {row: round(self.cells[row, column].mean, 2) for row in rows if (row, column) in self.cells}
-            ranks = sorted(set(printed.values()), reverse=True)
+            means = {row: self.cells[row, column].mean for row in rows if (row, column) in self.cells}
+            printed = {row: round(mean, self.metric.digits) for row, mean in means.items()}
+            ranks = sorted(set(printed.values()), reverse=self.metric.mode == "max")
             if len(printed) > 1:
                 marks |= {(row, column): "best" for row in printed if printed[row] == ranks[0]}
                 marks |= {(row, column): "second" for row in printed if printed[row] in ranks[1:2]}
@@ -115,36 +118,44 @@ def text(value: Label | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def cells_of(runs: Sequence[Run], metric: str, tables: Sequence[Published]) -> list[Cell]:
+def cells_of(
+    runs: Sequence[Run], metrics: Sequence[tuple[Mapping[str, Label], Metric]], tables: Sequence[Published]
+) -> list[Cell]:
     """Average the finished runs over their seeds, and find the published number of each cell.
 
+    A run that was made twice (equal parameters at the end) counts once: sweeps that share runs can be reported together.
+
+    Args:
+      metrics: (labels that the metric adds, metric): a cell of each run for each of them.
     Raises:
-      DataError: two runs of one setting and seed, or a run without that metric.
+      DataError: two different runs of one setting and seed, or a run without that metric.
     """
     groups: dict[tuple[tuple[str, Label], ...], dict[Label, Run]] = {}
     for run in runs:
         same = groups.setdefault(tuple(sorted(run.labels.items())), {})
-        if run.seed in same:
-            what = f"two runs of {describe(run.labels)} with seed {run.seed}"
+        if run.seed not in same:
+            same[run.seed] = run
+        elif not _is_again(run, same[run.seed], [metric for _, metric in metrics]):
+            what = f"two different runs of {describe(run.labels)} with seed {run.seed}"
             where = f"{same[run.seed].folder} and {run.folder}"
             raise DataError(what, where, "report one of them, or tell them apart by `labels` in their configurations")
-        same[run.seed] = run
-    cells = []
-    for same in groups.values():
-        scores = {seed: _score(same[seed], metric) for seed in sorted(same, key=_order)}
-        labels = next(iter(same.values())).labels
-        mean, std = mean_and_std(list(scores.values()))
-        folders = {seed: same[seed].folder for seed in scores}
-        is_joint = all(run.is_joint for run in same.values())
-        cells.append(Cell(labels, mean, std, scores, folders, match(tables, labels), is_joint))
-    return cells
+    return [_cell(same, more, metric, tables) for same in groups.values() for more, metric in metrics]
 
 
-def _score(run: Run, metric: str) -> float:
-    score = run.summary.get(metric)
-    if not isinstance(score, int | float):
-        raise DataError(f"summary.json has no {metric}", str(run.folder), "choose another metric")
-    return 100.0 * score
+def _is_again(run: Run, other: Run, metrics: Sequence[Metric]) -> bool:
+    """Whether two runs came to the same parameters and the same numbers."""
+    params = run.summary.get("params_sha256")
+    is_equal = params is not None and params == other.summary.get("params_sha256")
+    return is_equal and all(metric.score(run) == metric.score(other) for metric in metrics)
+
+
+def _cell(same: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric, tables: Sequence[Published]) -> Cell:
+    scores = {seed: score(same[seed], metric) for seed in sorted(same, key=_order)}
+    labels = {**next(iter(same.values())).labels, **more}
+    mean, std = mean_and_std(list(scores.values()))
+    folders = {seed: same[seed].folder for seed in scores}
+    is_joint = all(run.is_joint for run in same.values())
+    return Cell(labels, mean, std, scores, folders, match(tables, labels), is_joint)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -177,6 +188,8 @@ def make_tables(
     first: Sequence[str] = (),
     last: Sequence[str] = (),
     order: Sequence[Published] = (),
+    ignore: Sequence[str] = (),
+    metric: Metric | None = None,
 ) -> list[Table]:
     """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
 
@@ -185,10 +198,12 @@ def make_tables(
       first, last: rows that stand at the ends.
       order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
         ascend.
+      ignore: labels that make neither columns nor tables, whatever they hold.
+      metric: what the cells hold; accuracies if not given.
     Raises:
       ConfigError: no cell has such a label. DataError: two cells fall on one place.
     """
-    known = list(dict.fromkeys(key for cell in cells for key in cell.labels))
+    known = [key for key in dict.fromkeys(key for cell in cells for key in cell.labels) if key not in ignore]
     faults = [
         Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}")
         for key, names in (("rows", [rows]), ("columns", columns))
@@ -216,7 +231,8 @@ def make_tables(
         across = sorted(
             {column for _, column in found}, key=lambda c: [rank(n, v) for n, v in zip(names, c, strict=True)]
         )
-        tables.append(Table(dict(labels), names, tuple(in_order), tuple(across), found))
+        held = metric or Metric("accuracy")
+        tables.append(Table(dict(labels), names, tuple(in_order), tuple(across), found, metric=held))
     return sorted(tables, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
 
 
@@ -251,6 +267,11 @@ def resolve_row(name: str, tables: Sequence[Table]) -> str | None:
     """The row that a user means by a name, however it is written; None if there is none."""
     rows = list(dict.fromkeys(row for table in tables for row in table.rows))
     return name if name in rows else next((row for row in rows if is_same(row, name)), None)
+
+
+def bounds_of(tables: Sequence[Table]) -> set[str]:
+    """Rows that are upper bounds in every table that has them."""
+    return {row for row in all_rows(tables) if all(row in table.bounds for table in tables if row in table.rows)}
 
 
 def all_rows(tables: Sequence[Table]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysim.report.metrics import Metric
 from raysim.report.panels import COLOURS, DASHES, NothingToDraw, Style, grid, legend, wrap
 from raysim.report.published import Label
 from raysim.report.runs import read_progress
@@ -27,17 +28,24 @@ MOST_MAPS = 6
 
 
 def curves(table: Table, styles: Mapping[str, Style]) -> Figure:
-    """Accuracy on the test set per round: mean over seeds, and the band of their deviation; one panel a column."""
-    columns = [c for c in table.columns if any(_curve(cell) for cell in column_cells(table, c).values())][:MOST_PANELS]
+    """The metric's column of progress.csv per round (for keys of summary.json the accuracy on the test set).
+
+    Mean over seeds, and the band of their deviation; one panel a column.
+    """
+    drawn = {
+        column: {
+            row: curve for row, cell in column_cells(table, column).items() if (curve := _curve(cell, table.metric))
+        }
+        for column in table.columns
+    }
+    columns = [column for column in table.columns if drawn[column]][:MOST_PANELS]
     if not columns:
-        raise NothingToDraw("no run recorded accuracies by round")
+        raise NothingToDraw(f"no run recorded {table.metric.column} by round")
     figure, panels = grid(len(columns))
     for axes, column in zip(panels, columns, strict=True):
-        for row, cell in column_cells(table, column).items():
-            found = _curve(cell)
-            if found:
-                mean_line(axes, found[0], found[1], styles[row], label=row)
-        axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel="accuracy (%)")
+        for row, (rounds, values) in drawn[column].items():
+            mean_line(axes, rounds, values, styles[row], label=row)
+        axes.set(title=wrap(heading(table.names, column)) if table.names else "", ylabel=table.metric.axis)
         rounds_below(axes)
     figure.suptitle(table.title, fontsize=10)
     legend(figure, panels)
@@ -65,10 +73,10 @@ def column_cells(table: Table, column: Column) -> dict[str, Cell]:
     return {row: table.cells[row, column] for row in table.rows if (row, column) in table.cells}
 
 
-def _curve(cell: Cell) -> tuple[list[int], np.ndarray] | None:
-    """(rounds that every seed evaluated, [seeds, rounds] accuracies in percent)."""
-    found = by_round(cell, "server/accuracy")
-    return (found[0], 100 * np.array(list(found[1].values()))) if found else None
+def _curve(cell: Cell, metric: Metric) -> tuple[list[int], np.ndarray] | None:
+    """(rounds that every seed evaluated, [seeds, rounds] values, shares in percent)."""
+    found = by_round(cell, metric.column)
+    return (found[0], metric.scale * np.array(list(found[1].values()))) if found else None
 
 
 def by_round(cell: Cell, name: str) -> tuple[list[int], dict[Label, np.ndarray]] | None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 #: Attempts at a box that fits, before the largest central one is taken (as torchvision does).
 ATTEMPTS = 10
@@ -109,29 +112,40 @@ def crop_and_flip(images: Tensor, draws: Draws, size: tuple[int, int], *, paddin
     return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def resized_crop(images: Tensor, draws: Draws, size: tuple[int, int]) -> Tensor:
-    """(B, H, W, C) -> (B, *size, C) float32: each image's own box, bilinear with antialiasing, mirrored where drawn.
+def resized_crop(
+    images: Tensor, draws: Draws, size: tuple[int, int], interpolation: Interpolation = "bilinear"
+) -> Tensor:
+    """(B, H, W, C) -> (B, *size, C) float32: each image's own box, resized with antialiasing, mirrored where drawn.
 
-    Bilinear resampling is separable: one small matrix for the rows and one for the columns of each image.
+    Resampling is separable: one small matrix for the rows and one for the columns of each image.
     """
     assert draws.boxes is not None
     count, height, width, channels = images.shape
     top, left, tall, wide = draws.boxes.unbind(dim=1)
-    down = _resampling(top, tall, height, size[0])
-    across = _resampling(left, wide, width, size[1])
+    down = _resampling(top, tall, height, size[0], interpolation)
+    across = _resampling(left, wide, width, size[1], interpolation)
     across = torch.where(draws.is_flipped[:, None, None], across.flip(1), across)
     x = torch.bmm(down, images.float().reshape(count, height, width * channels))
     x = x.reshape(count, size[0], width, channels).permute(0, 2, 1, 3).reshape(count, width, size[0] * channels)
-    return torch.bmm(across, x).reshape(count, size[1], size[0], channels).permute(0, 2, 1, 3)
+    x = torch.bmm(across, x).reshape(count, size[1], size[0], channels).permute(0, 2, 1, 3)
+    return x.clamp(0, 255) if interpolation == "bicubic" else x  # it overshoots; Pillow's bytes cannot
 
 
-def _resampling(start: Tensor, length: Tensor, stored: int, wanted: int) -> Tensor:
-    """(B, wanted, stored) float32 weights of stored pixels: a triangle over the pixels of start..start+length."""
+def _resampling(start: Tensor, length: Tensor, stored: int, wanted: int, interpolation: Interpolation) -> Tensor:
+    """(B, wanted, stored) float32 weights of stored pixels: a kernel over the pixels of start..start+length."""
     step = (length.double() / wanted)[:, None, None]
     where = torch.arange(stored, device=start.device)
     out = torch.arange(wanted, device=start.device)
     centre = start[:, None, None] + (out[None, :, None] + 0.5) * step
-    weights = (1 - (where + 0.5 - centre).abs() / step.clamp(min=1)).clamp(min=0)
+    away = (where + 0.5 - centre).abs() / step.clamp(min=1)
+    weights = (1 - away).clamp(min=0) if interpolation == "bilinear" else _cubic(away)
     is_inside = (where >= start[:, None]) & (where < (start + length)[:, None])
     weights = weights * is_inside[:, None, :]
     return (weights / weights.sum(dim=2, keepdim=True)).float()
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Keys' cubic convolution kernel at distances x >= 0, with a = -0.5, as Pillow has it; 0 from 2 on."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

@@ -1,9 +1,10 @@
-"""Accuracy and loss of a model on a slice of a set; slices add up exactly whatever worker computed them."""
+"""What a model makes of a slice of a set, example by example; slices join to the same whatever worker computed them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -13,37 +14,76 @@ from raysim.training.model import BoundModel
 
 @dataclass(frozen=True)
 class Score:
-    """correct, count: (classes,) int64 per true class; loss: summed cross-entropy."""
+    """Results of examples in their order.
 
-    correct: torch.Tensor
-    count: torch.Tensor
+    Attributes:
+      labels, predictions: (n,) int32.
+      confidences: (n,) float32, probability of the predicted class.
+      loss: summed cross-entropy.
+      logits: (n, classes) float32 where they were asked for, else None.
+    """
+
+    labels: np.ndarray
+    predictions: np.ndarray
+    confidences: np.ndarray
     loss: float
+    logits: np.ndarray | None = None
 
-    def __add__(self, other: Score) -> Score:
-        return Score(self.correct + other.correct, self.count + other.count, self.loss + other.loss)
+    @property
+    def hits(self) -> np.ndarray:
+        """(n,) bool: whether the predicted class is the true one."""
+        return self.predictions == self.labels
 
     @property
     def accuracy(self) -> float:
-        return float(self.correct.sum()) / max(1, int(self.count.sum()))
+        return float(self.hits.sum()) / max(1, len(self.labels))
 
     @property
     def mean_loss(self) -> float:
-        return self.loss / max(1, int(self.count.sum()))
+        return self.loss / max(1, len(self.labels))
+
+
+def joined(parts: list[Score]) -> Score:
+    """The score of slices that follow each other, in their order; at least one."""
+    logits = [part.logits for part in parts if part.logits is not None]
+    return Score(
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.predictions for part in parts]),
+        np.concatenate([part.confidences for part in parts]),
+        sum(part.loss for part in parts),
+        np.concatenate(logits) if logits else None,
+    )
 
 
 @torch.no_grad()
 def evaluate(
-    model: BoundModel, examples: Examples, transform: InputTransform, *, num_classes: int, batch_size: int = 256
+    model: BoundModel,
+    examples: Examples,
+    transform: InputTransform,
+    *,
+    batch_size: int = 256,
+    keeps_logits: bool = False,
 ) -> Score:
     """Score of the model's current point, in eval mode, over all examples."""
     model.module.eval()
-    correct = torch.zeros(num_classes, dtype=torch.int64)
-    count = torch.zeros(num_classes, dtype=torch.int64)
-    loss = 0.0
+    losses, confidences, predictions, kept = [], [], [], []
     for batch in passes(examples, transform, batch_size):
-        logits = model.forward(batch.images).logits
-        hits = logits.argmax(1) == batch.labels
-        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
-        correct += torch.bincount(batch.labels[hits], minlength=num_classes).cpu()
-        count += torch.bincount(batch.labels, minlength=num_classes).cpu()
-    return Score(correct, count, loss)
+        logits = model.forward(batch.images).logits.float()
+        losses.append(F.cross_entropy(logits, batch.labels, reduction="sum"))
+        predictions.append(logits.argmax(1))
+        confidences.append(logits.softmax(1).amax(1))
+        if keeps_logits:
+            kept.append(logits)
+    return Score(
+        examples.labels.int().cpu().numpy(),
+        _numpy(predictions, torch.int32),
+        _numpy(confidences, torch.float32),
+        sum(torch.stack(losses).tolist()) if losses else 0.0,  # one copy from the device, added in float64
+        _numpy(kept, torch.float32) if keeps_logits else None,
+    )
+
+
+def _numpy(parts: list[torch.Tensor], dtype: torch.dtype) -> np.ndarray:
+    return (
+        torch.cat(parts).to("cpu", dtype).numpy() if parts else np.zeros(0, torch.empty(0, dtype=dtype).numpy().dtype)
+    )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.method import Batch
-from raysim.training.augment import Augmentation, Draws, crop_and_flip, resized_crop
+from raysim.training.augment import Augmentation, Draws, Interpolation, crop_and_flip, resized_crop
 
 #: name -> (mean, standard deviation) per channel of pixels in [0, 1]; one value serves all channels.
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -48,10 +48,11 @@ class InputTransform:
     stored order (height, width, channels) in memory, so no copy is needed for channels-last convolutions.
 
     Attributes:
-      resize: (height, width), bilinear with antialiasing as Pillow does it, but without rounding to bytes; None: as stored.
+      resize: (height, width), with antialiasing as Pillow does it, but without rounding to bytes; None: as stored.
       crop: (height, width) after resizing: the centre, or what the augmentation draws; None: all.
       channels: 3 repeats grey images; None: as stored.
       augmentation: of training batches; None: training batches are made like all others.
+      interpolation: how images, and an augmentation's boxes, are resized.
     """
 
     mean: tuple[float, ...] = ()
@@ -61,25 +62,31 @@ class InputTransform:
     crop: tuple[int, int] | None = None
     channels: int | None = None
     augmentation: Augmentation | None = None
+    interpolation: Interpolation = "bilinear"
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
         if self.resize is not None:
-            images = resized(images, self.resize)
+            images = resized(images, self.resize, self.interpolation)
         if self.crop is not None:
             top, left = (images.shape[1] - self.crop[0]) // 2, (images.shape[2] - self.crop[1]) // 2
             images = images[:, top : top + self.crop[0], left : left + self.crop[1]]
         return self._finish(images)
+
+    @property
+    def pixels(self) -> InputTransform:
+        """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
+        return replace(self, mean=(), std=(), resize=self.crop or self.resize, crop=None, augmentation=None)
 
     def augmented(self, images: Tensor, draws: Draws) -> Tensor:
         """As `__call__`, with the augmentation that was drawn for each of the B images."""
         assert self.augmentation is not None
         target = self.output_size(images.shape[1], images.shape[2])
         if draws.boxes is not None:
-            images = resized_crop(images, draws, target)
+            images = resized_crop(images, draws, target, self.interpolation)
         else:
             if self.resize is not None:
-                images = resized(images, self.resize)
+                images = resized(images, self.resize, self.interpolation)
             images = crop_and_flip(images, draws, target, padding=self.augmentation.padding)
         return self._finish(images)
 
@@ -105,12 +112,13 @@ class InputTransform:
         return x
 
 
-def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:
     """(B, h, w, C) -> (B, *size, C) float32 in the same units; as they are where they have that size already."""
     if images.shape[1:3] == size:
         return images
     x = images.permute(0, 3, 1, 2).float()
-    return F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).permute(0, 2, 3, 1)
+    x = F.interpolate(x, size=size, mode=interpolation, antialias=True, align_corners=False).permute(0, 2, 3, 1)
+    return x.clamp(0, 255) if interpolation == "bicubic" else x  # it overshoots; Pillow's bytes cannot
 
 
 def passes(examples: Examples, transform: InputTransform, batch_size: int) -> Iterator[Batch]:

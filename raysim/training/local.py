@@ -23,12 +23,14 @@ class LocalSettings:
     """Local work of a round.
 
     Attributes:
-      lr: client learning rate in round 0; round t uses lr * lr_decay^t.
+      lr: client learning rate in round 0.
       epochs: passes over the local data, may be fractional; ignored if `steps` is given.
       steps: optimiser steps (0: none, a phase that only reports).
       max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
       optimizer: "sgd" or "adamw"; its state is fresh in every round.
       precision: of forward and backward passes, see `BoundModel`.
+      schedule: of the learning rate over the rounds t of T = num_rounds: "constant", "exponential": lr * lr_decay^t, or
+        "cosine": lr * (1 + cos(pi t / T)) / 2, which would be 0 after the last round.
     """
 
     lr: float
@@ -42,8 +44,15 @@ class LocalSettings:
     optimizer: str = "sgd"
     max_grad_norm: float | None = None
     precision: str = "float32"
+    schedule: str = "exponential"
+    num_rounds: int = 1
 
     def lr_of(self, round_index: int) -> float:
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "cosine":  # never exactly 0: methods divide by it
+            share = min(1.0, round_index / self.num_rounds)
+            return self.lr * max((1 + math.cos(math.pi * share)) / 2, 1e-16)
         return self.lr * self.lr_decay**round_index
 
     @property

@@ -18,6 +18,12 @@ def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
     return F.cross_entropy(outputs.logits, batch.labels)
 
 
+def state_of(module: nn.Module, layout: Layout) -> Tensor:
+    """[num_state]: a module's parameters and buffers as they lie in the layout."""
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
+
+
 class BoundModel:
     """A module bound to `state` [num_state] = [params | buffers] and `grad` [num_params].
 
@@ -166,14 +172,28 @@ class BoundModel:
         FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
         buffers, counters, mode and the random streams of training.
         """
-        fork = torch.random.fork_rng(devices=self._cuda_devices())
-        with self.at(self.state, train=train), self._gradient_kept(), fork:
-            seed_global_stream(seed, self.device)  # dropout
+        with self._aside(train=train, seed=seed), self._gradient_kept():
             self.grad.zero_()
             for batch in batches:
                 logits = self.forward(batch.images).logits
                 (F.cross_entropy(logits, batch.labels, reduction="sum") / num_examples).backward()
             return self.grad.clone()
+
+    @torch.no_grad()
+    def mean_loss(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> float:
+        """Mean cross-entropy over all batches at the current point; see `mean_gradient`."""
+        with self._aside(train=train, seed=seed):
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
+            for batch in batches:
+                total += F.cross_entropy(self.forward(batch.images).logits, batch.labels, reduction="sum")
+        return float(total) / num_examples
+
+    @contextmanager
+    def _aside(self, *, train: bool, seed: int) -> Iterator[None]:
+        """Stand at the current point in some mode, with random draws of its own (dropout); all is put back afterwards."""
+        with self.at(self.state, train=train), torch.random.fork_rng(devices=self._cuda_devices()):
+            seed_global_stream(seed, self.device)
+            yield
 
     @torch.no_grad()
     def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:

@@ -2,7 +2,7 @@
 
 Part of the composition root: `plan` lists and checks the trials, `driver` gives them to Tune, `trial` is what runs in a
 worker, `resources` says what a trial reserves, `outcome` reads what became of them. `driver`, `trial` and `resources` are
-the only places that know `ray.tune`; the engine's Ray stays in `ray_runtime.py`, which knows nothing of configurations.
+the only places that know `ray.tune`; the engine's Ray stays in `engine/ray`, which knows nothing of configurations.
 
 Tune gets a fixed list of trials and says which runs where and when, stops some early (ASHA, median) or changes some
 (PBT). Each trial is a run like any other, with its own run directory and checkpoints; Tune's own files

@@ -24,6 +24,7 @@ from raysim.tuning.outcome import Outcome, outcome, start_sweep, values_now
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable
+from raysim.tuning.twins import fill_twins
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
 QUIET = {
@@ -67,13 +68,19 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
         ) from error
     try:
         before = start_sweep(sweep)
-        waiting = [trial for trial in sweep.trials if not before[trial.name].is_finished]
+        for name, faults in sweep.refused.items():
+            say(f"refused: {name}: {'; '.join(map(str, faults))}")
+        waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
         if waiting:
             with ray_session():
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
-                _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
+                try:
+                    _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
+                finally:
+                    fill_twins(sweep)
+        fill_twins(sweep)
         return {trial.name: outcome(sweep, trial) for trial in sweep.trials}
     finally:
         lock.release()
@@ -82,14 +89,16 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
 def _opening(sweep: Sweep, num_waiting: int) -> str:
     count = len(sweep.trials)
     left = f"{num_waiting} of {count} trials to run" if num_waiting < count else f"{count} trials"
-    return f"{left} in {sweep.folder}"
+    twins = sum(bool(trial.same_as) for trial in sweep.trials)
+    return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
 
 
 def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], watch: _Watch) -> None:
     settings = sweep.base.tune
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     # Finished trials only tell their rounds again, where the scheduler has to compare with them.
-    trials = sweep.trials if settings.scheduler in ("asha", "median") else waiting
+    trials = [trial for trial in sweep.trials if not trial.same_as]
+    trials = trials if settings.scheduler in ("asha", "median") else list(waiting)
     points = [{"trial": trial.name, **values_now(sweep, trial)} for trial in trials]
     raws = {trial.name: trial.config.model_dump(mode="json") for trial in trials}
     groups = {trial.name: group_of(trial.config, gpus) for trial in trials}

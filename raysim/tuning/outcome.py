@@ -20,12 +20,19 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.engine.checkpoint import write_file
+from raysim.engine.record import judged
 from raysim.run import changes
 from raysim.sweep import assign
 from raysim.tuning.plan import Sweep, SweepTrial
 
-#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv.
-SUMMARY_METRICS = ("accuracy", "best_accuracy", "mean_last_10pct_accuracy")
+#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv. The last one chooses a round
+#: without a look at the test set.
+SUMMARY_METRICS = ("accuracy", "best_accuracy", "mean_last_10pct_accuracy", "accuracy_at_best_validation")
+
+#: Which column says what the best round is, for metrics of a whole run.
+COLUMNS = dict.fromkeys(SUMMARY_METRICS, "server/accuracy") | {
+    "accuracy_at_best_validation": "server/validation_accuracy"
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
     """What its run directory says of a trial."""
     folder, settings = sweep_.folder / trial.name, sweep_.base.tune
     rows = progress_rows(folder)
-    column = "server/accuracy" if settings.metric in SUMMARY_METRICS else settings.metric
+    column = COLUMNS.get(settings.metric, settings.metric)
     values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
     sign = 1 if settings.mode == "max" else -1
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
@@ -104,8 +111,8 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
     for key, value in values_now(sweep_, trial).items():
         labels[key if key in labels else key.rpartition(".")[2]] = value
     score = values[-1][0] if values else None
-    if settings.metric == "best_accuracy" and finite:
-        score = max(value for value, _ in values)
+    if settings.metric in SUMMARY_METRICS:
+        score = judged(rows, trial.num_rounds)[settings.metric]
     if (folder / "COMPLETED").exists():
         summary = json.loads((folder / "summary.json").read_text())
         score = summary[settings.metric] if settings.metric in SUMMARY_METRICS else score
@@ -115,7 +122,8 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
         if mark.exists():
             lines = mark.read_text(errors="replace").strip().splitlines()
             return Outcome(status, labels, score, best_round, seconds, lines[0] if lines else "")
-    return Outcome("unfinished", labels, score, best_round, seconds)
+    message = f"the same run as {trial.same_as}" if trial.same_as else ""
+    return Outcome("unfinished", labels, score, best_round, seconds, message)
 
 
 def is_finished(folder: Path) -> bool:
@@ -166,6 +174,8 @@ def write_results(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> None:
         found = outcomes[trial.name]
         told = [found.status, found.score, found.best_round, found.seconds, found.message]
         writer.writerow([trial.name, *(found.labels.get(name) for name in names), *told])
+    for trial_name, faults in sweep_.refused.items():
+        writer.writerow([trial_name, *("" for _ in names), "refused", "", "", "", "; ".join(map(str, faults))])
     write_file(sweep_.folder / "results.csv", lines.getvalue().encode())
     best = next((t for t in ranked(sweep_, outcomes) if outcomes[t.name].status == "completed"), None)
     if best is not None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raysim import sweep
-from raysim.assemble import MAPPINGS, check
+from raysim.assemble import MAPPINGS, Plan, check
 from raysim.config import Config, TuneGroup, located, located_root, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.remote import is_remote
+from raysim.run import FREE_KEYS
 
 #: Draws one value of a domain: (generator) -> value.
 Draw = Callable[[np.random.Generator], Any]
@@ -37,6 +38,7 @@ class SweepTrial:
     Attributes:
       values: axis -> what was chosen or drawn.
       raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
+      same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
     """
 
     name: str
@@ -44,16 +46,24 @@ class SweepTrial:
     raw: Mapping[str, Any]
     config: Config
     num_rounds: int
+    same_as: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked sweep. folder: `<storage>/<name>`; base: the keys that are the sweep's own, its `tune` group above all."""
+    """A checked sweep.
+
+    Attributes:
+      folder: `<storage>/<name>`.
+      base: the keys that are the sweep's own, its `tune` group above all.
+      refused: trial -> its faults, where `tune.skip_refused` leaves such trials out.
+    """
 
     folder: Path
     base: Config
     trials: tuple[SweepTrial, ...]
     raw: Mapping[str, Any]
+    refused: Mapping[str, tuple[Fault, ...]] = field(default_factory=dict)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -152,24 +162,28 @@ def plan_sweep(
     """
     whole = _with_mutated_axes(sweep.scaled(raw, source) if is_scaled else raw)
     base = _base(whole, source)
-    name, storage = base.name or Path(source).stem, Path(located(base).storage)
+    name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
+    storage = Path(located(base).storage)
     singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
-    faults: dict[Fault, list[str]] = {}
+    refused: dict[str, tuple[Fault, ...]] = {}
+    first: dict[str, str] = {}
     trials = []
     for single in singles:
         ready = {**_with_whole_paths(single.raw), "storage": str(storage), "name": f"{name}/{single.name}"}
         try:
             plan = check({**ready, "resume": "auto"}, source)
         except ConfigError as error:
-            for fault in error.faults:
-                faults.setdefault(fault, []).append(single.name)
+            refused[single.name] = error.faults
             continue
-        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds))
-    if faults:
-        raise ConfigError([_in_trials(fault, names, len(singles)) for fault, names in faults.items()], source)
+        # pbt takes trials apart that began alike.
+        same = "" if base.tune.mutations else first.setdefault(identity(plan), single.name)
+        same = "" if same == single.name else same
+        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, same))
+    if refused and not (base.tune.skip_refused and trials):
+        raise ConfigError(_refusals(refused, len(singles)), source)
     if wrong := _tune_faults(base.tune, _space(whole), trials):
         raise ConfigError(wrong, source)
-    return Sweep(storage / name, base, tuple(trials), whole)
+    return Sweep(storage / name, base, tuple(trials), whole, refused)
 
 
 def _with_mutated_axes(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,13 +228,12 @@ def _expand(
         faults.append(Fault("tune.num_samples", "repeats identical trials; make seed an axis, or leave it at 1"))
     if faults:
         raise ConfigError(faults, source)
-    grids = [sweep.options(domain) if axis not in drawn else [None] for axis, domain in axes.items()]
+    choices = {axis: [None] if axis in drawn else sweep.options(domain) for axis, domain in axes.items()}
     seen: dict[str, int] = {}
     trials = []
     for _ in range(base.tune.num_samples):
-        for combination in itertools.product(*grids):
-            values = dict(zip(axes, combination, strict=True))
-            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items()}
+        for values in sweep.combinations(raw, choices):
+            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items() if axis in values}
             made = sweep.trial(raw, values, source, is_scaled=is_scaled)
             name = _short_name(sweep.trial_name({a: _brief(v) if a in drawn else v for a, v in values.items()}, axes))
             seen[name] = seen.get(name, 0) + 1
@@ -259,12 +272,41 @@ def _with_whole_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _in_trials(fault: Fault, names: Sequence[str], count: int) -> Fault:
-    """The fault with the trials that have it, unless all do."""
-    if len(names) == count:
-        return fault
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return Fault(fault.key, f"{fault.message} (trial {names[0]}{more})")
+def _refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:
+    """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
+    trials_of: dict[Fault, list[str]] = {}
+    for name, found in refused.items():
+        for fault in found:
+            trials_of.setdefault(fault, []).append(name)
+    faults = []
+    for fault, names in trials_of.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        told = "" if len(names) == count else f" (trial {names[0]}{more})"
+        faults.append(Fault(fault.key, f"{fault.message}{told}"))
+    if len(refused) < count:
+        text = (
+            f"set it to true to start the other {count - len(refused)} of {count} trials; refused: {', '.join(refused)}"
+        )
+        faults.append(Fault("tune.skip_refused", text))
+    return faults
+
+
+#: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
+IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
+
+
+def identity(plan: Plan) -> str:
+    """A text that two runs share if nothing that counts tells them apart.
+
+    Labels, names and resources do not count; of the partition its rows count and not the keys that they come from, such as
+    alpha for joint training.
+    """
+    known = plan.config.model_dump(mode="json")
+    counts = {key: value for key, value in known.items() if key not in (*FREE_KEYS, "partition")}
+    counts["data"] = {key: value for key, value in known["data"].items() if key not in IN_MANIFEST}
+    if plan.config.is_joint:
+        del counts["cohort"]
+    return json.dumps([counts, plan.manifest.checksum], sort_keys=True)
 
 
 def _tune_faults(settings: TuneGroup, axes: Iterable[str], trials: Sequence[SweepTrial]) -> list[Fault]:
@@ -274,6 +316,11 @@ def _tune_faults(settings: TuneGroup, axes: Iterable[str], trials: Sequence[Swee
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
         faults.append(Fault("tune.grace_rounds", text))
+    if "validation" in settings.metric:
+        bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
+        if bare:
+            text = f"{settings.metric} needs a validation set, and trial {bare[0]} has none; raise data.validation"
+            faults.append(Fault("tune.metric", text))
     if settings.scheduler != "pbt":
         if settings.mutations:
             faults.append(Fault("tune.mutations", "are for the scheduler pbt; set tune.scheduler, or drop them"))

@@ -97,7 +97,8 @@ class _Reporter:
     def __init__(self, settings: TuneGroup, folder: Path):
         self._settings, self._folder = settings, folder
         self.num_rounds = -1
-        self._best = -math.inf
+        self._best = self._best_validation = -math.inf
+        self._chosen = math.nan  # accuracy in the round with the best validation accuracy
         self._last: dict[str, Any] | None = None
 
     def round(self, record: RoundRecord) -> None:
@@ -117,7 +118,11 @@ class _Reporter:
         if "server/accuracy" in known:
             accuracy = known["server/accuracy"]
             self._best = max(self._best, accuracy)
+            validation = known.get("server/validation_accuracy", -math.inf)
+            if validation > self._best_validation:
+                self._best_validation, self._chosen = validation, accuracy
             known |= {**dict.fromkeys(SUMMARY_METRICS, accuracy), "best_accuracy": self._best}
+            known["accuracy_at_best_validation"] = self._chosen
         if metric not in known:
             return
         if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking

@@ -62,6 +62,8 @@ def client_of(model: BoundModel, message: dict) -> ClientView:
         generator=torch.Generator(),
         batches=lambda: [],
         validation_gradient=lambda mode: model.grad,
+        validation_loss=lambda mode: 0.0,
+        initial_state=lambda: start,
     )
 
 

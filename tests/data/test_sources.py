@@ -304,13 +304,43 @@ def test_folder_with_official_splits(parts, codes, tmp_path):
     same(source, images, labels, np.repeat(codes, 4))
 
 
-def test_covid19_takes_images_and_not_masks(tmp_path):
+@pytest.mark.parametrize(("inner", "name"), [("2750", "../split_zhou_EuroSAT.json"), ("EuroSAT_RGB", "split.json")])
+def test_eurosat_has_the_split_of_the_published_file(inner, name, tmp_path):
+    base = tmp_path / "files" / inner
+    images, labels = class_tree(base, ["Forest", "River"])
+    rows = {"train": [(0, 0), (1, 2)], "val": [(0, 1)], "test": [(1, 0), (0, 2), (1, 1)]}
+    names = ("Forest", "River")
+    split = {part: [[f"{names[c]}/img_{i}.png", c, names[c]] for c, i in found] for part, found in rows.items()}
+    (base / name).write_text(json.dumps(split))
+    source, _, _ = prepared("eurosat", tmp_path / "files", tmp_path / "out")
+    same(source, images, labels, [0, 1, 2, 2, 2, 0])
+    save_png(base / "River" / "new.png", images[0])
+    with pytest.raises(DataError, match=r"without an official split in .*new.png"):
+        prepare("eurosat", tmp_path / "out", tmp_path / "files", again=True)
+    (base / "River" / "new.png").unlink()
+    (base / "River" / "img_1.png").unlink()
+    with pytest.raises(DataError, match=r"missing file img_1.png"):
+        prepare("eurosat", tmp_path / "out", tmp_path / "files", again=True)
+    (base / name).write_text(json.dumps({"train": []}))
+    with pytest.raises(DataError, match=r"not readable .*split"):
+        prepare("eurosat", tmp_path / "out", tmp_path / "files", again=True)
+
+
+def test_covid19_is_a_class_per_folder(tmp_path):
+    names = ("COVID-19", "Normal", "Pneumonia-Bacterial", "Pneumonia-Viral")
+    images, labels = class_tree(tmp_path / "Curated X-Ray Dataset", names)
+    source, _, _ = prepared("covid19", tmp_path, tmp_path / "out")
+    same(source, images, labels)
+    assert source.info.classes == names
+
+
+def test_covid19_radiography_takes_images_and_not_masks(tmp_path):
     base, names = tmp_path / "COVID-19_Radiography_Dataset", ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")
     grey = [pixels(9, 9) for _ in names]
     for name, image in zip(names, grey, strict=True):
         save_png(base / name / "images" / f"{name}-1.png", image)
         save_png(base / name / "masks" / f"{name}-1.png", pixels(5, 5))
-    source, _, _ = prepared("covid19", tmp_path, tmp_path / "out")
+    source, _, _ = prepared("covid19_radiography", tmp_path, tmp_path / "out")
     same(source, np.stack(grey)[..., None].repeat(3, -1), np.arange(4))
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from raysim.assemble import check, read_mapping
+from raysim.config import parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.federation import Federation, build_shards
@@ -26,13 +27,13 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 
 
-def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3), **columns):
+def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3), domains=None, splits=None):
     """`per_class` random images of each class, with columns that not every set has."""
     labels = np.arange(per_class * len(classes), dtype=np.int64) % len(classes)
     images = np.random.default_rng(1).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
-    path = set_path(folder, name)
-    write_set(path, name, classes, in_batches(images, labels))
-    return type("SetWithColumns", (ImageSet,), columns)(path)
+    path, names = set_path(folder, name), () if domains is None else [f"domain {d}" for d in range(domains.max() + 1)]
+    write_set(path, name, classes, in_batches(images, labels, domains=domains, splits=splits), domains=names)
+    return ImageSet(path)
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,6 +112,10 @@ def test_columns_of_the_set_reach_splits_and_partition(tmp_path):
     assert sorted(manifest.validation) == np.flatnonzero(splits == 1).tolist()
     for client, rows in enumerate(manifest.clients):
         assert (rows == np.flatnonzero((splits == 0) & (np.arange(count) % 4 == client))).all()
+        assert (manifest.domain_counts[client, client] == np.bincount(images.labels[rows], minlength=10)).all()
+    assert (manifest.domain_counts.sum(1) == manifest.class_counts).all()
+    assert (manifest.test_domains == manifest.test % 4).all()
+    assert manifest.domains == ("domain 0", "domain 1", "domain 2", "domain 3")
 
 
 def test_stratified_order_has_the_whole_sets_proportions_in_every_stretch():
@@ -173,6 +178,20 @@ def test_client_order_keeps_the_clients_apart(tmp_path):
     assert manifests["client"].checksum != manifests["stratified"].checksum
     ordered = images.labels[manifests["stratified"].validation]
     assert (ordered == ordered[stratified_order(ordered)]).all()
+
+
+def test_client_order_of_an_external_set_is_class_after_class(tmp_path):
+    images, external = small_set(tmp_path), small_set(tmp_path, "other", STL10, 6, (9, 9, 3))
+    pairs = tuple((images.info.classes[place], STL10[place]) for place in (2, 0, 1))
+    for order, in_blocks in (("client", True), ("stratified", False)):
+        spec = PartitionSpec(
+            num_clients=5, within_clients=True, validation_set=ValidationSpec(order=order, mapping=pairs)
+        )
+        labels = make_manifest(images, spec, external).validation_labels.tolist()
+        assert (labels == [2] * 6 + [0] * 6 + [1] * 6) == in_blocks
+    external_set = {"external": {"name": "x", "mapping": "y"}, "order": "client"}
+    assert not parse_config({"data": {"validation_set": external_set}})[1]
+    assert "data.validation_set.order" in str(parse_config({"data": {"validation_set": {"order": "client"}}})[1])
 
 
 # FedVG, tables A.5 and A.6: images of each CIFAR-10 class, with the duplicates of the authors' code.

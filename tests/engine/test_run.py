@@ -70,6 +70,8 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
         "partition.json",
         "progress.csv",
         "clients.parquet",
+        "confusion.csv",
+        "confusion.png",
         "summary.json",
         "COMPLETED",
     } <= names
@@ -84,18 +86,30 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert np.allclose(clients.groupby("round")["weight"].sum(), 1)
     assert set(clients.columns) >= {"round", "client", "num_examples", "num_steps", "seconds", "train_loss", "weight"}
     board = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
-    for tag in ("server/accuracy", "train/loss", "comm/up_mb", "system/round_s", "clients/accuracy_worst"):
+    for tag in ("server/accuracy", "train/loss", "comm/up_mb", "system/round_s", "clients/expected_accuracy_worst"):
         points = [(event.step, event.value) for event in board.Scalars(tag)]
         assert [step for step, _ in points] == [0, 1, 2]
         assert np.allclose([value for _, value in points], [float(row[tag]) for row in rows], rtol=1e-6)
     assert "weights/all" in board.Tags()["histograms"]
-    assert {"weights/client_by_block", "partition/classes"} <= set(board.Tags()["images"])
+    assert {"weights/client_by_block", "partition/classes", "server/confusion"} <= set(board.Tags()["images"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["partition"]["num_clients"] == 12
     partition = json.loads((folder / "partition.json").read_text())
     with open(folder / "partition.csv") as file:
-        assert [int(row["examples"]) for row in csv.DictReader(file)] == partition["sizes"]
+        *rows, validation = csv.DictReader(file)
+    assert [int(row["examples"]) for row in rows] == partition["sizes"]
+    assert (validation["client"], int(validation["examples"])) == ("validation", len(partition["validation"]))
     everything = [row for rows in partition["clients"] for row in rows] + partition["validation"] + partition["test"]
     assert sorted(everything) == list(range(1797))
+
+
+def test_pictures_of_the_partition_are_there_before_the_first_round(root, tmp_path):
+    seen = []
+
+    def start(folder, first_round, num_rounds):
+        seen.extend(sorted(path.name for path in folder.glob("*.png")))
+
+    execute(a_plan(root, tmp_path, rounds=1), on_start=start, on_round=lambda _: None)
+    assert seen == ["partition.png", "validation.png"]
 
 
 def test_bytes_are_those_of_the_tensors_sent(root):

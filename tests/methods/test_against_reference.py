@@ -7,16 +7,9 @@ import torch
 
 from raysim.assemble import check
 from tests.helpers import plan_of, raw_config, run, server_on
-from tests.reference import Naive, fedvg_weights
+from tests.reference import SHARE, Naive, assert_same_state, fedvg_weights
 
 LOCALS = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
-
-
-def assert_same_state(server, naive, tolerance):
-    values = server.layout.views(server.state)
-    for name, want in naive.model.state_dict().items():
-        if want.is_floating_point():
-            assert torch.allclose(values[name], want, rtol=tolerance, atol=tolerance), name
 
 
 CASES = {
@@ -40,7 +33,7 @@ def test_method_matches_reference_after_3_rounds(case, norm, root):
     for index in range(3):
         server.run_round(index)
         naive.round(index)
-    assert_same_state(server, naive, 2e-6 if norm == "none" else 2e-5)
+    assert_same_state(server, naive)
 
 
 @pytest.mark.parametrize("bn", ["none", "batch"])
@@ -57,10 +50,14 @@ def test_fedvg_weights_match_the_papers_equations(norm, granularity, mode, bn, r
     server = run(plan, root, rounds=1)
     naive.round(0)
     got = server.method_state["spy"]["weights"]
+    # BatchNorm takes a bias in front of it away again, in training and in train mode.
+    idle = ("conv1.bias", "conv2.bias") if bn == "batch" and (mode == "train" or norm == "update") else ()
     for name, want in naive.seen_weights[0].items():
-        assert torch.allclose(got[name], torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=1e-6), name
+        if granularity == "layer" and name in idle:
+            continue  # by itself, and with a gradient of rounding alone
+        assert torch.allclose(got[name], torch.tensor(want, dtype=torch.float64), rtol=SHARE, atol=0), name
         assert abs(float(got[name].sum()) - 1) < 1e-12
-    assert_same_state(server, naive, 2e-6)
+    assert_same_state(server, naive)
 
 
 def test_fedprox_with_mu_0_and_fedavgm_with_beta_0_equal_fedavg(root):

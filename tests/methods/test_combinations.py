@@ -17,6 +17,7 @@ HOSTS = {
     "fedlc": ["fedlc"],
     "fedacg": ["fedacg"],
     "feddyn": ["feddyn"],
+    "scaffold": ["scaffold"],
 }
 #: All clients in both rounds: MOON needs a previous model.
 SMALL = {"model": {"norm": "batch"}, "partition": {"num_clients": 5}, "cohort": {"size": 5}}

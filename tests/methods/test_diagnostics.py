@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from methods import diagnostics as build
 from methods.diagnostics import effective_rank
@@ -15,6 +17,7 @@ from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.engine import scorer as engine
 from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.reference_local import UniVarFL, stop_gradient_feedback
 
 BATCH_NORM = {"norm": "batch"}
 FEATURES = ("intra", "inter", "separability")
@@ -113,6 +116,62 @@ def test_the_spectrum_is_the_new_classifiers(root):
         assert records[-1].metrics["diagnostics/effective_rank"] == pytest.approx(effective_rank(torch.tensor(values)))
 
 
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_feedback_is_measured_at_the_clients_models(norm, root):
+    """||g_FA - g|| by plain autograd, and the norms and gaps of the chosen layer's weights by loops."""
+    methods = [{"flfa": {"candidates": ["fc1"]}}, "tests.methods.test_diagnostics:spy_updates"]
+    plan = plan_of(
+        root, [*methods, {"diagnostics": {"measures": ["feedback"]}}], model={"norm": norm}, cohort={"size": 3}
+    )
+    server = server_on(plan, root)
+    assert not any("feedback" in name for name in server.run_round(0).metrics)  # plain backpropagation
+    start = server.state.clone()
+    record = server.run_round(1)
+    updates, trainer = server.method_state["spy_updates"]["updates"], server.pool._trainer
+    layout, model = server.layout, trainer.model
+    leaf = layout.by_name["fc1.weight"]
+    errors, sizes, weights = [], [], []
+    for client, update in zip(record.clients["client"].tolist(), updates, strict=True):
+        images, labels = trainer.federation.client(client)
+        x, y = trainer.transform(torch.from_numpy(images.copy())), torch.from_numpy(labels.copy())
+        model.load(start)
+        model.params.add_(update)
+        module, found = model.module.train(), []
+        weight, anchor = layout.view(model.params, leaf).clone(), layout.view(start, leaf)
+        back = anchor * weight.norm() / anchor.norm()
+        for is_plain in (True, False):
+            if not is_plain:
+                module.fc1.forward = partial(stop_gradient_feedback, module.fc1, back=back)
+            grads = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+            found.append(torch.cat([g.reshape(-1).double() for g in grads]))
+        del module.fc1.forward
+        errors.append(float((found[1] - found[0]).norm()))
+        sizes.append(float(found[0].norm()))
+        weights.append(weight.double())
+    assert record.metrics["diagnostics/feedback_error"] == pytest.approx(np.mean(errors), rel=1e-3)
+    assert record.metrics["diagnostics/local_gradient_norm"] == pytest.approx(np.mean(sizes), rel=1e-3)
+    assert min(errors) > 1e-3
+    norms = [float(weight.norm()) for weight in weights]
+    assert record.arrays["diagnostics.weight_norms"][:, 0] == pytest.approx(norms, rel=1e-5)
+    assert record.arrays["diagnostics.weight_norms:columns"].tolist() == ["fc1"]
+    pairs = list(combinations(range(3), 2))
+    gap = np.mean([(norms[i] - norms[j]) ** 2 for i, j in pairs]) ** 0.5
+    assert record.metrics["diagnostics/weight_norm_gap"] == pytest.approx(gap, rel=1e-3)
+    far = np.mean([float((weights[i] - weights[j]).square().sum()) for i, j in pairs]) ** 0.5
+    assert record.metrics["diagnostics/weight_gap"] == pytest.approx(far, rel=1e-3)
+
+
+def test_feedback_in_the_first_layer_has_no_error_and_touches_nothing(root):
+    groups = {"model": {"norm": "batch"}, "partition": {"alpha": 0.05}, "cohort": {"size": 12}}
+    flfa = {"flfa": {"candidates": ["conv1"]}}
+    measures = {"diagnostics": {"measures": ["feedback", "drift"]}}
+    server, records = measured(plan_of(root, [flfa, "fedvg", measures], **groups), root, rounds=2)
+    assert records[1].metrics["diagnostics/feedback_error"] == 0
+    assert records[1].metrics["diagnostics/local_gradient_norm"] > 0
+    plain = run(plan_of(root, [flfa, "fedvg"], **groups), root, rounds=2)
+    assert server.params_sha256() == plain.params_sha256()
+
+
 def test_effective_rank_by_hand():
     assert effective_rank(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(3)
     assert effective_rank(torch.tensor([5.0, 0.0, 0.0])) == pytest.approx(1)
@@ -131,6 +190,41 @@ def test_agreement_is_flfas(root):
     assert record.arrays["flfa.selected"].sum() == 1
     assert record.arrays["flfa.selected:columns"].tolist() == ["conv2", "fc1"]
     assert record.arrays["flfa.selected"][int(record.metrics["flfa/layer"])] == 1
+
+
+def test_gradient_is_that_of_the_global_objective(root):
+    """Theorem 1 of UniVarFL: sum_k n_k/N grad L_k at the broadcast point, L_k with the terms of the methods before it."""
+    methods = [{"univarfl": {"mu": 0.3}}, {"fedprox": {"mu": 5.0}}, {"diagnostics": {"measures": ["gradient"]}}]
+    plan = plan_of(root, methods, cohort={"size": 4})
+    twin = UniVarFL(plan, mu=0.3, lam=2.5, eps=1.0)
+    server = server_on(plan, root)
+    for index in range(2):
+        record = server.run_round(index)
+        clients = [int(c) for c in record.clients["client"]]
+        total = sum(len(plan.manifest.clients[c]) for c in clients)
+        grads = [torch.zeros_like(p) for p in twin.model.parameters()]
+        for client in clients:
+            rows = plan.manifest.clients[client]
+            for start in range(0, len(rows), plan.config.local.batch_size):
+                x, y = twin.batch(rows[start : start + plan.config.local.batch_size])
+                found = torch.autograd.grad(twin.loss(twin.model, x, y), list(twin.model.parameters()))
+                for grad, part in zip(grads, found, strict=True):
+                    grad += len(y) / total * part
+        want = math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+        assert record.metrics["diagnostics/gradient_norm"] == pytest.approx(want, rel=1e-4)
+        for name, value in twin.model.state_dict().items():
+            value.copy_(server.layout.view(server.state, name))
+
+
+def test_gradient_has_to_be_asked_for_and_goes_through_batch_norm(root):
+    _, (record,) = measured(plan_of(root, ["diagnostics"]), root)
+    assert "diagnostics/gradient_norm" not in record.metrics
+    plain = run(plan_of(root, ["moon"], model=BATCH_NORM), root)
+    methods = ["moon", {"diagnostics": {"measures": ["gradient"], "every": 2}}]
+    server, records = measured(plan_of(root, methods, model=BATCH_NORM), root, rounds=3)
+    assert server.params_sha256() == plain.params_sha256()
+    assert ["diagnostics/gradient_norm" in record.metrics for record in records] == [True, True, False]
+    assert records[0].metrics["diagnostics/gradient_norm"] > 0
 
 
 @pytest.mark.parametrize("methods", [[], ["scaffold", {"fedvg": {"granularity": "block"}}], ["fedacg", "moon"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from methods.feedback import feedback_op
 from methods.flfa import agreements, candidate_layers, flfa, skewness
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
+from raysim.core.seeding import derive_seed, torch_generator
 from tests.helpers import plan_of, run, server_on, steps_plan
 
 MODULE = torch.nn.Sequential(
@@ -215,6 +217,59 @@ def test_weight_of_zeros_is_warned_of_once_and_stays_the_feedback():
     x = torch.randn(2, 8, requires_grad=True)
     op(MODULE[3], x).sum().backward()
     assert not x.grad.any()
+
+
+def test_direct_feedback_gives_the_chosen_layer_the_output_error(root):
+    """The gradient below the layer is that of e R at its input; its own, and everything above, stay exact."""
+    groups = {"cohort": {"size": 3}, "rounds": 2}
+    plain, other = (
+        server_on(steps_plan(root, methods, steps=1, **groups), root)
+        for methods in ([], [only("fc1", feedback="direct", seed=4)])
+    )
+    for server in (plain, other):
+        server.run_round(0)
+    assert plain.params_sha256() == other.params_sha256()
+    start = {name: value.clone() for name, value in plain.layout.views(plain.state).items()}
+    cohorts = [server.run_round(1).clients for server in (plain, other)]
+    moved = [{n: v - start[n] for n, v in s.layout.views(s.state).items()} for s in (plain, other)]
+    for name in start:
+        assert torch.equal(moved[0][name], moved[1][name]) == (not name.startswith("conv")), name
+    assert cohorts[0]["client"].tolist() == cohorts[1]["client"].tolist()
+
+    trainer = other.pool._trainer
+    model, expected = trainer.model, dict.fromkeys(("conv1.weight", "conv2.weight", "conv2.bias"), 0.0)
+    sizes = cohorts[0]["num_examples"]
+    for client, size in zip(cohorts[0]["client"].tolist(), sizes, strict=True):
+        images, labels = trainer.federation.client(client)
+        order = torch.randperm(len(labels), generator=torch_generator(derive_seed(3, "batches", 1, client)))[:16]
+        x, y = trainer.transform(torch.from_numpy(images.copy())[order]), torch.from_numpy(labels.copy())[order]
+        module = copy.deepcopy(model.module)
+        for name, parameter in module.named_parameters():
+            parameter.data, parameter.grad = start[name].clone(), None
+        kept = []
+        handle = module.fc1.register_forward_pre_hook(lambda _, inputs, kept=kept: kept.append(inputs[0]))
+        logits = module(x)
+        handle.remove()
+        error = (logits.softmax(1) - F.one_hot(y, logits.shape[1])) / len(y)
+        (h,) = kept
+        width = h[0].numel()
+        draw = torch.rand(logits.shape[1], width, generator=torch_generator(derive_seed(4, "direct/fc1")))
+        h.backward((error.detach() @ ((2 * draw - 1) / width**0.5)).view(h.shape))
+        for name in expected:
+            grad = module.get_parameter(name).grad
+            expected[name] = expected[name] - 0.1 * float(size / sizes.sum()) * grad
+    for name, want in expected.items():
+        assert float((moved[1][name] - want).norm()) < 1e-4 * float(want.norm()), name
+
+
+def test_direct_feedback_of_the_first_layer_and_of_all_candidates(root):
+    assert digest(root, [only("conv1", feedback="direct")]) == digest(root, [])
+    found = server_on(plan_of(root, [{"flfa": {"feedback": "direct"}}]), root)
+    for index in range(3):
+        record = found.run_round(index)
+    assert record.arrays["flfa.agreement:columns"].tolist() == ["conv1", "conv2", "fc1", "fc2"]
+    with pytest.raises(ValueError, match="there is no scale to choose"):
+        flfa(feedback="direct", scale="row")
 
 
 def cuts():

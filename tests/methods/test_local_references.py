@@ -8,6 +8,7 @@ import torch
 from raysim.core.seeding import derive_seed, torch_generator
 from tests import reference_local as naive
 from tests.helpers import plan_of, server_on
+from tests.reference import SHARE, assert_same_state
 
 LOCALS = {"lr": 0.05, "epochs": 1, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
 
@@ -37,6 +38,14 @@ UNIVARFL = {"mu": 0.05, "lam": 1.5, "eps": 0.5}
 CASES = {
     "univarfl": ([{"univarfl": UNIVARFL}], lambda p: naive.UniVarFL(p, **UNIVARFL)),
     "moon": ([{"moon": {"mu": 2.0}}], lambda p: naive.Moon(p, mu=2.0, temperature=0.5)),
+    "fedalign": (
+        [{"fedalign": {"mu": 0.3, "width": 0.5}}],
+        lambda p: naive.FedAlign(p, mu=0.3, width=0.5, block="fc1"),
+    ),
+    "fedalign-convolution": (
+        [{"fedalign": {"width": 0.5, "block": "conv2"}}],
+        lambda p: naive.FedAlign(p, mu=0.45, width=0.5, block="conv2"),
+    ),
     "fedsol": ([{"fedsol": {"rho": 0.3}}], lambda p: naive.FedSol(p, rho=0.3)),
     "fedsol-adaptive": (
         [{"fedsol": {"rho": 0.3, "form": "adaptive"}}],
@@ -73,9 +82,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_method_matches_reference_after_3_rounds(case, norm, root):
     methods, make_twin = CASES[case]
-    plan = plan_of(root, methods, model={"norm": norm}, local=LOCALS, cohort={"size": 3})
+    # Under this seed FLFA chooses other layers than the first, in which feedback changes nothing.
+    groups = {"seed": 1, "model": {"norm": norm}, "local": LOCALS, "cohort": {"size": 3}}
+    plan = plan_of(root, methods, **groups)
     twin, server = make_twin(plan), server_on(plan, root)
-    fedavg = server_on(plan_of(root, model={"norm": norm}, local=LOCALS, cohort={"size": 3}), root)
+    fedavg = server_on(plan_of(root, **groups), root)
     for index in range(3):
         record = server.run_round(index)
         twin.round(index)
@@ -88,14 +99,8 @@ def test_method_matches_reference_after_3_rounds(case, norm, root):
                 atol=1e-4,
             )
             assert twin.candidates[int(record.metrics["flfa/layer"])] == twin.layers[0]
-    values = server.layout.views(server.state)
-    largest = farthest = 0.0
-    for name, want in twin.model.state_dict().items():
-        if name in values:
-            largest = max(largest, float((values[name] - want).abs().max()))
-            if name in fedavg.layout.by_name:
-                farthest = max(farthest, float((fedavg.layout.view(fedavg.state, name) - want).abs().max()))
-    assert largest < (5e-6 if norm == "none" else 5e-5), largest
-    assert farthest > 100 * largest  # the method matters, far beyond the tolerance
+    assert_same_state(server, twin)
+    with pytest.raises(AssertionError):  # the method matters, far beyond the tolerance
+        assert_same_state(fedavg, twin, 10 * SHARE)
     if case == "freeze":
-        assert "fc2.weight" not in values
+        assert "fc2.weight" not in server.layout.by_name

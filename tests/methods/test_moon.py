@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from methods.moon import contrastive, moon
+from raysim.core.method import Method
 from raysim.engine.transport import unpack
 from tests.helpers import plan_of, run, server_on, steps_plan
 
@@ -66,6 +67,64 @@ def test_clients_remember_their_last_model_with_its_buffers(root):
     previous = unpack(server.client_memory(client))["moon"]["previous"]
     assert torch.allclose(previous, server.state, atol=1e-6)  # one participant: its model is the global one
     assert previous.shape == (server.layout.num_state,)
+
+
+def first_losses(root, first):
+    """What a client adds to its loss in round 0 and, trained for the first time, in round 1; and the digests."""
+    groups = {"partition": {"alpha": 10.0, "num_clients": 4}, "cohort": {"size": 2}, "seed": 2}
+    plan, plain = (plan_of(root, methods, **groups) for methods in ([{"moon": {"mu": 2.0, "first": first}}], []))
+    server, other = server_on(plan, root), server_on(plain, root)
+    found = []
+    for index in range(2):
+        record, base = server.run_round(index), other.run_round(index)
+        assert record.clients["client"].tolist() == base.clients["client"].tolist()
+        losses = record.clients["train_loss"] - base.clients["train_loss"]
+        found.append(dict(zip(record.clients["client"].tolist(), losses.tolist(), strict=True)))
+        other.state = server.state.clone()  # the same start of the next round
+    return found
+
+
+def test_first_says_what_a_clients_first_round_contrasts_with(root):
+    """Clients of round 1 that were not in round 0: no term; mu ln 2 without an effect; their own random network."""
+    none, same, random = (first_losses(root, first) for first in ("none", "global", "random"))
+    new = set(none[1]) - set(none[0])
+    assert new
+    for losses, want in ((none, 0.0), (same, 2 * math.log(2)), (random, 0.0)):
+        assert list(losses[0].values()) == pytest.approx([want] * 2, abs=1e-3)  # round 0
+    for client in new:
+        assert none[1][client] == pytest.approx(0, abs=1e-6)
+        assert same[1][client] == pytest.approx(2 * math.log(2), abs=1e-3)
+        assert abs(random[1][client]) > 0.05
+        assert abs(random[1][client] - 2 * math.log(2)) > 0.05
+
+
+def test_a_random_first_model_is_the_clients_own_and_always_the_same(root):
+    plan = plan_of(root, ["tests.methods.test_moon:sees_initial_state"], cohort={"size": 3})
+    states = {}
+    server = server_on(plan, root)
+    for index in range(2):
+        server.run_round(index)
+        for client in list(server._memories):
+            state = unpack(server.client_memory(client))["sees_initial_state"]["state"]
+            assert torch.equal(states.setdefault(client, state), state)
+    distinct = list(states.values())
+    assert len(distinct) > 3 or len(states) >= 3
+    for state in distinct[1:]:
+        assert state.shape == (server.layout.num_state,)
+        assert not torch.equal(state, distinct[0])
+    # of the model's own initialiser: the standard deviation of fc1 is that of the global model
+    mine, theirs = (
+        server_on(plan, root).layout.view(v, "fc1.weight").std() for v in (distinct[0], server_on(plan, root).state)
+    )
+    assert float(mine) == pytest.approx(float(theirs), rel=0.05)
+
+
+def sees_initial_state():
+    def report(client):
+        client.memory["state"] = client.initial_state()
+        return {}
+
+    return Method("sees_initial_state", report=report, needs=frozenset({"client-memory"}))
 
 
 def test_faults_name_the_remedy():

@@ -7,7 +7,7 @@ import torch
 
 from methods.scaffold import new_control, scaffold
 from raysim.assemble import check
-from raysim.core.errors import ClientError
+from raysim.core.errors import ClientError, ConfigError
 from raysim.core.method import Method
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.run import execute
@@ -99,6 +99,58 @@ def test_new_control_by_hand():
         new_control(got, got, got, num_steps=0, client_lr=0.1)
     with pytest.raises(ValueError, match=r"set local\.lr"):
         new_control(got, got, got, num_steps=1, client_lr=0.0)
+
+
+def twin_under_momentum(clients, *, rounds, steps, lr, rho, as_in=None):
+    """(w, c) by loops: c_i+ is the mean of the raw gradients, each counted as often as it entered the client's steps."""
+    count = len(clients["centres"])
+    w, control = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    controls = [torch.zeros(3, dtype=torch.float64) for _ in range(count)]
+    for _ in range(rounds):
+        moves, changes = [], []
+        for k in range(count):
+            y, velocity, gradients = w.clone(), torch.zeros(3, dtype=torch.float64), []
+            for _ in range(steps):
+                gradients.append(clients["curvatures"][k] @ (y - clients["centres"][k]))
+                velocity = rho * velocity + gradients[-1] + control - controls[k]
+                y = y - lr * velocity
+            shares = [sum(rho ** (later - step) for later in range(step, steps)) for step in range(steps)]
+            new = sum(a * g for a, g in zip(shares, gradients, strict=True)) / sum(shares)
+            if as_in:  # K lr whatever the momentum, and c_i = 0 for ever
+                new = controls[k] - control - (y - w) / (steps * lr)
+            moves.append(y - w)
+            changes.append(new - controls[k])
+            controls[k] = new if as_in is None else controls[k]
+        w, control = w + sum(moves) / count, control + sum(changes) / count
+    return w, control
+
+
+@pytest.mark.parametrize("as_in", [None, "fl-bench"])
+@pytest.mark.parametrize("rho", [0.0, 0.6, 0.9])
+def test_scaffold_under_momentum_matches_its_twin(rho, as_in):
+    clients = unlike_clients(4)
+    federation = Quadratics(scaffold(as_in=as_in), **clients, steps=5, lr=0.02, momentum=rho)
+    for _ in range(6):
+        federation.round()
+    w, control = twin_under_momentum(clients, rounds=6, steps=5, lr=0.02, rho=rho, as_in=as_in)
+    # The server adds to c in float32, so the twins part by its rounding.
+    assert float((federation.w - w).norm()) < 1e-5 * float(w.norm())
+    assert float((federation.state["control"] - control).norm()) < 1e-5 * float(control.norm())
+    assert float(control.norm()) > 1e-2
+
+
+def test_scaffold_finds_the_optimum_under_momentum():
+    federation = Quadratics(scaffold(), **unlike_clients(4), steps=10, lr=0.02, momentum=0.8)
+    for _ in range(300):
+        federation.round()
+    assert float((federation.w - federation.optimum([0.25] * 4)).norm()) < 1e-5
+
+
+def test_scaffold_runs_under_momentum_and_nothing_but_plain_or_momentum_sgd(root):
+    assert plan_of(root, ["scaffold"], local={"momentum": 0.9}).methods
+    for local in ({"optimizer": "adamw"}, {"momentum": 0.9, "nesterov": True}):
+        with pytest.raises(ConfigError, match=r"scaffold needs sgd: set local\.optimizer to sgd"):
+            plan_of(root, ["scaffold"], local=local)
 
 
 def test_options_are_checked():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
+from itertools import combinations
 
 import pytest
 import torch
 
 from methods.univarfl import (
+    EPS,
     classifier_variance,
     directions,
     gaussian_kernel,
@@ -196,7 +199,7 @@ def test_gradients_are_finite_and_bounded(case, options):
 def test_total_collapse_is_a_stationary_point_of_the_variance():
     logits = torch.zeros(6, 3, requires_grad=True)
     classifier_variance(logits.softmax(1)).backward()
-    assert not logits.grad.any()
+    assert logits.grad.abs().max() < 1e-7
 
 
 def test_terms_do_not_see_labels_or_the_classifier():
@@ -220,13 +223,62 @@ def test_half_precision_outputs_are_regularised_in_float32():
     assert value.dtype == torch.float32
 
 
-def test_kernel_matches_a_double_loop():
+def kernel_by_hand(rows):
+    """FedUV's uniformity: over distinct pairs, the median of the non-zero squared distances (the lower of two)."""
+    squares = [float(sum((a - b) ** 2 for a, b in zip(x, y, strict=True))) for x, y in combinations(rows.tolist(), 2)]
+    above = sorted(square for square in squares if square > 0)
+    median = above[(len(above) - 1) // 2]
+    return sum(math.exp(-square / median) for square in squares) / len(squares)
+
+
+def test_kernel_is_feduvs_mean_over_distinct_pairs():
     z = features(6, 3)
-    squares = [[float((a - b).square().sum()) for b in z] for a in z]
-    off = torch.tensor([squares[i][j] for i in range(6) for j in range(6) if i != j], dtype=torch.float64)
-    median = float(off.median())
-    want = sum(math.exp(-squares[i][j] / median) for i in range(6) for j in range(6) if i != j) / 36
-    assert float(gaussian_kernel(z)) == pytest.approx(want, rel=1e-9)
+    assert float(gaussian_kernel(z)) == pytest.approx(kernel_by_hand(z), rel=1e-9)
+    twice = torch.cat([z, z[:3]])  # duplicates count as pairs, not in the median
+    assert float(gaussian_kernel(twice)) == pytest.approx(kernel_by_hand(twice), rel=1e-9)
+
+
+def test_kernels_gradient_goes_through_the_median():
+    z = features(5, 3, 4)
+    leaf = z.clone().requires_grad_()
+    gaussian_kernel(leaf).backward()
+    for row in range(5):
+        for column in range(3):
+            ahead, behind = z.clone(), z.clone()
+            ahead[row, column] += 1e-6
+            behind[row, column] -= 1e-6
+            slope = (kernel_by_hand(ahead) - kernel_by_hand(behind)) / 2e-6
+            assert float(leaf.grad[row, column]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+    # Scaling all distances leaves it where it is, since the median scales as well.
+    assert float((leaf.grad * (z - z.mean(0))).sum()) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("rows", [torch.ones(4, 3), torch.ones(1, 3), torch.zeros(3, 2)])
+def test_kernel_of_equal_rows_pulls_nowhere(rows):
+    leaf = rows.clone().requires_grad_()
+    value = gaussian_kernel(leaf)
+    value.backward()
+    assert float(value.detach()) == (1.0 if len(rows) > 1 else 0.0)
+    assert not leaf.grad.any()
+
+
+@pytest.mark.parametrize("options", [{"eps": 0.1}, {"form": "literal"}])
+def test_options_of_the_energy_are_not_the_kernels(options):
+    with pytest.warns(UserWarning, match=f"univarfl: {next(iter(options))} .*kernel"):
+        univarfl(uniformity="kernel", **options)
+
+
+def test_default_epsilon_bounds_what_one_pair_adds():
+    """A pair's energy and its slope in the cosine are at most 1, however close the two are; 1/eps and 1/eps^2 else."""
+    assert signature(univarfl).parameters["eps"].default == EPS
+    for angle in (3.0, 1.0, 0.3, 0.05, 1e-3, 0.0):
+        rows = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
+        assert float(hyperspherical_energy(rows, form="mean")) <= 1
+        cosine = torch.tensor(math.cos(angle), dtype=torch.float64, requires_grad=True)
+        (1 / (1 - cosine + EPS)).backward()
+        assert float(cosine.grad) <= 1
+    near = torch.tensor([[1.0, 0.0], [math.cos(1e-3), math.sin(1e-3)]])
+    assert float(hyperspherical_energy(near, eps=0.01, form="mean")) > 99
 
 
 def test_directions_are_unit_rows_or_zero():

@@ -56,27 +56,38 @@ def test_crop_and_flip_equals_a_loop(padding, target, flip, seed):
     size=st.tuples(st.integers(2, 20), st.integers(2, 20)),
     target=st.sampled_from([(4, 4), (7, 5), (24, 24)]),
     seed=st.integers(0, 99),
+    mode=st.sampled_from(["bilinear", "bicubic"]),
 )
-def test_resized_crop_equals_a_loop(size, target, seed):
+def test_resized_crop_equals_a_loop(size, target, seed, mode):
     images = pixels(5, *size, seed=seed)
     draws = Augmentation(flip=True, scale=(0.08, 1.0)).draw(len(images), size, target, torch_generator(seed))
-    result = resized_crop(images, draws, target)
+    result = resized_crop(images, draws, target, mode)
     for i, image in enumerate(images):
         top, left, tall, wide = draws.boxes[i].tolist()
         assert 0 <= top <= top + tall <= size[0]
         assert 0 <= left <= left + wide <= size[1]
         part = image[top : top + tall, left : left + wide].permute(2, 0, 1)[None].float()
-        expected = F.interpolate(part, size=target, mode="bilinear", antialias=True, align_corners=False)[0]
+        expected = F.interpolate(part, size=target, mode=mode, antialias=True, align_corners=False)[0].clamp(0, 255)
         expected = expected.flip(2) if draws.is_flipped[i] else expected
         torch.testing.assert_close(result[i], expected.permute(1, 2, 0), rtol=1e-4, atol=1e-2)
 
 
-def test_resized_crop_is_pillows_resize_of_the_box():
-    image = pixels(1, 40, 50)
+#: Pillow rounds after each of its two passes, and clips between them: on `muted` images nothing is clipped.
+PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def muted(*shape):
+    return pixels(1, *shape) // 2 + 64
+
+
+@pytest.mark.parametrize("mode", PILLOW)
+def test_resized_crop_is_pillows_resize_of_the_box(mode):
+    image = muted(40, 50)
     draws = Draws(torch.tensor([False]), torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[3, 7, 30, 21]]))
     box = Image.fromarray(image[0].numpy()).crop((7, 3, 28, 33))
-    expected = np.asarray(box.resize((16, 16), Image.Resampling.BILINEAR)).astype(float)
-    assert np.abs(resized_crop(image, draws, (16, 16))[0].numpy() - expected).max() <= 1.01
+    for side in (16, 48):  # shrunk and enlarged
+        expected = np.asarray(box.resize((side, side), PILLOW[mode])).astype(float)
+        assert np.abs(resized_crop(image, draws, (side, side), mode)[0].numpy() - expected).max() <= 1.5
 
 
 def test_boxes_have_the_stated_areas_and_ratios():
@@ -182,10 +193,21 @@ def test_resize_crop_normalise_and_grey_to_colours(channels_last):
     assert transform.output_size(10, 10) == (6, 6)
 
 
-def test_resize_is_pillows_bilinear():
-    images = pixels(1, 64, 64)
-    expected = np.asarray(Image.fromarray(images[0].numpy()).resize((24, 24), Image.Resampling.BILINEAR)).astype(float)
-    assert np.abs(resized(images, (24, 24))[0].numpy() - expected).max() <= 1.01
+@pytest.mark.parametrize("mode", PILLOW)
+@pytest.mark.parametrize("side", [24, 96])
+def test_resize_is_pillows(mode, side):
+    images = muted(64, 64)
+    expected = np.asarray(Image.fromarray(images[0].numpy()).resize((side, side), PILLOW[mode])).astype(float)
+    assert np.abs(resized(images, (side, side), mode)[0].numpy() - expected).max() <= 1.5
+
+
+def test_pixels_are_the_whole_image_without_statistics():
+    """What released statistics of features are made of: no normalisation, no crop, at the input's size."""
+    images = pixels(3, 10, 12)
+    transform = InputTransform((0.5,), (0.5,), resize=(9, 9), crop=(6, 6), interpolation="bicubic")
+    want = F.interpolate(images.permute(0, 3, 1, 2).float(), size=(6, 6), mode="bicubic", antialias=True)
+    torch.testing.assert_close(transform.pixels(images), want.clamp(0, 255) / 255, rtol=1e-5, atol=1e-5)
+    assert torch.equal(InputTransform((0.5,), (0.5,)).pixels(images), InputTransform()(images))
 
 
 def test_recipes_are_the_papers_settings():
@@ -221,7 +243,8 @@ def test_model_input_follows_the_pipeline(root):
 
 def test_each_input_setting_changes_the_run(root):
     digests = []
-    for data in ({}, {"augment": "flip"}, {"augment": "cifar"}, {"normalise": "half"}, {"resize": 10}, {"crop": 6}):
+    for data in ({}, {"augment": "flip"}, {"augment": "cifar"}, {"normalise": "half"}, {"resize": 10}, {"crop": 6},
+                 {"resize": 10, "interpolation": "bicubic"}):  # fmt: skip
         server = run(plan_of(root, data={"root": str(root), **data}), root)
         assert math.isfinite(float(server.state.abs().sum()))
         digests.append(server.params_sha256())
@@ -237,6 +260,7 @@ def test_each_input_setting_changes_the_run(root):
         ("data.crop", "larger than the 8 x 8 images", {"crop": 9}),
         ("data.channels", "3", {"channels": 2}),
         ("data.resize", "must be >= 1", {"resize": 0}),
+        ("data.interpolation", "must be bilinear or bicubic", {"interpolation": "nearest"}),
     ],
 )
 def test_faults_of_the_inputs(key, words, data, root):

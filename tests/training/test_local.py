@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from raysim.assemble import local_settings
+from raysim.config import parse_config
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.seeding import torch_generator
 from raysim.training import local
-from raysim.training.evaluate import evaluate
+from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
 from raysim.training.model import BoundModel, cross_entropy
+from tests.helpers import plan_of
 
 
 def examples(count, seed=0):
@@ -148,6 +152,35 @@ def test_learning_rate_decays_by_round():
     assert LocalSettings(lr=0.5, lr_decay=0.9).lr_of(3) == pytest.approx(0.5 * 0.9**3)
 
 
+def test_learning_rate_follows_its_schedule():
+    constant, cosine = (LocalSettings(lr=0.5, schedule=name, num_rounds=8) for name in ("constant", "cosine"))
+    assert [constant.lr_of(t) for t in range(8)] == [0.5] * 8
+    want = [0.25 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]
+    assert [cosine.lr_of(t) for t in range(8)] == pytest.approx(want)
+    assert cosine.lr_of(0) == 0.5
+    assert cosine.lr_of(4) == pytest.approx(0.25)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    for t in range(8):
+        assert cosine.lr_of(t) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6)
+        optimizer.step()
+        theirs.step()
+    assert 0 < cosine.lr_of(8) < 1e-12  # a phase after the last round: methods may divide by it
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_schedule_without_decay_refuses_one(schedule):
+    _, faults = parse_config({"local": {"schedule": schedule, "lr_decay": 0.9}})
+    assert [fault.key for fault in faults] == ["local.lr_decay"]
+    assert "local.schedule to exponential" in faults[0].message
+    assert not parse_config({"local": {"schedule": schedule}})[1]
+
+
+def test_a_runs_cosine_ends_with_its_rounds(root):
+    settings = local_settings(plan_of(root, rounds=4, local={"schedule": "cosine", "lr": 0.2}).config)
+    assert settings.lr_of(2) == pytest.approx(0.1)
+
+
 def test_gradient_at_another_point_leaves_the_model_alone():
     model = bound()
     data = examples(8)
@@ -227,16 +260,20 @@ def test_passes_cover_everything_and_never_end_with_one_example():
     assert [len(batch.labels) for batch in passes(examples(1), InputTransform(), 4)] == [1]
 
 
-def test_slices_of_an_evaluation_add_up():
+def test_slices_of_an_evaluation_join():
     model, data = bound(), examples(50)
-    whole = evaluate(model, data, InputTransform(), num_classes=3)
+    whole = evaluate(model, data, InputTransform(), keeps_logits=True)
     parts = [
-        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), num_classes=3)
+        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), keeps_logits=True)
         for a, b in ((0, 20), (20, 50))
     ]
-    total = parts[0] + parts[1]
-    assert torch.equal(total.correct, whole.correct)
+    total = joined(parts)
+    assert (total.predictions == whole.predictions).all()
+    assert (total.labels == data.labels.numpy()).all()
+    assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)
+    assert np.allclose(total.confidences, torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
     assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
+    assert evaluate(model, data, InputTransform()).logits is None
     model.module.eval()
     with torch.no_grad():
         predicted = model.module(InputTransform()(data.images)).argmax(1)

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from raysim.core.errors import OutOfMemory
-from raysim.engine.messages import EvaluationPoint, PoolCounts, Reports, RoundMessage, Share, TaskResult
+from raysim.engine.messages import EvaluationPoint, PoolCounts, Reports, RoundMessage, Share, Slice, TaskResult
 from raysim.engine.plan import ClientBlock
 from raysim.engine.ray.session import LOSSES, live_nodes, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
@@ -211,17 +211,15 @@ class RayPool:
         self._sum_bytes += sum(s.nbytes for (node, _), s in zip(asked, sums, strict=True) if node != self._here)
         return sums
 
-    def on_slices(
-        self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[tuple[int, int]]
-    ) -> list[Any]:
+    def on_slices(self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[Slice]) -> list[Any]:
         sent, asked = ray.put(point), ray.put(request)
 
         def attempt() -> list[Any]:
             ready = self.slots.ready()
             return ray.get(
                 [
-                    ready[number % len(ready)].actor.call.remote(call, sent, asked, start, end)
-                    for number, (start, end) in enumerate(slices)
+                    ready[number % len(ready)].actor.call.remote(call, sent, asked, part)
+                    for number, part in enumerate(slices)
                 ]
             )
 

@@ -1,0 +1,95 @@
+"""What FLFA's bounds are about: how far feedback alignment leads from the gradient, and weights that drift apart.
+
+With g the gradient of a client's mean cross-entropy at its model after training, g_FA the same through the feedback, and
+W_i the weight of an overridden layer at client i, `diagnostics` logs, of the clients that took a step,
+    feedback_error        mean of ||g_FA - g||_2
+    local_gradient_norm   mean of ||g||_2
+    weight_norms          ||W_i||_2 by client and layer
+    weight_norm_gap       root mean square of ||W_i|| - ||W_j|| over pairs of clients and over layers
+    weight_gap            root mean square of ||W_i - W_j||, likewise
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.feedback import feedback_layers
+from raysim.core.layout import Leaf
+from raysim.core.method import ClientView, LayerOp, ServerView
+from raysim.core.weights import normalised
+from raysim.training.model import cross_entropy, seed_global_stream
+
+
+def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
+    """What one client reports about its overridden layers: see the top of this file.
+
+    Returns:
+      error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), their places among all.
+    """
+    plain = other = torch.zeros_like(client.params)
+    if client.num_steps > 0:  # without a step there may be too few examples for a gradient
+        plain = mean_gradient(client)
+        with client.model.overridden(ops):
+            other = mean_gradient(client)
+    known = feedback_layers(client.layout)
+    inside = [index for index, name in enumerate(known) if name in ops]
+    weights = [client.layout.view(client.params, leaf) for leaf in known.values()]
+    norms = [float(torch.linalg.vector_norm(weights[index], dtype=torch.float64)) for index in inside]
+    return {
+        "error": torch.linalg.vector_norm(other - plain, dtype=torch.float64).cpu(),
+        "gradient_norm": torch.linalg.vector_norm(plain, dtype=torch.float64).cpu(),
+        "weight_norms": torch.tensor(norms, dtype=torch.float64),
+        "layers": torch.tensor(inside),
+    }
+
+
+def mean_gradient(client: ClientView) -> Tensor:
+    """[num_params]: gradient of the mean cross-entropy over the client's examples where it stands, in training mode.
+
+    Dropout draws the same masks each time, and what is drawn after it is left alone.
+    """
+    devices = [client.params.device] if client.params.device.type == "cuda" else []
+    total = torch.zeros_like(client.params)
+    with torch.random.fork_rng(devices=devices):
+        seed_global_stream(client.generator.initial_seed(), client.params.device)
+        for batch in client.batches():
+            gradient = client.model.gradient(cross_entropy, client.params, batch)
+            total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
+    return total
+
+
+def log_feedback(server: ServerView) -> None:
+    """Means over the clients that took a step, and the spread of their weights in the overridden layers."""
+    active, known = server.is_active, feedback_layers(server.layout)
+    leaves = [list(known.values())[index] for index in server.report["layers"][0].tolist()]
+    norms = server.report["weight_norms"]
+    server.log("feedback_error", float(server.report["error"][active].mean()))
+    server.log("local_gradient_norm", float(server.report["gradient_norm"][active].mean()))
+    server.log("weight_norms", norms, [leaf.layer for leaf in leaves])
+    count = int(active.sum())
+    if not leaves or count < 2:
+        return
+    # The mean square over pairs of d_i - d_j is 2 / (K - 1) sum_i |d_i - mean d|^2.
+    server.log("weight_norm_gap", math.sqrt(2 * float(norms[active].var(dim=0).mean())))
+    squares = float(distances_to_mean(server, leaves)[active].square().sum())
+    server.log("weight_gap", math.sqrt(2 * squares / (count - 1) / len(leaves)))
+
+
+def distances_to_mean(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
+    """(K,) float64: ||u_i - mean u||_2 over some leaves, the mean over clients that took a step: exact, and a small map."""
+    spans = [(leaf.offset, leaf.end) for leaf in leaves]
+    uniform = normalised(server.is_active.double())
+    mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
+    return torch.stack(server.map_updates(update_distance, {"spans": spans, "mean": mean.float()}))
+
+
+def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
+    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
+    gap = update - shared["mean"]
+    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
+    return torch.linalg.vector_norm(torch.stack(norms))

@@ -1,0 +1,154 @@
+"""FedAlign: the last block's Lipschitz constant follows that of a slimmer copy of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.errors import MethodError
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State
+
+#: What a slimmer copy can be cut from: the first channels of each of their tensors.
+SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+
+#: Power iterations of a spectral norm, as in the authors' code.
+ITERATIONS = 10
+
+
+def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None) -> Method:
+    """Adds a distillation of the last block's spectral norms into its own first channels to the loss.
+
+    Mendieta et al. 2022 (CVPR, arXiv:2111.14213) and their code. For one image, x the input and y the output of the block,
+    as (channels, pixels) matrices, x pooled to y's pixels:
+        s(x, y) = spectral norm of x y^T / pixels
+        L_lip   = mean over images of (s(x_slim, y_slim) - s(x, y))^2
+        loss    = inner + mu (inner / L_lip) L_lip,   the ratio in brackets a constant
+    y_slim is what the block makes of the first channels of x with the first channels of its own layers, under
+    BatchNorm with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
+    first channels learn from the term: one more pass of a narrow block, no other model. The ratio is the code's: the
+    term is always mu times the loss so far, and only its direction counts.
+
+    The block is the last layer block in front of the classifier (`raysim methods --model` lists them): a projector, where
+    there is one. The paper takes the last stage of a ResNet: `block: layer4`. The authors clip gradients at 10
+    (`local.max_grad_norm`) and use Nesterov momentum 0.9.
+
+    Args:
+      mu: strength, >= 0; 0.45 in the paper.
+      width: share of the channels, in (0, 1), rounded, at least one; 0.25 in the paper.
+      block: path of the block.
+    Raises:
+      ValueError: mu < 0, width outside (0, 1), or, when the run starts, no such block.
+      MethodError: a layer of the block that has no first channels (attention, grouped convolutions).
+    """
+    if mu < 0:
+        raise ValueError(f"fedalign: mu must be >= 0, got {mu}; 0 is FedAvg, 0.45 is the paper's")
+    if not 0 < width < 1:
+        raise ValueError(f"fedalign: width must be between 0 and 1, got {width}; 0.25 is the paper's")
+
+    def init(params: Tensor, layout: Layout) -> State:
+        block_of(layout, block)
+        return {}
+
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
+        if mu == 0:
+            return ops
+        name = block_of(client.layout, block)
+        check_slim(client.model.module.get_submodule(name), name)
+        inner = ops.get(name)
+
+        def keep(module: nn.Module, x: Tensor) -> Tensor:
+            y = inner(module, x) if inner else type(module).forward(module, x)
+            if torch.is_grad_enabled():  # not the passes of other methods' reference models
+                # Copies: the next layer may work in place.
+                client.scratch["passed"] = x.detach().clone(), y.detach().clone()
+            return y
+
+        return {**ops, name: keep}
+
+    def loss(inner: LossFn, client: ClientView) -> LossFn:
+        if mu == 0:
+            return inner
+        module = client.model.module.get_submodule(block_of(client.layout, block))
+
+        def value(outputs: Outputs, batch: Batch) -> Tensor:
+            total = inner(outputs, batch)
+            passed = client.scratch.pop("passed", None)
+            if passed is None:  # the pass went by the `forward` hook, as a measurement's does
+                return total
+            x, y = passed
+            narrow = x[:, : slim(x.shape[1], width)]
+            gap = F.mse_loss(spectral_norms(narrow, slim_pass(module, narrow, width)), spectral_norms(x, y))
+            ratio = torch.where(gap > 0, total / gap.clamp_min(torch.finfo(gap.dtype).tiny), 0.0).detach()
+            return total + mu * ratio * gap
+
+        return value
+
+    return Method("fedalign", init=init, forward=forward, loss=loss, claims=frozenset({"backward:*"}))
+
+
+def block_of(layout: Layout, wanted: str | None) -> str:
+    """Path of the block: the one wanted, or the last layer block with weights in front of the classifier."""
+    bodies = [leaf for leaf in layout.params if not leaf.is_head]
+    if wanted is None:
+        found = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
+        if not found:
+            raise ValueError("fedalign: there is no trained block in front of the classifier; use a deeper model")
+        return found[-1]
+    if not any(leaf.name.startswith(f"{wanted}.") for leaf in bodies):
+        known = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))
+        raise ValueError(f"fedalign: there is no block {wanted!r} in front of the classifier; there are {known}")
+    return wanted
+
+
+def check_slim(block: nn.Module, name: str) -> None:
+    """Raise MethodError unless every layer with parameters can be cut to its first channels."""
+    for path, module in block.named_modules():
+        owns = next(module.parameters(recurse=False), None) is not None
+        if owns and (not isinstance(module, SLIM) or getattr(module, "groups", 1) != 1):
+            raise MethodError(
+                f"layer {f'{name}.{path}'.rstrip('.')} is a {type(module).__name__} without first channels of its own",
+                "fedalign",
+                "choose a block of plain convolutions, linear layers and their normalisation with `block`",
+            )
+
+
+def slim(channels: int, width: float) -> int:
+    """How many first channels a share is: rounded, at least one."""
+    return max(1, round(channels * width))
+
+
+def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
+    """(B, slim channels, ...): the block at a share of its width, on an input that has that share of its channels.
+
+    Every tensor is cut to the first entries of its channel axes: a convolution's or linear layer's outputs and inputs, a
+    normalisation's channels. Running statistics are used up as copies.
+    """
+    values: dict[str, Any] = {}
+    for name, value in [*block.named_parameters(), *block.named_buffers()]:
+        cut = tuple(slice(slim(size, width)) for size in value.shape[:2])
+        part = value[cut] if value.dim() else value
+        values[name] = part if value.requires_grad else part.clone()
+    return torch.func.functional_call(block, values, (x,))
+
+
+def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
+    """(B,): spectral norm of x y^T / pixels for each image, by power iterations from ones.
+
+    Args:
+      x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
+    """
+    if x.dim() == 4 and x.shape[2] > y.shape[2]:
+        x = F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3]))
+    x, y = x.flatten(2) if x.dim() > 2 else x[:, :, None], y.flatten(2) if y.dim() > 2 else y[:, :, None]
+    matrix = x @ y.transpose(1, 2) / x.shape[2]
+    tiny = torch.finfo(x.dtype).tiny
+    vector = torch.ones_like(matrix[:, :, :1])
+    for _ in range(ITERATIONS):
+        vector = matrix @ (matrix.transpose(1, 2) @ vector)
+        size = (vector.square().sum(dim=1, keepdim=True) + tiny).sqrt()
+        vector = vector / size
+    return size[:, 0, 0].sqrt()

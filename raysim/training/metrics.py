@@ -1,0 +1,114 @@
+"""Metrics of a scored set, from what the model made of each example: pure functions of integers and of fixed floats.
+
+Those of a `Score` without logits are always there; `METRICS` need every logit and are computed where a run asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+#: Equal bins of the confidence in `calibration_error`, as in Guo et al. 2017.
+BINS = 15
+
+#: metric(labels (n,) int64, logits (n, classes) float32) -> a number.
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def confusion(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
+    """(classes, classes) int64: examples by true class (row) and predicted class (column)."""
+    cells = labels.astype(np.int64) * num_classes + predictions
+    return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def balanced_accuracy(matrix: np.ndarray) -> float:
+    """Mean recall of the classes that occur; `matrix` is that of `confusion`. NaN without an example."""
+    count = matrix.sum(1)
+    recalls = matrix.diagonal()[count > 0] / count[count > 0]
+    return float(recalls.mean()) if len(recalls) else float("nan")
+
+
+def macro_f1(matrix: np.ndarray) -> float:
+    """Mean F1 of the classes that occur or are predicted; `matrix` is that of `confusion`. NaN without an example."""
+    sums = matrix.sum(0) + matrix.sum(1)
+    scores = 2 * matrix.diagonal()[sums > 0] / sums[sums > 0]
+    return float(scores.mean()) if len(scores) else float("nan")
+
+
+def calibration_error(confidences: np.ndarray, hits: np.ndarray) -> float:
+    """Expected calibration error: |accuracy - mean confidence| of a bin, weighed by its share of the examples.
+
+    Guo et al. 2017 (arXiv:1706.04599), eq. 3, with `BINS` bins of equal width.
+
+    Args:
+      confidences: (n,) in [0, 1], probability of the predicted class; hits: (n,) bool, whether it is the true one.
+    """
+    if not len(hits):
+        return float("nan")
+    # (a, b], as in the paper; a confidence of 0 (not finite logits) counts to the first bin.
+    edges = np.linspace(0, 1, BINS + 1)
+    bins = np.clip(np.searchsorted(edges, confidences, side="left") - 1, 0, BINS - 1)
+    right = np.bincount(bins, weights=hits, minlength=BINS)
+    believed = np.bincount(bins, weights=confidences.astype(np.float64), minlength=BINS)
+    return float(np.abs(right - believed).sum() / len(hits))
+
+
+def auroc(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Area under the receiver operating characteristic, one class against the rest, mean over the classes.
+
+    As MedMNIST's evaluator and scikit-learn's `multi_class="ovr"`: by the softmax, ties count half. Classes that no
+    example, or every example, belongs to are left out; NaN where none is left or a logit is not finite.
+    """
+    from scipy.stats import rankdata
+
+    if not np.isfinite(logits).all():
+        return float("nan")
+    scores = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    scores /= scores.sum(1, keepdims=True)
+    areas = []
+    for label in range(logits.shape[1]):
+        is_mine = labels == label
+        count = int(is_mine.sum())
+        if 0 < count < len(labels):
+            ranks = rankdata(scores[:, label])[is_mine].sum()  # Mann and Whitney's U
+            areas.append((ranks - count * (count + 1) / 2) / (count * (len(labels) - count)))
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+#: Metrics that need every logit, by name.
+METRICS: dict[str, Metric] = {"auroc": auroc}
+
+
+def cell_accuracy(
+    hits: np.ndarray, labels: np.ndarray, domains: np.ndarray | None, shape: tuple[int, int]
+) -> np.ndarray:
+    """(domains, classes) float64: accuracy on the examples of each domain and class, NaN where there is none.
+
+    Args:
+      hits: (n,) bool; labels: (n,); domains: (n,), None for a set without domains, whose `shape` is (1, classes).
+    """
+    cells = labels if domains is None else domains * shape[1] + labels
+    count = np.bincount(cells, minlength=shape[0] * shape[1])
+    right = np.bincount(cells[hits], minlength=shape[0] * shape[1])
+    return np.where(count > 0, right / np.maximum(1, count), np.nan).reshape(shape)
+
+
+def expected_accuracy(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(N,) float64: accuracy to be expected on each client's own mix of domains and classes.
+
+    Args:
+      counts: (N, domains, classes) examples of the clients; table: (domains, classes) or (N, domains, classes), accuracies,
+        NaN where unknown: what a client has there does not count. NaN for a client of which nothing is known.
+    """
+    weights = np.where(np.isnan(table), 0.0, counts)
+    total = weights.sum((1, 2))
+    right = (weights * np.nan_to_num(np.broadcast_to(table, counts.shape))).sum((1, 2))
+    return np.where(total > 0, right / np.maximum(total, 1), np.nan)
+
+
+def own_accuracy(hits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """(N,) float64: accuracy on each client's own test examples, which lie client after client; NaN without any."""
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    right = np.bincount(owners, weights=hits, minlength=len(sizes))
+    return np.where(sizes > 0, right / np.maximum(1, sizes), np.nan)

@@ -1,0 +1,74 @@
+"""Sets without images: what a partition and a model need to know of each set of the papers, from `stub_sets.yaml`."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.config import read_config
+from raysim.data.arrow import SPLITS, SetInfo
+from raysim.data.shares import whole
+from raysim.data.sources import set_path
+
+NUMBERS = read_config(Path(__file__).with_suffix(".yaml"))
+
+
+class StubSet:
+    """What `ImageSet` offers, but for the pixels."""
+
+    def __init__(self, path: Path):
+        self.path, self.info = path, stub_info(path.stem)
+        self.labels, self.splits, self.domains = stub_columns(path.stem)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def make_root(folder: Path) -> Path:
+    """A data root where every stub set has an (empty) file, as `check` looks for one."""
+    for name in NUMBERS:
+        path = set_path(folder, name)
+        path.parent.mkdir(parents=True)
+        path.touch()
+    return folder
+
+
+def counts_of(numbers: dict[str, Any], given: Any) -> np.ndarray:
+    """(classes,) examples: a list, one number for all, or a total shared out like the training examples."""
+    classes = numbers["classes"]
+    num_classes = classes if isinstance(classes, int) else len(classes)
+    if isinstance(given, dict):
+        train = numbers.get("train")
+        like = np.array(numbers.get("like") or (train if isinstance(train, list) else [1] * num_classes), float)
+        return whole(like[None] / like.sum(), np.array([given["total"]]))[0]
+    return np.broadcast_to(np.array(given, np.int64), num_classes)
+
+
+@cache
+def stub_columns(name: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """(labels, splits or None, domains or None) of a stub set."""
+    numbers = NUMBERS[name]
+    parts = numbers.get("domains") or {part: numbers[part] for part in (*SPLITS, "whole") if part in numbers}
+    counts = [counts_of(numbers, given) for given in parts.values()]
+    labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in counts])
+    sizes = [int(row.sum()) for row in counts]
+    if "domains" in numbers:
+        return labels, None, np.repeat(np.arange(len(parts)), sizes)
+    if "whole" in numbers:
+        return labels, None, None
+    return labels, np.repeat([SPLITS.index(part) for part in parts], sizes).astype(np.int8), None
+
+
+@cache
+def stub_info(name: str) -> SetInfo:
+    numbers = NUMBERS[name]
+    classes = numbers["classes"]
+    if isinstance(classes, int):
+        known = numbers.get("names", [])
+        classes = [*known, *(f"class {i}" for i in range(len(known), classes))]
+    labels = stub_columns(name)[0]
+    domains = tuple(numbers.get("domains", ()))
+    return SetInfo(name, tuple(classes), tuple(numbers["shape"]), len(labels), f"stub {name}", "numbers", domains)

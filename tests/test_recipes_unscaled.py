@@ -1,0 +1,179 @@
+"""Every recipe as it stands, at full size, up to its first round: planned, checked, partitioned, its models built."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import medmnist
+import pytest
+from safetensors.torch import save_file
+
+import raysim.assemble
+from raysim.assemble import check, check_partition, model_spec
+from raysim.calibrate import plan_calibration
+from raysim.config import parse_config, read_config
+from raysim.models import build_model
+from raysim.partitions import partitions
+from raysim.report.published import ACCURACIES, match, published
+from raysim.report.runs import method_names
+from raysim.tuning.plan import plan_sweep
+from raysim.tuning.resources import draws
+from tests.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
+from tests.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
+
+#: Trials that only repeat another one: joint training, which no beta or alpha changes.
+REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory):
+    """A data root of stub sets, and `check` that reads them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raysim.assemble, "ImageSet", StubSet)
+        yield make_root(tmp_path_factory.mktemp("stubs"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(stubs, tmp_path_factory):
+    """The weights that configs/studies/livar_pretrain.yaml would leave."""
+    config, _ = parse_config(read_config(STUDIES / "livar_pretrain.yaml"))
+    info = stub_info(config.data.name)
+    path = tmp_path_factory.mktemp("pretrained") / "model.safetensors"
+    save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_unscaled_trial_can_start(path, stubs, pretrained):
+    raw = read_config(path)
+    raw["data"] = {**raw.get("data", {}), "root": str(stubs)}
+    model = raw.get("model", {})
+    if str(model.get("pretrained")).startswith("runs/"):
+        raw["model"] = {**model, "pretrained": pretrained}
+    if path in CALIBRATIONS:
+        assert plan_calibration(raw, str(path))
+    elif raw.get("tune", {}).get("param_space"):
+        trials = plan_sweep(raw, str(path), draws).trials
+        assert sum(bool(trial.same_as) for trial in trials) == REPEATS.get(f"{path.parent.name}/{path.stem}", 0)
+    else:
+        assert check(raw, str(path)).num_rounds
+
+
+def test_stub_sets_have_the_published_sizes():
+    for name in NUMBERS:
+        known = medmnist.INFO.get(name.removesuffix("_224"))
+        if known is not None:
+            labels, splits, _ = stub_columns(name)
+            sizes = {part: int((splits == code).sum()) for code, part in enumerate(("train", "val", "test"))}
+            assert sizes == known["n_samples"], name
+            assert len(set(labels)) == len(known["label"])
+    sizes = {
+        name: stub_info(name).num_examples for name in ("covid19", "pacs", "ham10000", "eurosat", "cub200", "digits")
+    }
+    assert sizes == {
+        "covid19": 9523,
+        "pacs": 9991,
+        "ham10000": 10015,
+        "eurosat": 27000,
+        "cub200": 11788,
+        "digits": 1797,
+    }
+
+
+# --- printed cells ----------------------------------------------------------------------------------------------------
+
+#: What runs measure of the published metrics; the others are settings, sizes of sets, gains, claims and LIVAR's table.
+MEASURED = (*ACCURACIES, "time_rel_fedavg")
+PRINTED = {
+    path.stem: cells
+    for path in sorted((PAPERS / "published").glob("*.csv"))
+    if (cells := [cell for cell in published(path.stem) if cell.metric in MEASURED])
+}
+REPORTS = {path: read_config(path).get("report", {}).get("published", []) for path in RECIPES}
+CLAIMS = [(path, name) for path, names in REPORTS.items() for name in names if name in PRINTED]
+
+
+def cells_met(path, name):
+    """The cells of a published table that a recipe's trials have the labels of."""
+    metrics = read_config(path)["report"].get("metrics") or {}  # one run in several cells: label -> value -> metric
+    scored_as = [dict(zip(metrics, values, strict=True)) for values in itertools.product(*metrics.values())]
+    met = {}
+    for trial in trials_of(path):
+        labels = {"method": method_names(trial.raw), **trial.raw["labels"]}
+        labels.pop("seed", None)
+        for metric, more in itertools.product(MEASURED, scored_as):
+            cell = match(PRINTED[name], labels | more, metrics=(metric,))
+            met |= {} if cell is None else {id(cell): cell}
+    return met
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_every_printed_cell_has_its_run(name):
+    recipes = [path for path, claimed in CLAIMS if claimed == name]
+    assert recipes, "no recipe reports beside this table"
+    met = {key for path in recipes for key in cells_met(path, name)}
+    assert not [cell for cell in PRINTED[name] if id(cell) not in met], [path.stem for path in recipes]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), CLAIMS, ids=lambda p: f"{p.parent.name}/{p.stem}" if isinstance(p, Path) else p
+)
+def test_every_recipe_meets_the_tables_that_it_reports_beside(path, name):
+    assert cells_met(path, name)
+
+
+def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
+    """Tables A.5 and A.6, and the totals of section 5.3: the release counts 50 images of each mapped class twice."""
+    path = PAPERS / "fedvg" / "figure_6.yaml"
+    printed = {
+        row["dataset"]: int(row["value"])
+        for row in rows_of("fedvg_inline")
+        if row["metric"] == "external_validation_size"
+    }
+    by_class = {}
+    for table in ("fedvg_table_A5", "fedvg_table_A6"):
+        for cell in published(table):
+            counts = by_class.setdefault(cell.dataset, dict.fromkeys(stub_info("cifar10").classes, 0))
+            counts[cell.setting["cifar10_class"]] += int(cell.value)
+    seen = set()
+    for trial in trials_of(path):
+        name = trial.raw["labels"].get("validation_set")
+        if name in printed and trial.raw["labels"]["alpha"] == 0.1 and trial.raw["labels"]["seed"] == 0:
+            _, info, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, "")
+            assert len(manifest.validation) == printed[name]
+            assert dict(zip(info.classes, manifest.validation_counts.tolist(), strict=True)) == by_class[name]
+            seen.add(name)
+    assert seen == set(printed)
+
+
+def test_seeds_may_share_one_partition(stubs):
+    """`partition.seed`: the released code of FedVG partitions once and only trains anew."""
+    raw = read_config(PAPERS / "fedvg" / "figure_A1.yaml")
+    raw["data"] = {**raw["data"], "root": str(stubs)}
+    raw["tune"]["param_space"]["seed"]["grid_search"] = [0, 1]
+    assert len(partitions(raw, "a test")) == 2
+    raw["partition"] = {**raw["partition"], "seed": 42}
+    assert len(partitions(raw, "a test")) == 1
+
+
+#: Published numbers that are not a run's: settings, sizes, LIVAR's table; gains are differences of printed cells.
+NOT_RUN = (
+    "hyperparameter",
+    "selected_count",
+    "avg_gain_points",
+    "avg_gain_vs_1_layer_points",
+    "raw_coefficient_paper",
+    "raw_coefficient_released_code",
+    "quantile",
+    "selection_pct",  # shares of the layers that runs chose: see below
+)
+
+
+def test_no_kind_of_published_number_is_overlooked():
+    tables = [path.stem for path in (PAPERS / "published").glob("*.csv") if not path.stem.endswith("inline")]
+    kinds = {cell.metric for name in tables for cell in published(name)}
+    assert kinds == {*MEASURED, *NOT_RUN}
+    printed = {(cell.method, cell.model, cell.setting["strategy"]) for cell in published("flfa_table_13")}
+    trials = [trial.raw["labels"] for trial in trials_of(PAPERS / "flfa" / "table_13.yaml")]
+    assert printed == {(labels["method"], labels["model"], labels["strategy"]) for labels in trials}
