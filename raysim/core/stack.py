@@ -7,6 +7,7 @@ innermost. It knows nothing of processes, files or tasks: views come in, values 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -190,23 +191,19 @@ def chain(name: str, *parts: Method) -> Method:
 
 def _client_inside(view: ClientView, part: Method) -> ClientView:
     """The client as a part of a chain sees it: its own message fields, memory and scratch."""
-    keeps = "client-memory" in part.needs
-    return replace(
-        view,
-        message=view.message.get(part.name, {}),
-        memory=view.memory.setdefault(part.name, {}) if keeps else {},
-        scratch=view.scratch.setdefault(part.name, {}),
-    )
+    inside = copy(view)
+    inside.message = view.message.get(part.name, {})
+    inside.memory = view.memory.setdefault(part.name, {}) if "client-memory" in part.needs else {}
+    inside.scratch = view.scratch.setdefault(part.name, {})
+    return inside
 
 
 def _server_inside(view: ServerView, part: str) -> ServerView:
     """The round as a part of a chain sees it: its own reports and Vectors."""
-    start = f"{part}."
-    return replace(
-        view,
-        report={key.removeprefix(start): value for key, value in view.report.items() if key.startswith(start)},
-        total=lambda vector, weights: view.total(vector if vector == "update" else start + vector, weights),
-    )
+    start, inside = f"{part}.", copy(view)
+    inside.report = {key.removeprefix(start): value for key, value in view.report.items() if key.startswith(start)}
+    inside.total = lambda vector, weights: view.total(vector if vector == "update" else start + vector, weights)
+    return inside
 
 
 # --- what cannot run together -------------------------------------------------------------------------------------------

@@ -41,6 +41,26 @@ class FederationSizes:
         return self.class_counts[:, None] if self.domain_counts is None else self.domain_counts
 
 
+def evaluation(
+    scores: Mapping[str, Score], sizes: FederationSizes, metrics: Mapping[str, Metric]
+) -> tuple[dict[str, float], np.ndarray | None]:
+    """All metrics of a global model, and the confusion matrix of the test set if there is one.
+
+    Args:
+      scores: on the held-out sets "validation", "test" and "test-NAME".
+      metrics: further metrics of the test set, by name.
+    """
+    found: dict[str, float] = {}
+    confusion = None
+    if "validation" in scores:
+        score = scores["validation"]
+        found |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
+    if "test" in scores:
+        confusion = confusion_of(scores["test"], sizes)
+        found |= metrics_of(scores["test"], sizes) | asked_metrics(scores["test"], metrics)
+    return found | {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in sizes.test_sets}, confusion
+
+
 def metrics_of(score: Score, sizes: FederationSizes) -> dict[str, float]:
     """`server/*` and `clients/*` of a global model's score on the whole test set.
 

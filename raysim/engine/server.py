@@ -27,7 +27,7 @@ from raysim.engine.metrics import RoundRecord, block_weights, client_columns, co
 from raysim.engine.plan import Phase, assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool
 from raysim.engine.scorer import Scorer
-from raysim.engine.scores import FederationSizes, asked_metrics, confusion_of, metrics_of
+from raysim.engine.scores import FederationSizes, evaluation
 from raysim.engine.transport import pack, unpack
 from raysim.engine.views import RoundLog, ServerViews
 from raysim.training.metrics import Metric
@@ -214,21 +214,11 @@ class Server:
         """Score the new global model, as the methods want it scored, on all held-out sets."""
         views.params, views.buffers, views.counters = self.params, self.buffers, self.counters
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
-        return self.evaluate(override)
+        return evaluation(self.scorer.scores(self.state, self.counters, override), self.sizes, self.metrics)
 
-    def evaluate(self, override: Mapping[str, Tensor] | None = None) -> tuple[dict[str, float], np.ndarray | None]:
-        """Metrics of the global model on the held-out sets, and the test set's confusion matrix; see `Scorer.scores`."""
-        sizes, scores = self.sizes, self.scorer.scores(self.state, self.counters, override)
-        metrics: dict[str, float] = {}
-        confusion = None
-        if "validation" in scores:
-            score = scores["validation"]
-            metrics |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
-        if "test" in scores:
-            confusion = confusion_of(scores["test"], sizes)
-            metrics |= metrics_of(scores["test"], sizes) | asked_metrics(scores["test"], self.metrics)
-        metrics |= {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in sizes.test_sets}
-        return metrics, confusion
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the global model on the held-out sets."""
+        return evaluation(self.scorer.scores(self.state, self.counters), self.sizes, self.metrics)[0]
 
     def _is_due(self, round_index: int) -> bool:
         """Whether this round is one to evaluate: every so many, and the last."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
-from raysim.assemble import check, facts_of, open_federation
+from raysim.assemble import check, open_federation, sizes_of
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reading import Options
@@ -50,7 +50,7 @@ def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
     groups = {"data": {"name": "shapes"}, "partition": {"scheme": "domain", "num_clients": 4}, "cohort": {"size": 4}}
     plan = plan_of(shapes, **groups)
     federation = open_federation(recipe_of(plan, shapes))
-    facts, labels = facts_of(federation), federation.held_out("test")[1]
+    facts, labels = sizes_of(federation), federation.held_out("test")[1]
     images = ImageSet(set_path(shapes, "shapes"))
     domains = images.domains[plan.manifest.test]
     draws = np.random.default_rng(0).uniform(size=len(labels))
@@ -102,7 +102,7 @@ def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
     record = server.run_round(0)
     images, labels = open_federation(recipe_of(plan, root)).held_out("test")
     fresh = server_on(plan, root)
-    message, trainer, own = fresh._message(0, 0)[0], fresh.pool._trainer, []
+    message, trainer, own = fresh._broadcast(0, 0)[0], fresh.pool._trainer, []
     ends = np.cumsum(plan.manifest.test_sizes)
     for client in record.clients["client"].tolist():
         trainer.train(message, [ClientBlock(0, (client,), 1)], [None])
@@ -136,7 +136,7 @@ def top_2(labels, logits):
 
 
 def test_metrics_do_not_depend_on_the_trainers(root, ray_pools, monkeypatch):
-    monkeypatch.setattr("raysim.engine.server.EVALUATION_SLICE", 100)
+    monkeypatch.setattr("raysim.engine.scorer.EVALUATION_SLICE", 100)
     plan = plan_of(root, evaluation={"metrics": ["auroc"]}, rounds=1)
     servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan)[1:])]
     found = []
@@ -183,7 +183,7 @@ def test_further_test_sets_are_scored_beside_the_sets_own(root, tmp_path):
     logits, own = predictions_of(server, plan, tmp_path, "test-some")
     assert (own == labels[rows]).all()  # in the set's own classes
     assert metrics["server/accuracy_some"] == (logits.argmax(1) == own).mean()
-    assert metrics["server/accuracy"] == plain.evaluate()[0]["server/accuracy"]
+    assert metrics["server/accuracy"] == plain.evaluate()["server/accuracy"]
 
 
 def test_faults_of_further_test_sets_name_the_remedy(shapes):
@@ -221,7 +221,7 @@ def test_validation_accuracy_is_that_of_the_validation_set(root):
     plan = plan_of(root)
     server = run(plan, root)
     logits, labels = predictions_of(server, plan, root, "validation")
-    assert server.evaluate()[0]["server/validation_accuracy"] == (logits.argmax(1) == labels).mean()
+    assert server.evaluate()["server/validation_accuracy"] == (logits.argmax(1) == labels).mean()
 
 
 def test_the_first_of_several_best_validation_rounds_counts():

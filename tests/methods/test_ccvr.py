@@ -248,7 +248,7 @@ def test_the_phase_changes_the_head_only_and_helps(norm, root):
     after = run(plan_of(root, ["ccvr"], **groups), root)
     mine, theirs = (server.layout.views(server.state) for server in (after, before))
     assert {name for name in mine if not torch.equal(mine[name], theirs[name])} == {"fc2.weight", "fc2.bias"}
-    assert after.evaluate()[0]["server/loss"] < before.evaluate()[0]["server/loss"] - 0.005
+    assert after.evaluate()["server/loss"] < before.evaluate()["server/loss"] - 0.005
 
 
 @pytest.mark.parametrize("when", ["end", "every_round"])
@@ -266,7 +266,7 @@ def test_reported_statistics_pool_to_those_of_the_final_model(root):
     model = images.model
     model.load(server.state)
     for client in range(12):
-        pixels, labels = images.data._federation.client(client)
+        pixels, labels = images.data.federation.client(client)
         examples = images.data._examples(pixels, labels)
         found.append((model.apply(model.params, images.transform(examples.images)).features, examples.labels))
     record = server.run_round(3)

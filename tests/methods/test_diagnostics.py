@@ -82,7 +82,7 @@ def features_by_hand(plan, server, root):
     trainer = server.pool._trainer
     trainer.model.load(server.state, server.counters)
     trainer.model.module.eval()
-    images, labels = trainer.data._federation.held_out("test")
+    images, labels = trainer.data.federation.held_out("test")
     rows = []
     for image in images:
         inputs = trainer.transform(torch.from_numpy(image.copy())[None])
@@ -132,7 +132,7 @@ def test_feedback_is_measured_at_the_clients_models(norm, root):
     leaf = layout.by_name["fc1.weight"]
     errors, sizes, weights = [], [], []
     for client, update in zip(record.clients["client"].tolist(), updates, strict=True):
-        images, labels = trainer.federation.client(client)
+        images, labels = trainer.data.federation.client(client)
         x, y = trainer.transform(torch.from_numpy(images.copy())), torch.from_numpy(labels.copy())
         model.load(start)
         model.params.add_(update)

@@ -26,7 +26,7 @@ def test_the_global_model_moves_by_the_momentum(root):
     for index in range(3):
         before = server.params.clone()
         server.run_round(index)
-        momentum = server.method_state["fedacg"]["momentum"]
+        momentum = server.method_state["fedacg"]["lookahead"]["momentum"]
         assert torch.allclose(server.params, before + momentum, atol=1e-6)
         assert float(momentum.norm()) > 1e-3
 
@@ -34,11 +34,19 @@ def test_the_global_model_moves_by_the_momentum(root):
 def test_clients_that_stay_at_the_lookahead_let_the_momentum_fade(root):
     server = server_on(plan_of(root, ["fedacg", "tests.toys:stands_still"]), root)
     momentum = torch.randn_like(server.params)
-    server.method_state["fedacg"]["momentum"] = momentum
+    server.method_state["fedacg"]["lookahead"]["momentum"] = momentum
     before = server.params.clone()
     server.run_round(0)
-    assert torch.equal(server.method_state["fedacg"]["momentum"], 0.85 * momentum)
+    assert torch.equal(server.method_state["fedacg"]["lookahead"]["momentum"], 0.85 * momentum)
     assert torch.equal(server.params, before + 0.85 * momentum)
+
+
+#: A round at the server without any report.
+ROUND = SimpleNamespace(report={}, total=None)
+
+
+def client_at(start):
+    return SimpleNamespace(start=start, message={}, memory={}, scratch={})
 
 
 def test_one_local_step_on_a_quadratic_is_nesterovs_gradient():
@@ -50,8 +58,8 @@ def test_one_local_step_on_a_quadratic_is_nesterovs_gradient():
     x, v = torch.zeros(3), torch.zeros(3)
     for _ in range(20):
         start = method.broadcast(Message(w, {}), state).params
-        gradient = method.grads(lambda y, batch: a @ (y - b), SimpleNamespace(start=start))
-        update, state = method.server_update(-lr * gradient(start, None), state, None)
+        gradient = method.grads(lambda y, batch: a @ (y - b), client_at(start))
+        update, state = method.server_update(-lr * gradient(start, None), state, ROUND)
         w = start + update
         v = lam * v - lr * (a @ (x + lam * v - b))
         x = x + v
@@ -60,7 +68,7 @@ def test_one_local_step_on_a_quadratic_is_nesterovs_gradient():
 
 def test_the_pull_is_towards_the_broadcast_point():
     start = torch.tensor([1.0, 2.0])
-    gradient = fedacg(beta=0.5).grads(lambda y, batch: torch.zeros(2), SimpleNamespace(start=start))
+    gradient = fedacg(beta=0.5).grads(lambda y, batch: torch.zeros(2), client_at(start))
     assert gradient(torch.tensor([3.0, 1.0]), None).tolist() == [1.0, -0.5]
 
 

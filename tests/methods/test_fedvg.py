@@ -244,7 +244,7 @@ def test_auto_takes_the_granularity_with_the_lowest_validation_loss(root):
     losses = {}
     for granularity in ("model", "layer", "block"):
         server = run(plan_of(root, [{"fedvg": {"granularity": granularity}}]), root, rounds=1)
-        losses[granularity] = server.evaluate()[0]["server/validation_loss"]
+        losses[granularity] = server.evaluate()["server/validation_loss"]
     auto = server_on(plan_of(root, [{"fedvg": {"granularity": "auto"}}]), root)
     record = auto.run_round(0)
     best = min(losses, key=losses.__getitem__)

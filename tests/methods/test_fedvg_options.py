@@ -142,7 +142,7 @@ def test_loss_scores_are_inverse_to_the_validation_loss(root):
     server = server_on(plan, root)
     record = server.run_round(0)
     trainer, states = server.pool._trainer, server.method_state["spy_states"]["states"]
-    images, labels = trainer.federation.held_out("validation")
+    images, labels = trainer.data.federation.held_out("validation")
     x, y = trainer.transform(torch.from_numpy(images.copy())), torch.from_numpy(labels.copy())
     losses = []
     trainer.model.module.eval()

@@ -240,7 +240,7 @@ def test_direct_feedback_gives_the_chosen_layer_the_output_error(root):
     model, expected = trainer.model, dict.fromkeys(("conv1.weight", "conv2.weight", "conv2.bias"), 0.0)
     sizes = cohorts[0]["num_examples"]
     for client, size in zip(cohorts[0]["client"].tolist(), sizes, strict=True):
-        images, labels = trainer.federation.client(client)
+        images, labels = trainer.data.federation.client(client)
         order = torch.randperm(len(labels), generator=torch_generator(derive_seed(3, "batches", 1, client)))[:16]
         x, y = trainer.transform(torch.from_numpy(images.copy())[order]), torch.from_numpy(labels.copy())[order]
         module = copy.deepcopy(model.module)

@@ -531,7 +531,7 @@ def test_one_participant_ships_and_scores_that_client_whatever_next_is(root):
         plan = lora_plan(root, [{"livar": {"next": way}}], cohort={"size": 1}, data=FEW)
         server = server_on(plan, root)
         scored = server.run_round(0).metrics["server/loss"]
-        shipped.append(server.evaluate()[0]["server/loss"])
+        shipped.append(server.evaluate()["server/loss"])
         assert scored == pytest.approx(shipped[-1], abs=1e-5)
     assert shipped == pytest.approx([shipped[0]] * 2, abs=1e-5)
 
@@ -567,7 +567,7 @@ def scored(options, layout, updates, importance, variances):
     )  # fmt: skip
     equal = torch.full((count,), 1 / count, dtype=torch.float64)
     server.weights = method.weigh({leaf.name: equal for leaf in layout.params}, server)
-    tensors = method.evaluated({}, server)
+    tensors = method.evaluation_override({}, server)
     found = {p.layer: tensors[p.b.name].double() @ tensors[p.a.name].double() for p in adapters_of(layout)}
     rows = server.weights["head.weight"]
     rows = rows if rows.dim() == 2 else rows[:, None].expand(-1, 10)
