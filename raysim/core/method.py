@@ -180,8 +180,8 @@ class ServerView:
       params: [num_params], the global parameters: what the round began with; in `evaluation_override`, what it ended with.
       report: this method's reports, stacked: name -> (K, ...).
       weights: the aggregation weights; final from `server_update` on.
-      total: total(name, weights) -> [num_params] float64: exact weighted sum of a reported Vector (or of "update"),
-        computed where the vectors lie.
+      total: total(name, weights) -> float64, exact weighted sum computed where the vectors lie: [num_params] of a
+        reported Vector, [num_state] of "update".
       map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
         [num_params]; results should be small.
       map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice of

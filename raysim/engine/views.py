@@ -73,8 +73,7 @@ class ServerViews:
         clients = cohort.kept(cohort.clients)
 
         def total(vector: str, weights: Weights) -> Tensor:
-            name = "update" if vector == "update" else f"{method}/{vector}"
-            return cohort.total(name, weights)[: self.layout.num_params]
+            return cohort.total("update" if vector == "update" else f"{method}/{vector}", weights)
 
         def map_features(function: Callable[[Tensor, Tensor, Any], Any], shared: Any = None) -> list[Any]:
             state = torch.cat([self.params, self.buffers])

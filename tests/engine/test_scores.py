@@ -117,15 +117,16 @@ def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
 
 def test_one_pass_gives_scikit_learns_metrics(root):
     plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_scores:top_2"]})
-    server = run(plan, root)
-    metrics = server.evaluate()
+    server = server_on(plan, root)
+    record = [server.run_round(index) for index in range(plan.num_rounds)][-1]
+    metrics, confusion = record.metrics, record.confusion
     logits, labels = predictions_of(server, plan, root, "test")
     chances = torch.from_numpy(logits).double().softmax(1).numpy()
     assert metrics["server/macro_f1"] == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
     assert metrics["server/auroc"] == pytest.approx(roc_auc_score(labels, chances, multi_class="ovr"))
     assert metrics["server/top_2"] == (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
-    assert (server._confusion == confusion_matrix(labels, logits.argmax(1))).all()
-    assert server._confusion.trace() == round(metrics["server/accuracy"] * len(labels))
+    assert (confusion == confusion_matrix(labels, logits.argmax(1))).all()
+    assert confusion.trace() == round(metrics["server/accuracy"] * len(labels))
 
 
 def top_2(labels, logits):

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from methods.fedavgm import fedavgm
+from raysim.engine.cohort import Cohort
 from tests.helpers import plan_of, server_on
 
 
-def path(root, methods, rounds=3):
+def path(root, methods, monkeypatch, rounds=3):
     """(states before each round and after the last, aggregated updates of each round), [num_state]."""
     server = server_on(plan_of(root, [*methods, "tests.toys:spy"], model={"norm": "batch"}), root)
     states, updates = [server.state.clone()], []
-    whole = server._total
+    whole = Cohort.total
 
     def keeps(cohort, name, weights):
         total = whole(cohort, name, weights)
@@ -21,20 +22,20 @@ def path(root, methods, rounds=3):
             updates.append(total.clone())
         return total
 
-    server._total = keeps
+    monkeypatch.setattr(Cohort, "total", keeps)
     for index in range(rounds):
         server.run_round(index)
         states.append(server.state.clone())
     return server.layout, states, updates
 
 
-def test_fl_benchs_form_moves_buffers_like_parameters(root):
+def test_fl_benchs_form_moves_buffers_like_parameters(root, monkeypatch):
     """Nesterov over the whole state, number by number; the plain form leaves buffers at the weighted mean."""
     for method, covers_buffers in (
         ({"beta": 0.7, "as_in": "fl-bench"}, True),
         ({"beta": 0.7, "form": "nesterov"}, False),
     ):
-        layout, states, updates = path(root, [{"fedavgm": method}])
+        layout, states, updates = path(root, [{"fedavgm": method}], monkeypatch)
         velocity = torch.zeros(layout.num_state, dtype=torch.float64)
         for before, after, update in zip(states, states[1:], updates, strict=False):
             velocity = 0.7 * velocity + update
