@@ -186,13 +186,9 @@ class TuneGroup(Group):
     )
     mode: Literal["max", "min"] = "max"
     max_concurrent: int | None = Field(None, ge=1, description="trials at a time; as many as there is room for if null")
-    scheduler: Literal["asha", "median", "pbt"] | None = Field(None, description="what stops or changes trials early")
+    scheduler: Literal["asha", "median"] | None = Field(None, description="what stops trials early")
     grace_rounds: int = Field(1, ge=1, description="rounds that every trial gets before asha or median may stop it")
     reduction_factor: float = Field(4.0, gt=1, description="asha: one trial in so many goes on at each rung")
-    perturbation_interval: int = Field(5, ge=1, description="pbt: rounds between perturbations")
-    mutations: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="pbt: key -> domain that its values are drawn from and kept inside"
-    )
 
 
 Quantile = Annotated[float, Field(ge=0, le=1)]

@@ -12,7 +12,7 @@ import subprocess
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -82,11 +82,9 @@ def run_folder(config: Config) -> Path:
     raise AssertionError("unreachable")
 
 
-def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Checkpoint | None, CheckpointStore]:
+def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointStore]:
     """The checkpoint to go on from if the folder holds an unfinished run; else its configuration is written there.
 
-    Args:
-      mutable: keys (`group.key`) that may differ from what the unfinished run began with; the new values are written.
     Raises:
       RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: an
       unfinished run with another configuration or other data.
@@ -117,9 +115,6 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
             "choose another name, or delete that folder",
         ) from error
     remedy = "set it back, or choose another name"
-    for key in mutable:
-        group, _, name = key.partition(".")
-        before = {**before, group: {**before.get(group, {}), name: now[group][name]}}
     faults = [
         Fault(key, f"is {new!r}, but the unfinished run in {folder} has {old!r}; {remedy}")
         for key, old, new in changes(before, now)
@@ -128,8 +123,6 @@ def open_run(plan: Plan, folder: Path, mutable: Sequence[str] = ()) -> tuple[Che
         faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
-    if mutable:
-        write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
     return store.latest(), store
 
 
@@ -159,8 +152,6 @@ def execute(
     *,
     on_start: Callable[[Path, int, int], None],
     on_round: Callable[[RoundRecord], None],
-    prepare: Callable[[Path], None] | None = None,
-    mutable: Sequence[str] = (),
     wait_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run a plan to its end and return the summary.
@@ -168,8 +159,6 @@ def execute(
     Args:
       on_start: on_start(run directory, first round, number of rounds).
       on_round: on_round(record) after each round; Stopped, raised there, ends the run unfinished but not failed.
-      prepare: prepare(run directory), once the directory is this run's alone and before it is opened.
-      mutable: as for open_run.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
@@ -184,9 +173,7 @@ def execute(
             f"run {folder.name!r} is running", str(folder), "wait for it, or choose another name"
         ) from error
     try:
-        if prepare is not None:
-            prepare(folder)
-        checkpoint, store = open_run(plan, folder, mutable)
+        checkpoint, store = open_run(plan, folder)
         for mark in ("FAILED", "STOPPED"):
             (folder / mark).unlink(missing_ok=True)
         try:

@@ -169,16 +169,8 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
         ({"param_space": {"local.lr": {"loguniform": [0, 1]}}}, "tune.param_space.local.lr"),
         ({"param_space": {"local.lr": {"uniform": [0]}}}, "uniform cannot take"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
-        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median or pbt"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asha", "grace_rounds": 9}, "more than a trial"),
-        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "pbt"}, "mutations: is missing"),
-        ({"mutations": {"model.width": {"randint": [4, 8]}}, "scheduler": "pbt"}, "cannot change during a run"),
-        ({"mutations": {"local.lr": {"uniform": [0.1, 1]}}}, "are for the scheduler pbt"),
-        (
-            {"param_space": {"seed": {"grid_search": [0]}}, "mutations": {"local.lr": {"uniform": [0.1, 1]}}}
-            | {"scheduler": "pbt"},
-            "tune.param_space.seed: is no mutation",
-        ),
     ],
 )
 def test_faults_of_the_sweep_itself(tune, words, root, tmp_path):
@@ -370,65 +362,10 @@ def trial_processes(ray):
             parents = " ".join(" ".join(parent.cmdline()) for parent in process.parents())
         except psutil.Error:
             continue
-        names = ("TrainerActor", "_ServerActor", "ShardHost", "ImplicitFunc")
+        names = ("TrainerActor", "ServerActor", "ShardHost", "ImplicitFunc")
         if title.startswith("ray::") and any(name in title for name in names) and session in parents:
             found.append(title)
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_pbt_changes_trials_and_their_rows_are_those_of_their_parameters(root, tmp_path, ray_cluster):
-    tune = {
-        "scheduler": "pbt",
-        "num_samples": 4,
-        "perturbation_interval": 2,
-        "mutations": {"local.lr": {"loguniform": [1e-4, 0.5]}},
-    }
-    groups = {"rounds": 8, "partition": {"alpha": 10.0}, "resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
-    sweep = a_sweep(root, tmp_path, {}, tune, **groups)
-    outcomes, _ = run(sweep)
-    assert {found.status for found in outcomes.values()} == {"completed"}
-    changed = 0
-    for trial in sweep.trials:
-        folder = sweep.folder / trial.name
-        with open(folder / "mutations.csv") as file:
-            rates = [(int(row["round"]), float(row["local.lr"])) for row in csv.DictReader(file)]
-        assert rates[0][0] == 0
-        assert all(number % 2 == 0 and 1e-4 <= rate <= 0.5 for number, rate in rates)
-        assert yaml.safe_load((folder / "config.yaml").read_text())["local"]["lr"] == rates[-1][1]
-        assert outcomes[trial.name].labels["lr"] == rates[-1][1]
-        changed += len(rates) > 1
-        with open(folder / "progress.csv") as file:
-            assert [int(row["round"]) for row in csv.DictReader(file)] == list(range(8))
-    assert changed
-    # The same schedule by hand, in one run that is stopped and changed by hand, gives the same parameters.
-    trial = max(sweep.trials, key=lambda t: len((sweep.folder / t.name / "mutations.csv").read_text().splitlines()))
-    with open(sweep.folder / trial.name / "mutations.csv") as file:
-        rates = [(int(row["round"]), float(row["local.lr"])) for row in csv.DictReader(file)]
-    assert digest(sweep.folder / trial.name) == digest_of_schedule(trial.raw, rates, tmp_path)
-
-
-def digest_of_schedule(raw, rates, tmp_path):
-    from raysim.engine.simulation import Stopped
-
-    ends = [*[number for number, _ in rates[1:]], None]
-    for (_, rate), end in zip(rates, ends, strict=True):
-        now = {**raw, "local": {**raw["local"], "lr": rate}, "storage": str(tmp_path), "name": "by hand"}
-        now["checkpoint"] = {"every_s": 0}
-        now["name"] = "by-hand"
-
-        def stop(record, end=end):
-            if record.round_index + 1 == end:
-                raise Stopped
-
-        try:
-            return execute(check(now, "a test"), on_start=lambda *_: None, on_round=stop, mutable=["local.lr"])[
-                "params_sha256"
-            ]
-        except Stopped:
-            continue
-    raise AssertionError("unreachable")
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

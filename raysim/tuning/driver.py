@@ -20,7 +20,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from raysim.core.errors import RunExists
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import collected_signals
-from raysim.tuning.outcome import Outcome, outcome, start_sweep, values_now
+from raysim.tuning.outcome import Outcome, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable
@@ -99,7 +99,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
     # Finished trials only tell their rounds again, where the scheduler has to compare with them.
     trials = [trial for trial in sweep.trials if not trial.same_as]
     trials = trials if settings.scheduler in ("asha", "median") else list(waiting)
-    points = [{"trial": trial.name, **values_now(sweep, trial)} for trial in trials]
+    points = [{"trial": trial.name} for trial in trials]
     raws = {trial.name: trial.config.model_dump(mode="json") for trial in trials}
     groups = {trial.name: group_of(trial.config, gpus) for trial in trials}
     work = sweep.folder / ".tune"

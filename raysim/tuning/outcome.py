@@ -22,7 +22,6 @@ from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.engine.checkpoint import write_file
 from raysim.engine.record import judged
 from raysim.run import changes
-from raysim.sweep import assign
 from raysim.tuning.plan import Sweep, SweepTrial
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv. The last one chooses a round
@@ -40,7 +39,7 @@ class Outcome:
     """What became of a trial: its score by the sweep's metric, the best round by it, seconds, and a message.
 
     Attributes:
-      labels: the trial's own, with what pbt made of the values that it changes.
+      labels: the trial's own.
     """
 
     status: Literal["completed", "stopped", "failed", "unfinished"]
@@ -85,8 +84,6 @@ def _changed(sweep_: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
         now = trial.config.model_dump(mode="json")
         saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
         before = Config.model_validate(saved).model_dump(mode="json")
-        for key, value in values_now(sweep_, trial).items():
-            assign(now, key, value)
         for key, old, new in changes(before, now):
             found.setdefault((key, repr(old), repr(new)), []).append(trial.name)
     faults = []
@@ -108,8 +105,6 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
     best_round = -max(finite)[1] if finite else None
     seconds = sum(float(row["system/round_s"]) for row in rows)
     labels = dict(trial.config.labels)
-    for key, value in values_now(sweep_, trial).items():
-        labels[key if key in labels else key.rpartition(".")[2]] = value
     score = values[-1][0] if values else None
     if settings.metric in SUMMARY_METRICS:
         score = judged(rows, trial.num_rounds)[settings.metric]
@@ -129,17 +124,6 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
 def is_finished(folder: Path) -> bool:
     """Whether a trial of that run directory came to its end, its own or a scheduler's."""
     return (folder / "COMPLETED").exists() or (folder / "STOPPED").exists()
-
-
-def values_now(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
-    """Key -> value of what pbt may change: what its run directory goes on with, or starts with if there is none."""
-    saved = sweep_.folder / trial.name / "config.yaml"
-    config = _read_yaml(saved) if saved.is_file() else trial.config.model_dump(mode="json")
-    found = {}
-    for key in sweep_.base.tune.mutations:
-        group, _, name = key.partition(".")
-        found[key] = config[group][name]
-    return found
 
 
 def progress_rows(folder: Path) -> list[dict[str, str]]:
@@ -187,8 +171,6 @@ def write_results(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 def _as_run(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
     """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
-    for key, value in values_now(sweep_, trial).items():
-        assign(config, key, value)
     if config["local"]["steps"] is not None:
         del config["local"]["epochs"]  # one or the other
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}

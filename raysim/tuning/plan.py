@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,6 @@ Draw = Callable[[np.random.Generator], Any]
 
 #: Longer trial names are cut: file systems allow 255 bytes.
 LONGEST_NAME = 160
-
-#: What pbt may change during a run: it moves no structure and no client's data.
-MUTABLE = tuple(f"local.{name}" for name in ("lr", "momentum", "weight_decay", "lr_decay", "epochs", "batch_size"))
 
 SPACE = "tune.param_space."
 
@@ -160,7 +157,7 @@ def plan_sweep(
     Raises:
       ConfigError: every fault of the sweep and of all its trials.
     """
-    whole = _with_mutated_axes(sweep.scaled(raw, source) if is_scaled else raw)
+    whole = dict(sweep.scaled(raw, source) if is_scaled else raw)
     base = _base(whole, source)
     name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
     storage = Path(located(base).storage)
@@ -175,24 +172,14 @@ def plan_sweep(
         except ConfigError as error:
             refused[single.name] = error.faults
             continue
-        # pbt takes trials apart that began alike.
-        same = "" if base.tune.mutations else first.setdefault(identity(plan), single.name)
+        same = first.setdefault(identity(plan), single.name)
         same = "" if same == single.name else same
         trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, same))
     if refused and not (base.tune.skip_refused and trials):
         raise ConfigError(_refusals(refused, len(singles)), source)
-    if wrong := _tune_faults(base.tune, _space(whole), trials):
+    if wrong := _tune_faults(base.tune, trials):
         raise ConfigError(wrong, source)
     return Sweep(storage / name, base, tuple(trials), whole, refused)
-
-
-def _with_mutated_axes(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The sweep with an axis for what is mutated but not in its parameter space: it starts from a drawn value."""
-    group = raw.get("tune")
-    mutations = group.get("mutations") if isinstance(group, Mapping) else None
-    if not isinstance(group, Mapping) or not isinstance(mutations, Mapping):
-        return dict(raw)
-    return {**raw, "tune": {**group, "param_space": {**mutations, **_space(raw)}}}
 
 
 def _base(raw: Mapping[str, Any], source: str) -> Config:
@@ -309,7 +296,7 @@ def identity(plan: Plan) -> str:
     return json.dumps([counts, plan.manifest.checksum], sort_keys=True)
 
 
-def _tune_faults(settings: TuneGroup, axes: Iterable[str], trials: Sequence[SweepTrial]) -> list[Fault]:
+def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
     """What is wrong with the scheduler's settings for these trials."""
     faults = []
     shortest = min(trial.num_rounds for trial in trials)
@@ -321,24 +308,4 @@ def _tune_faults(settings: TuneGroup, axes: Iterable[str], trials: Sequence[Swee
         if bare:
             text = f"{settings.metric} needs a validation set, and trial {bare[0]} has none; raise data.validation"
             faults.append(Fault("tune.metric", text))
-    if settings.scheduler != "pbt":
-        if settings.mutations:
-            faults.append(Fault("tune.mutations", "are for the scheduler pbt; set tune.scheduler, or drop them"))
-        return faults
-    if not settings.mutations:
-        faults.append(Fault("tune.mutations", "is missing; pbt needs what it may change, such as local.lr"))
-    for axis in axes:
-        if axis not in settings.mutations:
-            text = (
-                "is no mutation: pbt goes on in one trial from another's parameters, so they may differ in nothing else"
-            )
-            faults.append(Fault(f"{SPACE}{axis}", f"{text}; make it a sweep of its own"))
-    for key in settings.mutations:
-        if key not in MUTABLE:
-            faults.append(Fault(f"tune.mutations.{key}", f"cannot change during a run. {nearest(key, MUTABLE)}"))
-    for trial in trials:
-        every = trial.config.evaluation.every
-        if not every or settings.perturbation_interval % every:
-            text = f"{settings.perturbation_interval} must be a multiple of evaluation.every ({every})"
-            return [*faults, Fault("tune.perturbation_interval", text)]
     return faults

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
-from ray.tune.search.sample import Domain, Float, Integer
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+from ray.tune.search.sample import Domain
 
-from raysim.config import Config, TuneGroup, nearest
+from raysim.config import Config, nearest
 from raysim.core.errors import ConfigError, Fault
-from raysim.core.seeding import derive_seed
 from raysim.tuning.plan import Draw, Sweep
 
 DOMAINS = (
@@ -156,37 +154,4 @@ def make_scheduler(sweep: Sweep) -> Any:
             grace_period=settings.grace_rounds,
             min_time_slice=math.inf,  # type: ignore[arg-type]
         )
-    if settings.scheduler == "pbt":
-        random.seed(derive_seed(sweep.base.seed, "tune.pbt"))  # where pbt draws from
-        return PopulationBasedTraining(
-            time_attr="training_iteration",
-            perturbation_interval=settings.perturbation_interval,
-            hyperparam_mutations={key: _mutation(domain) for key, domain in settings.mutations.items()},
-            custom_explore_fn=_Inside(settings),
-            log_config=False,
-            require_attrs=False,
-        )
     return FIFOScheduler()
-
-
-def _mutation(domain: Mapping[str, Any]) -> Any:
-    """As pbt wants it: a list to move along, or a domain to draw from."""
-    ((name, arguments),) = domain.items()
-    return list(arguments) if name in ("choice", "grid_search") else _domain(name, arguments)
-
-
-class _Inside:
-    """Keeps what pbt multiplies inside the bounds of its domain."""
-
-    def __init__(self, settings: TuneGroup):
-        self._bounds: dict[str, tuple[float, float]] = {}
-        for key, domain in settings.mutations.items():
-            found = _mutation(domain)
-            if isinstance(found, Integer):
-                self._bounds[key] = (found.lower, found.upper - 1)
-            elif isinstance(found, Float):
-                self._bounds[key] = (found.lower, found.upper)
-
-    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
-        inside = {key: min(max(config[key], low), high) for key, (low, high) in self._bounds.items()}
-        return {**config, **inside}
