@@ -26,9 +26,10 @@ from methods.livar_math import TABLES
 from raysim.assemble import Plan, check
 from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
-from raysim.engine.checkpoint import write_file
+from raysim.files import write_file
 from raysim.models.weights import read_weights
-from raysim.run import MODEL_FILE, changes, execute
+from raysim.run import changes, execute
+from raysim.run_folder import RunFolder
 
 FILE = "calibration.json"
 #: What the paper's own table is called beside another.
@@ -174,12 +175,12 @@ def _folder(plan: Plan) -> Path:
 def _is_finished(plan: Plan) -> bool:
     """Whether the run is there, whole, and of this configuration."""
     folder = _folder(plan)
-    if not (folder / "COMPLETED").exists():
+    run = RunFolder(folder)
+    if run.status.name != "completed":
         return False
     try:
-        saved = yaml.safe_load((folder / "config.yaml").read_text())
-        before = Config.model_validate(saved).model_dump(mode="json")
-        partition = json.loads((folder / "partition.json").read_text())["checksum"]
+        before = Config.model_validate(run.read_config()).model_dump(mode="json")
+        partition = run.read_json(run.partition)["checksum"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise DataError(f"a finished run is damaged ({error})", str(folder), "delete that folder") from error
     now, remedy = plan.config.model_dump(mode="json"), f"set it back, choose another name, or delete {folder}"
@@ -208,7 +209,7 @@ def _rows(number: int, pair: Pair, settings: CalibrateGroup) -> Rows:
         importance = np.stack([arrays[f"livar.importance_{factor}"][is_active] for factor in "ab"], axis=2)
         clients = arrays["livar.importance_a:clients"][is_active]
         num_examples = arrays["keep_factors.num_examples"][is_active]
-        joint = load_file(_folder(pair.joint) / MODEL_FILE)
+        joint = load_file(RunFolder(_folder(pair.joint)).model)
         coefficients = [
             _target([_stacked(arrays, joint, layer, factor, is_active) for factor in "ab"], settings)
             for layer in layers

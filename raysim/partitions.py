@@ -12,8 +12,8 @@ from raysim.assemble import check_partition
 from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.engine.checkpoint import write_file
-from raysim.engine.record import partition_pictures
+from raysim.files import write_file
+from raysim.pictures import partition_pictures
 from raysim.run import partition_csv
 
 

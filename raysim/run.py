@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import platform
 import signal
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 import yaml
-from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
@@ -42,13 +40,15 @@ from raysim.data.arrow import SetInfo
 from raysim.data.describe import partition_table
 from raysim.data.federation import build_shards, write_serially
 from raysim.data.manifest import Manifest
-from raysim.engine.checkpoint import Checkpoint, CheckpointStore, write_file
+from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.metrics import RoundRecord
-from raysim.engine.record import Recorder
 from raysim.engine.serial import SerialPool
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
+from raysim.files import write_file
 from raysim.models.trained import trained_tensors
+from raysim.record import Recorder
+from raysim.run_folder import RunFolder
 
 #: Keys that a resumed run may change: they do not move the result of a round.
 FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "calibrate", "scale")
@@ -56,33 +56,30 @@ FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "
 #: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
 FREE_PARTS = {"data": ("root",)}
 
-#: The final model of a finished run, for `model.pretrained` of another.
-MODEL_FILE = "model.safetensors"
-
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
 
-def run_folder(config: Config) -> Path:
+def run_folder(config: Config) -> RunFolder:
     """The run directory, made if it is not there; a fresh one for a run without a name."""
     storage = Path(config.storage).absolute()
     try:
         if config.name is not None:
             (storage / config.name).mkdir(parents=True, exist_ok=True)
-            return storage / config.name
+            return RunFolder(storage / config.name)
         storage.mkdir(parents=True, exist_ok=True)
         name = time.strftime("run-%Y%m%d-%H%M%S")
         for attempt in itertools.count():
             folder = storage / (name if attempt == 0 else f"{name}-{attempt}")
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
-                return folder
+                return RunFolder(folder)
     except OSError as error:
         fault = Fault("storage", f"cannot make a run directory ({error}); choose a folder that can be written")
         raise ConfigError([fault], "the configuration") from error
     raise AssertionError("unreachable")
 
 
-def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointStore]:
+def open_run(plan: Plan, folder: RunFolder) -> tuple[Checkpoint | None, CheckpointStore]:
     """The checkpoint to go on from if the folder holds an unfinished run; else its configuration is written there.
 
     Raises:
@@ -90,37 +87,39 @@ def open_run(plan: Plan, folder: Path) -> tuple[Checkpoint | None, CheckpointSto
       unfinished run with another configuration or other data.
     """
     config, name = plan.config, folder.name
-    store = CheckpointStore(folder / "checkpoints", config.checkpoint.keep_last)
-    if (folder / "COMPLETED").exists():
-        raise RunExists(f"run {name!r} is finished", str(folder), "choose another name, or delete that folder")
+    store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
+    if folder.status.name == "completed":
+        raise RunExists(f"run {name!r} is finished", str(folder.path), "choose another name, or delete that folder")
     now = config.model_dump(mode="json")
-    if not (folder / "config.yaml").exists():
-        write_file(folder / "partition.json", plan.manifest.to_json().encode())
-        write_file(folder / "partition.csv", partition_csv(plan.manifest, plan.info).encode())
-        write_file(folder / "config.yaml", yaml.safe_dump(now, sort_keys=False).encode())
+    if not folder.config.exists():
+        write_file(folder.partition, plan.manifest.to_json().encode())
+        write_file(folder.partition_table, partition_csv(plan.manifest, plan.info).encode())
+        folder.write_config(now)
         return None, store
     if config.resume == "never":
         raise RunExists(
             f"run {name!r} exists, unfinished, and resume is never",
-            str(folder),
+            str(folder.path),
             "set resume=auto, choose another name, or delete that folder",
         )
     try:
-        before = dict(yaml.safe_load((folder / "config.yaml").read_text()))
-        partition = json.loads((folder / "partition.json").read_text())["checksum"]
+        before = folder.read_config()
+        partition = folder.read_json(folder.partition)["checksum"]
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
         raise RunExists(
             f"run {name!r} cannot be resumed: its config.yaml or partition.json is damaged ({error})",
-            str(folder),
+            str(folder.path),
             "choose another name, or delete that folder",
         ) from error
     remedy = "set it back, or choose another name"
     faults = [
-        Fault(key, f"is {new!r}, but the unfinished run in {folder} has {old!r}; {remedy}")
+        Fault(key, f"is {new!r}, but the unfinished run in {folder.path} has {old!r}; {remedy}")
         for key, old, new in changes(before, now)
     ]
     if not faults and partition != plan.manifest.checksum:
-        faults.append(Fault("data", f"the set changed since the unfinished run in {folder} began; choose another name"))
+        faults.append(
+            Fault("data", f"the set changed since the unfinished run in {folder.path} began; choose another name")
+        )
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     return store.latest(), store
@@ -165,17 +164,9 @@ def execute(
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder = run_folder(plan.config)
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=wait_s)
-    except Timeout as error:
-        raise RunExists(
-            f"run {folder.name!r} is running", str(folder), "wait for it, or choose another name"
-        ) from error
-    try:
+    with folder.locked(wait_s):
         checkpoint, store = open_run(plan, folder)
-        for mark in ("FAILED", "STOPPED"):
-            (folder / mark).unlink(missing_ok=True)
+        folder.clear_marks()
         try:
             with _server(plan, folder) as server:
                 return _rounds(plan, server, folder, checkpoint, store, on_start, on_round)
@@ -185,16 +176,14 @@ def execute(
             number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
             raise Interrupted(number, None) from error
         except BaseException as error:
-            (folder / "FAILED").write_text(f"{error}\n\n{traceback.format_exc()}")
+            folder.mark("FAILED", f"{error}\n\n{traceback.format_exc()}")
             raise
-    finally:
-        lock.release()
 
 
 def _rounds(
     plan: Plan,
     server: ServerHandle,
-    folder: Path,
+    folder: RunFolder,
     checkpoint: Checkpoint | None,
     store: CheckpointStore,
     on_start: Callable[[Path, int, int], None],
@@ -216,7 +205,7 @@ def _rounds(
     try:
         if first_round == 0:
             recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts, plan.info.classes)
-        on_start(folder, first_round, num_rounds)
+        on_start(folder.path, first_round, num_rounds)
         simulate(
             server,
             first_round=first_round,
@@ -226,7 +215,7 @@ def _rounds(
             checkpoint_every_s=plan.config.checkpoint.every_s,
             on_round=on_round,
         )
-        write_file(folder / MODEL_FILE, save(final_model(plan, server)))
+        write_file(folder.model, save(final_model(plan, server)))
         summary = recorder.summary(
             {
                 "methods": plan.config.methods,
@@ -238,7 +227,7 @@ def _rounds(
         )
     finally:
         recorder.close()
-    (folder / "COMPLETED").write_text("")
+    folder.mark("COMPLETED")
     return summary
 
 
@@ -258,7 +247,7 @@ def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _server(plan: Plan, folder: Path) -> Iterator[ServerHandle]:
+def _server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
     """A server with its trainers, serial or on Ray, and the shards they map."""
     config = plan.config
     cache = data_cache(config) / "shards"
@@ -353,7 +342,7 @@ def _plain(value: Any) -> str | int | float:
     return value if isinstance(value, str | int | float) else str(value)
 
 
-def _write_environment(folder: Path, resources: dict[str, Any]) -> None:
+def _write_environment(folder: RunFolder, resources: dict[str, Any]) -> None:
     import torch
 
     facts = {
@@ -366,7 +355,7 @@ def _write_environment(folder: Path, resources: dict[str, Any]) -> None:
         },
         "resources": resources,
     }
-    (folder / "env.json").write_text(json.dumps(facts, indent=1) + "\n")
+    folder.write_json(folder.environment, facts)
 
 
 def _git_commit() -> str | None:

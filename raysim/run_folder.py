@@ -112,6 +112,12 @@ class RunFolder:
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
+    def results(self) -> list[Path]:
+        """What the run left of results; TensorBoard's events stay with the run that wrote them."""
+        files = (self.environment, self.partition, self.partition_table, self.partition_picture, self.progress)
+        found = [*files, self.clients, self.summary, self.arrays, self.model]
+        return [path for path in found if path.exists()]
+
     # --- rows and arrays ----------------------------------------------------------------------------------------------
 
     def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
@@ -137,7 +143,7 @@ class RunFolder:
 
     def client_rows(self) -> pa.Table | None:
         """All parts as one table, in the order of rounds; None if there is none."""
-        parts = sorted(self.clients.glob("rounds-*.parquet"))
+        parts = [self.clients] if self.clients.is_file() else sorted(self.clients.glob("rounds-*.parquet"))
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
 
     def drop_clients(self, first_round: int) -> None:

@@ -21,7 +21,7 @@ from raysim.calibrate import FILE, plan_calibration, rows_of
 from raysim.config import read_config
 from raysim.core.errors import ConfigError
 from raysim.report.calibration import curves_figure, prediction_figure, table_figure
-from raysim.run import MODEL_FILE, execute
+from raysim.run import execute
 from tests.helpers import ADAMW, LORA_VIT, lora_plan, raw_config, run
 
 TABLE_A = [[0.038, 0.100, 0.193], [0.038, 0.089, 0.118], [0.038, 0.078, 0.093]]
@@ -81,7 +81,7 @@ LAYERS = [f"blocks.0.{name}" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "m
 def kept(folder):
     """Arrays of the federated run, and the joint run's tensors."""
     with np.load(folder / "p0-s0" / "federated" / "arrays" / "round_00000.npz") as arrays:
-        return dict(arrays), load_file(folder / "p0-s0" / "joint" / MODEL_FILE)
+        return dict(arrays), load_file(folder / "p0-s0" / "joint" / "model.safetensors")
 
 
 def joint_name(layer, factor):
@@ -120,7 +120,7 @@ def test_rows_find_the_client_that_the_joint_run_is_made_of(calibrated, root, tm
             joint[joint_name(layer, factor)].copy_(
                 share * torch.from_numpy(arrays[f"keep_factors.{layer}.{factor}"][index])
             )
-    save_file(joint, tmp_path / "c" / "p0-s0" / "joint" / MODEL_FILE)
+    save_file(joint, tmp_path / "c" / "p0-s0" / "joint" / "model.safetensors")
     rows = rows_of(plan_calibration(raw_calibration(root, tmp_path), "a test"))
     assert rows.client.tolist() == np.repeat(arrays["livar.importance_a:clients"], 4).tolist()
     assert rows.layer.tolist() == LAYERS * 4
@@ -228,13 +228,13 @@ def test_a_start_with_adapters_in_it_is_refused(root, tmp_path):
         model, few = {"depth": 1, "lora": lora}, {"rounds": 1, "cohort": {"size": 2}}
         plan = lora_plan(root, name=name, storage=str(tmp_path), model=model, **few)
         execute(plan, on_start=lambda *_: None, on_round=lambda _: None)
-    raw["model"] = {**raw["model"], "pretrained": str(tmp_path / "with" / MODEL_FILE)}
+    raw["model"] = {**raw["model"], "pretrained": str(tmp_path / "with" / "model.safetensors")}
     with pytest.raises(ConfigError) as caught:
         plan_calibration(raw, "a test")
     (fault,) = caught.value.faults
     assert fault.key == "model.pretrained"
     assert "holds adapters" in fault.message
-    raw["model"]["pretrained"] = str(tmp_path / "without" / MODEL_FILE)
+    raw["model"]["pretrained"] = str(tmp_path / "without" / "model.safetensors")
     assert plan_calibration(raw, "a test").pairs
     raw["model"]["pretrained"] = str(tmp_path / "nowhere.pt")
     with pytest.raises(ConfigError, match="no such file"):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from raysim.assemble import model_spec
 from raysim.core.errors import ConfigError
 from raysim.models import build_model
-from raysim.run import MODEL_FILE, execute
+from raysim.run import execute
 from tests.helpers import LORA_VIT, lora_plan, plan_of, server_on
 
 PLAIN_VIT = {key: value for key, value in LORA_VIT.items() if key != "lora"}
@@ -19,7 +19,7 @@ FEW = {"rounds": 1, "cohort": {"size": 2}}
 def finished(plan):
     """The model file of a plan that is run to its end."""
     execute(plan, on_start=lambda *_: None, on_round=lambda _: None)
-    return f"{plan.config.storage}/{plan.config.name}/{MODEL_FILE}"
+    return f"{plan.config.storage}/{plan.config.name}/model.safetensors"
 
 
 def built(plan, classes=10, seed=None):

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 
 from raysim.core.errors import RaysimError
 from raysim.engine.messages import Snapshot
+from raysim.files import sync_folder, write_file
 
 ARRAY = "__array__"
 
@@ -55,7 +56,7 @@ class CheckpointStore:
         )
         shutil.rmtree(target, ignore_errors=True)
         os.rename(building, target)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         self._prune()
         return target
 
@@ -139,22 +140,3 @@ def _fill(skeleton: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(skeleton, list):
         return [_fill(item, arrays) for item in skeleton]
     return skeleton
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Whole or not at all: temporary name, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

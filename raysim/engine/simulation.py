@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Snapshot
 from raysim.engine.metrics import RoundRecord
-from raysim.engine.record import Recorder
 
 
 class ServerHandle(Protocol):
@@ -25,6 +24,13 @@ class ServerHandle(Protocol):
     def changed_clients(self) -> list[int]: ...
     def client_memory(self, client: int) -> Any: ...
     def params_sha256(self) -> str: ...
+
+
+class Recorder(Protocol):
+    """Who keeps what rounds leave behind; `flush` makes it durable."""
+
+    def write(self, record: RoundRecord) -> None: ...
+    def flush(self) -> None: ...
 
 
 class Interrupted(Exception):

@@ -13,7 +13,8 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.core.errors import DataError
-from raysim.report.runs import Run, read_progress
+from raysim.report.runs import Run
+from raysim.run_folder import RunFolder
 
 #: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
 WORDS = {
@@ -113,7 +114,7 @@ class Metric:
 
 def by_round(folder: Path, column: str) -> list[tuple[int, float]]:
     """(round, value) of every round that recorded a finite value."""
-    rows = [(int(row["round"]), float(row[column])) for row in read_progress(folder) if row.get(column)]
+    rows = [(int(row["round"]), float(row[column])) for row in RunFolder(folder).progress_rows() if row.get(column)]
     return [(index, value) for index, value in rows if math.isfinite(value)]
 
 
@@ -126,6 +127,6 @@ def score(run: Run, metric: Metric) -> float:
     found = metric.score(run)
     if found is None:
         known = [key for key, value in run.summary.items() if isinstance(value, int | float)]
-        known += [key for key in next(iter(read_progress(run.folder)), {}) if "/" in key]
+        known += [key for key in next(iter(RunFolder(run.folder).progress_rows()), {}) if "/" in key]
         raise DataError(f"run has no {metric.name}", str(run.folder), nearest(metric.bare, known))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from raysim.config import Config
 from raysim.core.errors import DataError
 from raysim.report.names import is_network, is_set
 from raysim.report.published import Label
+from raysim.run_folder import RunFolder
 
 #: Files of which a run directory has at least one, from its first second on.
 MARKS = ("config.yaml", "COMPLETED", "FAILED")
@@ -101,14 +101,15 @@ def _read(folder: Path) -> Run:
 def _status(folder: Path, config: dict[str, Any] | None, summary: dict[str, Any] | None) -> str:
     if config is None:
         return "damaged: no readable config.yaml"
-    if (folder / "COMPLETED").exists():
+    run = RunFolder(folder)
+    found = run.status
+    if found.name == "completed":
         if summary is None:
             return "damaged: no readable summary.json"
         return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
-    if (folder / "FAILED").exists():
-        lines = (folder / "FAILED").read_text(errors="replace").strip().splitlines()
-        return f"failed: {lines[0]}" if lines else "failed"
-    return f"unfinished: {len(read_progress(folder))} of {config.get('rounds', '?')} rounds"
+    if found.name == "failed":
+        return f"failed: {found.message}" if found.message else "failed"
+    return f"unfinished: {len(run.progress_rows())} of {config.get('rounds', '?')} rounds"
 
 
 def _mapping(path: Path) -> dict[str, Any] | None:
@@ -118,15 +119,6 @@ def _mapping(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return read if isinstance(read, dict) else None
-
-
-def read_progress(folder: Path) -> list[dict[str, str]]:
-    """Rows of progress.csv; none if it is not there."""
-    try:
-        with open(folder / "progress.csv", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError:
-        return []
 
 
 def label(runs: Sequence[Run]) -> list[Run]:

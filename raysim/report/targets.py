@@ -10,8 +10,8 @@ from raysim.core.errors import ConfigError, Fault
 from raysim.report.contents import Extra
 from raysim.report.metrics import by_round
 from raysim.report.render import Entry, Line
-from raysim.report.runs import read_progress
 from raysim.report.tables import Cell, Column, Table, heading, mean_and_std
+from raysim.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     reached = next((index for index, value in by_round(folder, column) if value >= target), None)
     if reached is None:
         return None
-    rows = [row for row in read_progress(folder) if int(row["round"]) <= reached]
+    rows = [row for row in RunFolder(folder).progress_rows() if int(row["round"]) <= reached]
     names = ("comm/up_mb", "comm/down_mb")
     megabytes = sum(float(row.get(name) or 0.0) for row in rows for name in names)
     return Cost(reached + 1, megabytes, sum(float(row.get("system/round_s") or 0.0) for row in rows))

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from raysim.report.metrics import Metric
 from raysim.report.panels import COLOURS, DASHES, NothingToDraw, Style, grid, legend, wrap
 from raysim.report.published import Label
-from raysim.report.runs import read_progress
 from raysim.report.tables import Cell, Column, Table, heading
+from raysim.run_folder import RunFolder
 
 #: Panels of one figure; more cannot be read on a page.
 MOST_PANELS = 12
@@ -83,7 +83,7 @@ def by_round(cell: Cell, name: str) -> tuple[list[int], dict[Label, np.ndarray]]
     """(rounds for which every seed recorded a metric, seed -> (rounds,) values); None where there are none."""
     found = {}
     for seed, folder in cell.folders.items():
-        rows = [row for row in read_progress(folder) if row.get(name)]
+        rows = [row for row in RunFolder(folder).progress_rows() if row.get(name)]
         found[seed] = {int(row["round"]): float(row[name]) for row in rows}
     rounds = sorted(set.intersection(*map(set, found.values()))) if found else []
     return (rounds, {seed: np.array([v[r] for r in rounds]) for seed, v in found.items()}) if rounds else None
@@ -95,7 +95,7 @@ def weights(tables: Sequence[Table], *, client: int | None) -> Figure:
     Args:
       client: whose line is bold; None: the balanced one (client 1) of partition nine_plus_one, else nobody's.
     """
-    cells = [(name, cell) for name, cell in _named_cells(tables) if _clients_file(cell)]
+    cells = [(name, cell) for name, cell in _named_cells(tables) if cell.folders and _first(cell).clients.exists()]
     if not cells:
         raise NothingToDraw("no run recorded clients")
     figure, panels = grid(min(len(cells), MOST_PANELS), width=3.3, height=2.6)
@@ -134,39 +134,24 @@ def _named_cells(tables: Sequence[Table]) -> list[tuple[str, Cell]]:
     return named
 
 
-def _clients_file(cell: Cell) -> Path | None:
-    path = _first(cell) / "clients.parquet"
-    return path if cell.folders and path.is_file() else None
-
-
-def _first(cell: Cell) -> Path:
+def _first(cell: Cell) -> RunFolder:
     """Run directory of the first seed."""
-    return next(iter(cell.folders.values()), Path())
+    return RunFolder(next(iter(cell.folders.values()), Path()))
 
 
 def _weights(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(rounds, clients, weights) of the clients that were not dropped."""
-    import pyarrow.parquet as pq
-
-    path = _clients_file(cell)
-    assert path is not None
-    columns = {name: values.to_numpy() for name, values in zip(*_columns(pq.read_table(path)), strict=True)}
+    table = _first(cell).client_rows()
+    assert table is not None
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
     kept = ~columns["is_dropped"].astype(bool) if "is_dropped" in columns else slice(None)
     order = np.argsort(columns["round"][kept], kind="stable")
     rounds, clients, values = (columns[name][kept][order] for name in ("round", "client", "weight"))
     return rounds, clients, values
 
 
-def _columns(table: Any) -> tuple[list[str], list[Any]]:
-    return table.column_names, table.columns
-
-
 def _is_nine_plus_one(cell: Cell) -> bool:
-    import yaml
-
-    return (yaml.safe_load((_first(cell) / "config.yaml").read_text()).get("partition") or {}).get(
-        "scheme"
-    ) == "nine_plus_one"
+    return (_first(cell).read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
 
 
 @dataclass(frozen=True)
@@ -183,7 +168,7 @@ def norms(cell: Cell, *, title: str) -> Figure:
     """Gradient norms, client by layer, at the first and the last round that logged them; one logarithmic scale."""
     from matplotlib.colors import LogNorm
 
-    found = read_norms(_first(cell))
+    found = read_norms(_first(cell).path)
     shown = [found[0], found[-1]] if len(found) > 1 else found
     positive = [item.values[np.isfinite(item.values) & (item.values > 0)] for item in shown]
     if not any(part.size for part in positive):
@@ -207,7 +192,7 @@ def norms(cell: Cell, *, title: str) -> Figure:
 
 def cells_with_norms(tables: Sequence[Table]) -> list[tuple[str, Cell]]:
     """(name, cell) of the first cells whose first seed logged norms."""
-    return [(name, cell) for name, cell in _named_cells(tables) if cell.folders and read_norms(_first(cell))][
+    return [(name, cell) for name, cell in _named_cells(tables) if cell.folders and read_norms(_first(cell).path)][
         :MOST_MAPS
     ]
 

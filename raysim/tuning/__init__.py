@@ -5,6 +5,7 @@ worker, `resources` says what a trial reserves, `outcome` reads what became of t
 the only places that know `ray.tune`; the engine's Ray stays in `engine/ray`, which knows nothing of configurations.
 
 Tune gets a fixed list of trials and says which runs where and when, and stops some early (ASHA, median). Nothing changes
-settings in the middle of a run: configuration and seed decide its result. Each trial is a run like any other, with its own run directory and checkpoints; Tune's own files
-(`<sweep>/.tune`) matter only while it runs, and a sweep that ended early is restored by starting it again.
+settings in the middle of a run: configuration and seed decide its result. Each trial is a run like any other, with its
+own run directory and checkpoints; Tune's own files (`<sweep>/.tune`) matter only while it runs, and a sweep that ended
+early is restored by starting it again.
 """

@@ -20,6 +20,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from raysim.core.errors import RunExists
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import collected_signals
+from raysim.run_folder import RunFolder
 from raysim.tuning.outcome import Outcome, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
@@ -150,12 +151,13 @@ class _Watch(tune.Callback):
         name = str(trial)
         if name not in self._trials:
             return
-        settings, folder = self._sweep.base.tune, self._sweep.folder / name
-        if not (folder / "COMPLETED").exists():
+        settings, folder = self._sweep.base.tune, RunFolder(self._sweep.folder / name)
+        if folder.status.name != "completed":
             last = trial.last_result or {}
-            (folder / "STOPPED").write_text(
+            folder.mark(
+                "STOPPED",
                 f"stopped by {settings.scheduler} after round {last.get('training_iteration', 0)} of "
-                f"{self._trials[name].num_rounds}: {settings.metric} {last.get(settings.metric, math.nan):.4f}\n"
+                f"{self._trials[name].num_rounds}: {settings.metric} {last.get(settings.metric, math.nan):.4f}\n",
             )
         self._finished(name)
 
@@ -163,10 +165,9 @@ class _Watch(tune.Callback):
         name = str(trial)
         if name not in self._trials:
             return
-        mark = self._sweep.folder / name / "FAILED"
-        if not mark.exists():  # its process died before it could say anything
-            mark.parent.mkdir(exist_ok=True)
-            mark.write_text(f"{_error_of(trial)}\n")
+        folder = RunFolder(self._sweep.folder / name)
+        if folder.status.name != "failed":  # its process died before it could say anything
+            folder.mark("FAILED", f"{_error_of(trial)}\n")
         self._finished(name)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
-from raysim.engine.checkpoint import write_file
-from raysim.engine.record import judged
+from raysim.files import write_file
+from raysim.record import judged
 from raysim.run import changes
+from raysim.run_folder import RunFolder
 from raysim.tuning.plan import Sweep, SweepTrial
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv. The last one chooses a round
@@ -82,7 +81,7 @@ def _changed(sweep_: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
         now = trial.config.model_dump(mode="json")
-        saved = _read_yaml(sweep_.folder / trial.name / "config.yaml")
+        saved = RunFolder(sweep_.folder / trial.name).read_config()
         before = Config.model_validate(saved).model_dump(mode="json")
         for key, old, new in changes(before, now):
             found.setdefault((key, repr(old), repr(new)), []).append(trial.name)
@@ -96,8 +95,8 @@ def _changed(sweep_: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
 
 def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
     """What its run directory says of a trial."""
-    folder, settings = sweep_.folder / trial.name, sweep_.base.tune
-    rows = progress_rows(folder)
+    folder, settings = RunFolder(sweep_.folder / trial.name), sweep_.base.tune
+    rows = folder.progress_rows()
     column = COLUMNS.get(settings.metric, settings.metric)
     values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
     sign = 1 if settings.mode == "max" else -1
@@ -108,31 +107,13 @@ def outcome(sweep_: Sweep, trial: SweepTrial) -> Outcome:
     score = values[-1][0] if values else None
     if settings.metric in SUMMARY_METRICS:
         score = judged(rows, trial.num_rounds)[settings.metric]
-    if (folder / "COMPLETED").exists():
-        summary = json.loads((folder / "summary.json").read_text())
+    status = folder.status
+    if status.name == "completed":
+        summary = folder.read_json(folder.summary)
         score = summary[settings.metric] if settings.metric in SUMMARY_METRICS else score
         return Outcome("completed", labels, score, best_round, seconds)
-    for status in ("stopped", "failed"):
-        mark = folder / status.upper()
-        if mark.exists():
-            lines = mark.read_text(errors="replace").strip().splitlines()
-            return Outcome(status, labels, score, best_round, seconds, lines[0] if lines else "")
-    message = f"the same run as {trial.same_as}" if trial.same_as else ""
-    return Outcome("unfinished", labels, score, best_round, seconds, message)
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a trial of that run directory came to its end, its own or a scheduler's."""
-    return (folder / "COMPLETED").exists() or (folder / "STOPPED").exists()
-
-
-def progress_rows(folder: Path) -> list[dict[str, str]]:
-    """The whole rows of a trial's progress.csv."""
-    path = folder / "progress.csv"
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("system/round_s")]
+    message = f"the same run as {trial.same_as}" if trial.same_as and status.name == "unfinished" else status.message
+    return Outcome(status.name, labels, score, best_round, seconds, message)
 
 
 def ranked(sweep_: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
@@ -174,7 +155,3 @@ def _as_run(sweep_: Sweep, trial: SweepTrial) -> dict[str, Any]:
     if config["local"]["steps"] is not None:
         del config["local"]["epochs"]  # one or the other
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load(path.read_text()))

@@ -16,7 +16,8 @@ from raysim.config import TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.run import execute
-from raysim.tuning.outcome import SUMMARY_METRICS, is_finished, progress_rows
+from raysim.run_folder import RunFolder
+from raysim.tuning.outcome import SUMMARY_METRICS
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0
@@ -43,8 +44,8 @@ def _run_trial(raw: dict[str, Any], name: str, settings: TuneGroup) -> None:
     folder = Path(raw["storage"]) / raw["name"]
     reporter = _Reporter(settings, folder)
     try:
-        if is_finished(folder):  # for the scheduler to compare with
-            reporter.tell_again(progress_rows(folder))
+        if RunFolder(folder).status.is_finished:  # for the scheduler to compare with
+            reporter.tell_again(RunFolder(folder).progress_rows())
         else:
             _run(raw, name, reporter)
     except Stopped:
@@ -58,7 +59,7 @@ def _run(raw: dict[str, Any], name: str, reporter: _Reporter) -> None:
 
     def start(folder: Path, first_round: int, num_rounds: int) -> None:
         # This sweep's scheduler has not seen what a resumed trial did before.
-        reporter.tell_again([row for row in progress_rows(folder) if int(row["round"]) < first_round])
+        reporter.tell_again(RunFolder(folder).progress_rows(before=first_round))
 
     execute(plan, on_start=start, on_round=reporter.round, wait_s=WAIT_S)
 

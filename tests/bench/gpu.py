@@ -27,9 +27,9 @@ from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
-from raysim.engine.record import Recorder
 from raysim.engine.serial import SerialPool
 from raysim.models import ModelSpec, build_model
+from raysim.record import Recorder
 from tests.bench.bare import images_of
 
 WARM = 3

@@ -20,7 +20,7 @@ from raysim.data import partition, shares
 from raysim.data.describe import label_entropy, partition_table
 from raysim.data.partition import SCHEMES
 from raysim.data.shares import cut_capped
-from raysim.engine.record import class_picture
+from raysim.pictures import class_picture
 
 ALL = [(scheme, form) for scheme, forms in SCHEMES.items() for form in forms]
 DIRICHLET = sorted(SCHEMES["dirichlet"])

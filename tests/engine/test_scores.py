@@ -16,8 +16,8 @@ from raysim.data.reading import Options
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.plan import ClientBlock
-from raysim.engine.record import judged
 from raysim.engine.scores import metrics_of
+from raysim.record import judged
 from raysim.run import execute
 from raysim.training.evaluate import Score
 from tests.helpers import plan_of, raw_config, recipe_of, run, server_on

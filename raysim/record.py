@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from raysim.engine.metrics import RoundRecord
+from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures
+from raysim.run_folder import RunFolder
 
 COLUMNS = (
     "server/accuracy",
@@ -40,7 +37,7 @@ class Recorder:
 
     def __init__(
         self,
-        folder: Path,
+        folder: RunFolder,
         *,
         first_round: int,
         num_rounds: int,
@@ -52,12 +49,12 @@ class Recorder:
 
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters = dict(hyperparameters)
-        self.rows = [row for row in _read_rows(folder / "progress.csv") if int(row["round"]) < first_round]
+        self.rows = folder.progress_rows(before=first_round)
         self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
         self._open_progress()
-        path = folder / "clients.parquet"
-        self._tables = [pq.read_table(path).filter(pc.less(pc.field("round"), first_round))] if path.is_file() else []
-        self._board = SummaryWriter(str(folder), purge_step=first_round or None)
+        folder.drop_clients(first_round)
+        self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
+        self._board = SummaryWriter(str(folder.path), purge_step=first_round or None)
         if first_round == 0:
             self._hyperparameters_at_start()
 
@@ -79,7 +76,8 @@ class Recorder:
             self._board.add_scalar(name, value, number)
         if record.weights.size and np.isfinite(record.weights).any():
             self._board.add_histogram("weights/all", record.weights[np.isfinite(record.weights)], number)
-        self._write_arrays(record)
+        if record.arrays:
+            self.folder.write_arrays(number, record.arrays)
         if record.confusion is not None:
             self._write_confusion(record.confusion, number)
         if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
@@ -88,17 +86,14 @@ class Recorder:
     def flush(self) -> None:
         """Make everything so far durable; called before each checkpoint."""
         if self._tables:
-            table = pa.concat_tables(self._tables)
-            self._tables = [table]
-            temporary = self.folder / f".clients.{os.getpid()}.part"
-            pq.write_table(table, temporary)
-            os.replace(temporary, self.folder / "clients.parquet")
+            self.folder.append_clients(pa.concat_tables(self._tables))
+            self._tables = []
         self._board.flush()
 
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
         for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
-            figure.savefig(self.folder / f"{name}.png", dpi=110)
+            figure.savefig(self.folder.path / f"{name}.png", dpi=110)
             self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
 
     def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +106,7 @@ class Recorder:
             "seconds_total": sum(seconds),
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
-        (self.folder / "summary.json").write_text(json.dumps(result, indent=1) + "\n")
+        self.folder.write_json(self.folder.summary, result)
         self._hyperparameters_at_end(result)
         return result
 
@@ -146,28 +141,21 @@ class Recorder:
         self._board._get_file_writer().add_summary(hparams(self.hyperparameters, {})[2])
 
     def _open_progress(self) -> None:
-        _write_rows(self.folder / "progress.csv", self.rows, self._columns)
-        self._csv = open(self.folder / "progress.csv", "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
+        self.folder.write_progress(self.rows, self._columns)
+        self._csv = open(self.folder.progress, "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
         self._writer = csv.DictWriter(self._csv, self._columns)
-
-    def _write_arrays(self, record: RoundRecord) -> None:
-        """arrays/round_00012.npz: what methods logged in the round."""
-        if record.arrays:
-            (self.folder / "arrays").mkdir(exist_ok=True)
-            # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
-            np.savez_compressed(self.folder / "arrays" / f"round_{record.round_index:05d}.npz", **record.arrays)  # type: ignore[arg-type]
 
     def _write_confusion(self, matrix: np.ndarray, number: int) -> None:
         """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
         from PIL import Image
 
-        with open(self.folder / "confusion.csv", "w", newline="") as file:
+        with open(self.folder.path / "confusion.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
         if number == self.num_rounds - 1:
             pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
-            Image.fromarray(pixels).save(self.folder / "confusion.png")
+            Image.fromarray(pixels).save(self.folder.path / "confusion.png")
             self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
 
     def _pictures(self, record: RoundRecord) -> None:
@@ -225,137 +213,3 @@ def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
     """The last value of a metric that says how good the model is; None for others, and for what is no number."""
     values = _points(rows, name) if name.startswith(("server/", "clients/")) else {}
     return next((value for value in [*values.values()][::-1][:1] if math.isfinite(value)), None)
-
-
-def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> np.ndarray:
-    """(height, width, 3) uint8: shares of each true class, with the counts where there is room; drawn once for all uses."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    count, longest = len(classes), max(map(len, classes))
-    side = float(np.clip(0.4 * count, 2.4, 12))
-    margin = 0.6 + 0.07 * longest
-    figure = Figure(figsize=(side + margin + 0.3, side + margin + 0.4), dpi=100)
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
-    shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    places = range(0, count, -(-count // 40))
-    axes.set_xticks(places, [classes[place] for place in places], rotation=90, fontsize=7)
-    axes.set_yticks(places, [classes[place] for place in places], fontsize=7)
-    if count <= 20:
-        for row, column in zip(*np.nonzero(matrix), strict=True):
-            color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=6, color=color)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.set_title(title, fontsize=9)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
-
-
-def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Any:
-    """A matplotlib figure of one bar for each number; as many names are written as fit."""
-    from matplotlib.figure import Figure
-
-    width = 2.5 + 0.3 * min(len(columns), 40)
-    height = 2.6 + 0.05 * max(map(len, columns), default=0)
-    figure = Figure(figsize=(width, min(height, 8.0)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.bar(range(len(values)), values.astype(float), color="tab:blue")
-    step = -(-len(columns) // 40)
-    axes.set_xticks(range(0, len(columns), step), list(columns)[::step], rotation=90, fontsize=7)
-    axes.set(title=title)
-    return figure
-
-
-def heat_map(
-    values: np.ndarray,
-    rows: Sequence[Any],
-    columns: Sequence[str],
-    *,
-    title: str,
-    xlabel: str = "layer",
-    is_log: bool = False,
-) -> Any:
-    """A matplotlib figure of a (clients, columns) array; as many names are written as fit.
-
-    Args:
-      is_log: colour by the logarithm where all finite values are above 0.
-    """
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
-
-    width, height = 2.5 + 0.45 * min(len(columns), 40), 1.6 + 0.16 * len(rows)
-    figure = Figure(figsize=(width, min(12.0, height + 0.05 * max(map(len, columns), default=0))), layout="constrained")
-    axes = figure.add_subplot()
-    finite = values[np.isfinite(values)]
-    by_log = is_log and finite.size > 0 and finite.min() > 0
-    lowest = min(0.0, finite.min()) if finite.size else 0.0
-    scale: dict[str, Any] = {"norm": LogNorm(finite.min(), finite.max())} if by_log else {"vmin": lowest}
-    image = axes.imshow(values, aspect="auto", cmap="viridis", **scale)
-    step = max(1, len(rows) // 40)
-    axes.set_yticks(range(0, len(rows), step), [str(row) for row in rows[::step]], fontsize=7)
-    step = -(-len(columns) // 40)
-    axes.set_xticks(range(0, len(columns), step), list(columns)[::step], rotation=90, fontsize=7)
-    axes.set(xlabel=xlabel, ylabel="client", title=title)
-    figure.colorbar(image)
-    return figure
-
-
-def partition_pictures(
-    class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]
-) -> dict[str, Any]:
-    """File name -> figure: `partition`, and `validation` where the server holds a validation set (FedVG, figure A.6).
-
-    Args:
-      class_counts: (clients, classes); validation_counts: (classes,).
-    """
-    pictures = {"partition": class_picture(class_counts, classes)}
-    if validation_counts is not None and validation_counts.sum():
-        pictures["validation"] = bars(validation_counts, classes, f"validation set: {validation_counts.sum()} examples")
-    return pictures
-
-
-def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Any:
-    """A matplotlib figure: one dot per client and class, its area the number of examples (FedVG, figures A.2, A.3).
-
-    The largest dot fills its cell, and only as many names are written as fit, so that 100 clients or 200 classes read.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    clients, classes_ = np.nonzero(class_counts)
-    counts = class_counts[clients, classes_]
-    num_clients, num_classes = class_counts.shape
-    width = float(np.clip(0.22 * num_clients, 3, 18))
-    height = float(np.clip(0.24 * num_classes, 1.5, 16))
-    cell = 72 * min(0.24, width / num_clients, height / num_classes)  # points
-    figure = Figure(figsize=(width + 2, height + 1), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(clients, classes_, s=np.maximum(0.3, cell**2 * counts / counts.max()), color="tab:blue", linewidths=0)
-    step = max(1, int(np.ceil(0.14 * num_classes / height)))
-    axes.set_yticks(range(0, num_classes, step), list(classes)[::step], fontsize=8)
-    axes.set(xlabel="client", ylabel="class", title=f"examples per client and class (largest: {counts.max()})")
-    axes.set_xlim(-1, num_clients)
-    axes.set_ylim(-1, num_classes)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
-
-
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        # A line that a killed process left half-written has no final column.
-        return [row for row in csv.DictReader(file) if row.get("system/round_s")]
-
-
-def _write_rows(path: Path, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(columns))
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, path)
