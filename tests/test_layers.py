@@ -76,5 +76,7 @@ def test_file_imports_only_from_its_layers(name):
     ours = {m for m in used if m.split(".")[0] in ("raysim", "methods")}
     bad = {m for m in ours if not any(m == a or m.startswith(a + ".") or a.startswith(m + ".") for a in ALLOWED[layer])}
     assert not bad, f"{name} imports {bad}"
-    outside = {m.split(".")[0] for m in used} & (FORBIDDEN.get(layer, set()) - ({"ray"} if name in RAY_FILES else set()))
+    outside = {m.split(".")[0] for m in used} & (
+        FORBIDDEN.get(layer, set()) - ({"ray"} if name in RAY_FILES else set())
+    )
     assert not outside, f"{name} imports {outside}"

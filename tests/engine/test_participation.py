@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,8 +74,8 @@ def probe(**fields):
 def server_with(root, method, methods=(), **groups):
     """A server whose only phase has one more method, made in this test."""
     server = server_on(plan_of(root, methods, **groups), root)
-    phase = server.phases[0]
-    object.__setattr__(phase, "methods", (*phase.methods, method))
+    (phase,) = server.phases
+    server.phases = [replace(phase, methods=(*phase.methods, method))]
     server.pool._trainer.phases = server.phases
     return server
 
