@@ -142,14 +142,16 @@ def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
 
 
 def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
-    """(B,): spectral norm of x y^T / pixels for each image, by power iterations from ones.
+    """(B,): spectral norm of x y^T / pixels for each image; where there are several, by power iterations from ones.
 
     Args:
       x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
     """
+    if x.dim() == 2:  # of one pixel, an outer product; iterating would only add gradients too small for fast arithmetic
+        return torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
     if x.dim() == 4 and x.shape[2] > y.shape[2]:
         x = F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3]))
-    x, y = (z.flatten(2) if z.dim() > 2 else z[:, :, None] for z in (x, y))
+    x, y = x.flatten(2), y.flatten(2)
     tiny = torch.finfo(x.dtype).tiny
     vector = torch.ones_like(x[:, :, :1])
     for _ in range(ITERATIONS):  # through the pixels, which are few: x y^T itself may be large
