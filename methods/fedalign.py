@@ -57,7 +57,7 @@ def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None)
         if mu == 0:
             return ops
         name = block_of(client.layout, block)
-        check_slim(client.model.module.get_submodule(name), name)
+        check_slim(client.model.module.get_submodule(name), name, width)
         inner = ops.get(name)
 
         def keep(module: nn.Module, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def block_of(layout: Layout, wanted: str | None) -> str:
     return wanted
 
 
-def check_slim(block: nn.Module, name: str) -> None:
+def check_slim(block: nn.Module, name: str, width: float) -> None:
     """Raise MethodError unless every layer with parameters can be cut to its first channels."""
     for path, module in block.named_modules():
         owns = next(module.parameters(recurse=False), None) is not None
@@ -113,6 +113,12 @@ def check_slim(block: nn.Module, name: str) -> None:
                 f"layer {f'{name}.{path}'.rstrip('.')} is a {type(module).__name__} without first channels of its own",
                 "fedalign",
                 "choose a block of plain convolutions, linear layers and their normalisation with `block`",
+            )
+        if isinstance(module, nn.GroupNorm) and slim(module.num_channels, width) % module.num_groups:
+            raise MethodError(
+                f"{slim(module.num_channels, width)} of {module.num_channels} channels are no {module.num_groups} groups",
+                f"fedalign, layer {name}.{path}",
+                "choose another `width`, or another number of groups for the model",
             )
 
 
@@ -136,19 +142,20 @@ def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
 
 
 def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
-    """(B,): spectral norm of x y^T / pixels for each image, by power iterations from ones.
+    """(B,): spectral norm of x y^T / pixels for each image; where there are several, by power iterations from ones.
 
     Args:
       x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
     """
+    if x.dim() == 2:  # of one pixel, an outer product; iterating would only add gradients too small for fast arithmetic
+        return torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
     if x.dim() == 4 and x.shape[2] > y.shape[2]:
         x = F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3]))
-    x, y = x.flatten(2) if x.dim() > 2 else x[:, :, None], y.flatten(2) if y.dim() > 2 else y[:, :, None]
-    matrix = x @ y.transpose(1, 2) / x.shape[2]
+    x, y = x.flatten(2), y.flatten(2)
     tiny = torch.finfo(x.dtype).tiny
-    vector = torch.ones_like(matrix[:, :, :1])
-    for _ in range(ITERATIONS):
-        vector = matrix @ (matrix.transpose(1, 2) @ vector)
+    vector = torch.ones_like(x[:, :, :1])
+    for _ in range(ITERATIONS):  # through the pixels, which are few: x y^T itself may be large
+        vector = x @ (y.transpose(1, 2) @ (y @ (x.transpose(1, 2) @ vector))) / x.shape[2] ** 2
         size = (vector.square().sum(dim=1, keepdim=True) + tiny).sqrt()
         vector = vector / size
     return size[:, 0, 0].sqrt()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from methods.fedalign import block_of, fedalign, slim, slim_pass, spectral_norms
-from raysim.core.errors import ConfigError
+from methods.fedalign import block_of, check_slim, fedalign, slim, slim_pass, spectral_norms
+from raysim.core.errors import ConfigError, MethodError
 from tests.helpers import lora_plan, plan_of, run
 
 
@@ -91,5 +91,9 @@ def test_faults_name_the_remedy(root):
         plan_of(root, [{"fedalign": {"block": "conv9"}}])
     with pytest.raises(ConfigError, match="both decide backward"):
         plan_of(root, ["flfa", "fedalign"])
+    grouped = nn.Sequential(nn.Conv2d(4, 12, 3), nn.GroupNorm(6, 12))
+    with pytest.raises(MethodError, match="3 of 12 channels are no 6 groups"):
+        check_slim(grouped, "block", 0.25)
+    check_slim(grouped, "block", 0.5)
     with pytest.raises(Exception, match="without first channels"):
         run(lora_plan(root, ["fedalign"]), root, rounds=1)
