@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-cpu-default test-cpu-avx2 test-cpus test-cluster lint bench clean
+.PHONY: setup demo test test-cpu-default test-cpu-avx2 test-cpus test-cluster test-gpu lint bench clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ test-cpus: test-cpu-default test-cpu-avx2
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster
+
+# On a machine with a GPU; all skipped elsewhere.
+test-gpu: setup
+	$(BIN)/python -m pytest tests/gpu
 
 lint: setup
 	$(BIN)/ruff check .

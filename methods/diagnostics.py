@@ -104,7 +104,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 server.log("agreement_mean", float(scores.mean()))
         return update, state
 
-    def evaluated(state: State, server: ServerView) -> Mapping[str, Tensor]:
+    def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if is_due(server.round_index):
             if "spectrum" in chosen:
                 with one_thread():  # the same digits wherever the server runs
@@ -124,7 +124,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         grads=grads if "gradient" in chosen else None,
         report=report if chosen & {"gradient", "feedback"} else None,
         server_update=server_update,
-        evaluation_override=evaluated,
+        evaluation_override=evaluation_override,
         needs=needs,
     )
 

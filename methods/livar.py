@@ -153,7 +153,7 @@ def livar(
             views[pair.b.name].copy_(new_b - old[pair.b.name])
         return update, state
 
-    def evaluated(state: State, server: ServerView) -> Mapping[str, Tensor]:
+    def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
         shares = normalised(server.num_examples.double() * server.is_active) if evaluate == "code" else None
@@ -180,7 +180,7 @@ def livar(
         report=report,
         weigh=weigh,
         server_update=_on_one_thread(server_update) if has_lora and next != "factors" else None,
-        evaluation_override=_on_one_thread(evaluated) if is_override else None,
+        evaluation_override=_on_one_thread(evaluation_override) if is_override else None,
         claims=frozenset(claims),
         needs=frozenset(needs),
     )
