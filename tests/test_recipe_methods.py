@@ -138,6 +138,7 @@ def test_scaffold_as_in_fl_bench_takes_five_steps():
     raw["tune"]["param_space"]["method"] = {"grid_search": ["Scaffold as in FL-bench"]}
     found = {parse_config(trial.raw)[0].local.steps for trial in grid(raw, "table_A3")}
     assert found == {5}
+    assert "keep one" in str(parse_config({"local": {"steps": 5, "epochs": 2}})[1])
 
 
 def test_figure_8_takes_norms_as_released():
