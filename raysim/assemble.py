@@ -136,8 +136,7 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         if not faults:
             available = {"features", "linear-head", "client-memory"}
             available |= {"validation-set"} if len(manifest.validation) else set()
-            is_by_client = external is not None or config.data.validation_set.order == "client"
-            available |= {"client-order"} if is_by_client else set()  # an external set is no client's
+            available |= {"client-order"} if config.data.validation_set.order == "client" else set()
             local = local_settings(config)
             available |= {"sgd"} if local.optimizer == "sgd" and not local.nesterov else set()
             available |= {"lora"} if spec.lora is not None else set()

@@ -434,7 +434,7 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
                 "set local.schedule to exponential, or drop lr_decay",
             )
         )
-    if config.local.steps is not None and "epochs" in config.local.model_fields_set:
+    if config.local.steps is not None and config.local.epochs != LocalGroup().epochs:  # 1: as if it were not set
         faults.append(Fault("local", "steps and epochs are both set; keep one"))
     if config.name is not None and any(part in (".", "..") for part in config.name.split("/")):
         faults.append(Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"))

@@ -40,11 +40,12 @@ def partitions(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) 
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         found.setdefault(manifest.checksum, (trial.values, info, manifest))
     values = [chosen for chosen, _, _ in found.values()]
-    axes = [axis for axis in values[0] if len({repr(chosen[axis]) for chosen in values}) > 1]
+    known = dict.fromkeys(axis for chosen in values for axis in chosen)  # some trials lack an axis, see `tune.only`
+    axes = dict.fromkeys(axis for axis in known if len({repr(chosen.get(axis)) for chosen in values}) > 1)
 
     def name(chosen: Mapping[str, Any]) -> str:
-        told = {axis: chosen[axis] for axis in axes}
-        return sweep.trial_name(told, told) if told else "partition"
+        told = {axis: chosen[axis] for axis in axes if axis in chosen}
+        return sweep.trial_name(told, axes) if told else "partition"
 
     return [Partition(name(chosen), info, manifest) for chosen, info, manifest in found.values()]
 

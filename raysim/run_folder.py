@@ -46,7 +46,6 @@ class RunFolder:
         self.environment = path / "env.json"
         self.partition = path / "partition.json"
         self.partition_table = path / "partition.csv"
-        self.partition_picture = path / "partition.png"
         self.progress = path / "progress.csv"
         self.clients = path / "clients.parquet"
         self.arrays = path / "arrays"
@@ -114,9 +113,9 @@ class RunFolder:
 
     def results(self) -> list[Path]:
         """What the run left of results; TensorBoard's events stay with the run that wrote them."""
-        files = (self.environment, self.partition, self.partition_table, self.partition_picture, self.progress)
-        found = [*files, self.clients, self.summary, self.arrays, self.model]
-        return [path for path in found if path.exists()]
+        others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
+        found = [path for path in sorted(self.path.iterdir()) if path not in others]
+        return [path for path in found if not path.name.startswith((".", "events.out"))]
 
     # --- rows and arrays ----------------------------------------------------------------------------------------------
 

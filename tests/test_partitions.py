@@ -58,6 +58,15 @@ def test_each_partition_of_a_sweep_is_drawn_once_with_its_validation_set(root, t
     assert not (tmp_path / "runs").exists()
 
 
+def test_partitions_have_names_of_their_own_where_an_axis_counts_with_some_labels_only(root):
+    """FedVG's figure 7: rho is an axis of FedVG's trials alone."""
+    raw = a_sweep(root, method=["FedAvg", "FedVG"], **{"data.validation_set.imbalance": [0.9, 0.5]})
+    raw["tune"]["settings"] = {"method": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}}
+    raw["tune"]["only"] = {"data.validation_set.imbalance": {"method": ["FedVG"]}}
+    names = [partition.name for partition in partitions(raw, "a test")]
+    assert names == ["method=FedAvg", "method=FedVG_imbalance=0.9", "method=FedVG_imbalance=0.5"]
+
+
 def test_a_run_has_one_partition_and_its_number_of_draws(root):
     raw = raw_config(root, [], partition={"alpha": 0.1, "num_clients": 20, "min_samples": 12})
     (only,) = partitions(raw, "a test")

@@ -14,6 +14,8 @@ import yaml
 from raysim.assemble import build_methods, check
 from raysim.calibrate import calibrate, plan_calibration
 from raysim.config import parse_config, read_config
+from raysim.data.reading import Options
+from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_skeleton, find_architecture
 from raysim.report.build import make_report, write
 from raysim.report.names import is_network
@@ -74,6 +76,30 @@ def test_every_trial_of_a_recipe_is_sound(path):
         assert {trial.raw.get("seed", 0) for trial in trials} == set(range(count))
 
 
+def test_scaled_recipes_exercise_what_the_full_ones_name():
+    """Schemes, networks and settings that only a few recipes of a paper have."""
+    schemes, options, momenta, external = set(), set(), set(), set()
+    for path, trial in SCALED:
+        config, _ = parse_config(trial.raw)
+        schemes.add((path.parent.name, config.partition.scheme))
+        options |= {(path.parent.name, config.model.name, key) for key in config.model.model_extra or {}}
+        momenta |= {path.parent.name} if config.local.momentum else set()
+        external |= {path.stem} if config.data.validation_set.external.name else set()
+    assert {("univarfl", "domain"), ("univarfl", "dirichlet"), ("fedvg", "nine_plus_one")} <= schemes
+    assert {("univarfl", "univarfl_cnn", "projector_width"), ("univarfl", "resnet18", "first_stride")} <= options
+    assert ({"fedvg", "flfa", "univarfl"} <= momenta, external) == (True, {"figure_6"})
+    assert any(parse_config(trial.raw)[0].model.lora for _, trial in SCALED)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data root with the bundled digits, and few of the drawn shapes, which are made in full where there are none."""
+    folder = tmp_path_factory.mktemp("data")
+    prepare("digits", folder)
+    prepare("shapes", folder, options=Options(count=800, size=24))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def sweeps(tmp_path_factory):
     """The scaled sweeps that the tests of this file run, a folder for each recipe."""
@@ -98,6 +124,12 @@ def test_recipe_runs_scaled_down(path, trial, root, sweeps):
     assert 0 <= summary["accuracy"] <= 1
     assert all(np.isfinite(record.metrics["train/loss"]) for record in records)
     assert all(record.clients["num_steps"].sum() > 0 for record in records)
+
+
+def network_of(raw):
+    """The printed name of a network that a scaled trial has as well, else what it has instead."""
+    printed = raw["labels"].get("model", raw["model"]["name"])
+    return printed if is_network(printed, raw["model"]) else raw["model"]["name"]
 
 
 #: What a report may lack where a sweep was shrunk to a few trials: rows to compare with, and figures along alpha or rows.

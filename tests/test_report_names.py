@@ -220,6 +220,13 @@ def test_two_runs_that_differ_are_refused(tmp_path, second):
         make_report([tmp_path], {})
 
 
+def test_recipes_headers_name_the_report_that_joins_their_tables():
+    names = ("table_A3", "table_A4", "table_A7")
+    paths = [FOLDER.parent / "fedvg" / f"{name}.yaml" for name in names]
+    command = "raysim report " + " ".join(f"runs/{read_config(path)['name']}" for path in paths)
+    assert all(command in path.read_text() for path in paths)
+
+
 def test_fedvgs_tables_join_in_one_report(tmp_path):
     first, second = ("CIFAR-10", "ResNet-18"), ("COVID19", "ViT-S/16")
     nets = {"ResNet-18": "resnet18", "ViT-S/16": "vit_s16"}

@@ -493,6 +493,10 @@ def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_
     for twin, original in same.items():
         assert digest(sweep.folder / twin) == digest(sweep.folder / original)
         assert not list((sweep.folder / twin).glob("events*"))  # it never ran
+        missing = {p.name for p in (sweep.folder / original).iterdir()} - {
+            p.name for p in (sweep.folder / twin).iterdir()
+        }
+        assert {name for name in missing if not name.startswith("events")} == {".lock", "checkpoints"}
         config = yaml.safe_load((sweep.folder / twin / "config.yaml").read_text())
         assert (config["labels"]["alpha"], config["partition"]["alpha"]) == (1.0, 1.0)
     assert run(sweep)[0] == outcomes  # and nothing is left to do

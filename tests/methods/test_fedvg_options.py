@@ -257,6 +257,14 @@ def test_as_in_release_asks_for_validation_rows_client_after_client(root):
     assert plan_of(root, [{"fedvg": {"as_in": "release", "norm": "update"}}]).methods
 
 
+def test_as_in_release_asks_for_an_external_set_class_after_class(root):
+    external = {"external": {"name": "digits", "mapping": "digits_lookalikes"}}
+    with pytest.raises(ConfigError, match="fedvg needs client-order"):
+        plan_of(root, [{"fedvg": {"as_in": "release"}}], data={"root": str(root), "validation_set": external})
+    ordered = {"root": str(root), "validation_set": {**external, "order": "client"}}
+    assert plan_of(root, [{"fedvg": {"as_in": "release"}}], data=ordered).methods
+
+
 def test_options_that_do_not_go_together_are_refused():
     for options, words in (
         ({"every": 0}, "every must be >= 1"),
