@@ -156,12 +156,6 @@ def test_recipe_reports_on_its_scaled_sweep(path, root, sweeps, tmp_path):
     assert all(SHRUNK.match(note) for note in notes), notes
 
 
-def network_of(raw):
-    """The printed name of a network where the scaled run has that very network, as UniVarFL's small CNN; else our own."""
-    printed = raw["labels"].get("model")
-    return printed if printed and is_network(printed, raw["model"]) else raw["model"]["name"]
-
-
 # --- FedVG, tables A.1 and A.2 ----------------------------------------------------------------------------------------
 
 READ = {  # the words of table A.1 -> what the configuration says
