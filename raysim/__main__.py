@@ -62,7 +62,7 @@ def run(
             raise ConfigError(faults, config)
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
-    from raysim.assemble import check
+    from raysim.check import check
     from raysim.run import execute
 
     began = _command_began()
@@ -288,8 +288,8 @@ def methods(
     classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
-    from raysim.assemble import describe, find_method
     from raysim.config import nearest
+    from raysim.find import describe, find_method
 
     if model is not None:
         _print_blocks(model, words or [], size, channels, classes)
@@ -320,7 +320,7 @@ def methods(
 
 
 def _print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
-    from raysim.assemble import inspect_model
+    from raysim.check import inspect_model
     from raysim.config import read_config
 
     spec, layout, description = inspect_model(model, read_config(None, overrides), size, channels, classes)

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 
 from methods.livar_calibration import Rows, calibration, explain, gram, rows_of_run, target_coefficients, together
 from methods.livar_math import TABLES
-from raysim.assemble import Plan, check
+from raysim.build import Plan
+from raysim.check import check
 from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.files import write_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim import sweep
-from raysim.assemble import check_partition
+from raysim.check import check_partition
 from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest

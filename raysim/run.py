@@ -24,16 +24,8 @@ import yaml
 from safetensors.torch import save
 from torch import Tensor
 
-from raysim.assemble import (
-    Plan,
-    Recipe,
-    data_cache,
-    fetch_weights,
-    make_server,
-    make_trainer,
-    model_spec,
-    resolve_resources,
-)
+from raysim.build import Plan, Recipe, fetch_weights, make_server, make_trainer, model_spec
+from raysim.check import data_cache
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.data.arrow import SetInfo
@@ -48,6 +40,7 @@ from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
+from raysim.resources import resolve_resources
 from raysim.run_folder import RunFolder
 
 #: Keys that a resumed run may change: they do not move the result of a round.

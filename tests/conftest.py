@@ -55,7 +55,7 @@ def ray_pools(swap_pools, root):
 
     import ray
 
-    from raysim.assemble import make_trainer
+    from raysim.build import make_trainer
     from raysim.engine.ray.pool import RayPool
     from tests.helpers import recipe_of
 

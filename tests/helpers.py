@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from raysim.assemble import Plan, Recipe, check, make_server, make_trainer
+from raysim.build import Plan, Recipe, make_server, make_trainer
+from raysim.check import check
 from raysim.data.federation import build_shards
 from raysim.engine.serial import SerialPool
 from raysim.engine.server import Server

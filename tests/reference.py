@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from raysim.assemble import Plan, model_spec
+from raysim.build import Plan, model_spec
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import ImageSet
 from raysim.engine.plan import choose_cohort

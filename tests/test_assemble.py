@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
-from raysim.assemble import make_phases, make_server, make_trainer, resolve_resources
+from raysim.build import make_phases, make_server, make_trainer
 from raysim.config import Config
 from raysim.core.errors import ConfigError
 from raysim.engine.plan import fitting
+from raysim.resources import resolve_resources
 from tests.helpers import plan_of, recipe_of
 
 

@@ -16,8 +16,8 @@ from scipy.optimize import nnls
 from typer.testing import CliRunner
 
 from raysim.__main__ import app
-from raysim.assemble import check
 from raysim.calibrate import FILE, plan_calibration, rows_of
+from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError
 from raysim.report.calibration import curves_figure, prediction_figure, table_figure

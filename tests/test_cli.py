@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from raysim.__main__ import app, main
-from raysim.assemble import check
+from raysim.check import check
 from raysim.config import Config, parse_config, read_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import describe, in_batches, write_set

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.assemble import check
+from raysim.check import check
 from raysim.config import JOB_VARIABLE, Config, home_folder, located
 from raysim.core.errors import ConfigError
 from tests.helpers import raw_config

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.assemble import check
+from raysim.check import check
 from raysim.sweep import grid
 from tests.helpers import plan_of, raw_config, run, server_on
 from tests.reference import Naive

@@ -43,7 +43,7 @@ RAY_FILES = {"raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - {
     f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "twins")
 }  # part of the root: Tune by configuration
-ROOTS = {"raysim/assemble.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
+ROOTS = {"raysim/check.py", "raysim/find.py", "raysim/resources.py", "raysim/build.py", "raysim/run.py", "raysim/__main__.py", "raysim/doctor.py", "raysim/report/build.py"}
 ROOTS |= {"raysim/calibrate.py", "raysim/partitions.py"}
 ROOTS |= TUNING
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raysim.assemble import model_spec
+from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raysim.assemble import model_spec
+from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.models import build_model
 from raysim.run import execute

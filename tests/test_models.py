@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from raysim.__main__ import app
-from raysim.assemble import check
+from raysim.check import check
 from raysim.core.errors import ConfigError, ModelError
 from raysim.core.layout import integer_buffers, layout_of
 from raysim.core.method import Batch

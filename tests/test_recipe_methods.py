@@ -11,9 +11,10 @@ from methods.diagnostics import diagnostics
 from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.univarfl import univarfl
-from raysim.assemble import build_methods, check
+from raysim.check import check
 from raysim.config import parse_config, read_config
 from raysim.core.layout import layout_of
+from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, head_of
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep

@@ -11,11 +11,12 @@ import pytest
 import torch
 import yaml
 
-from raysim.assemble import build_methods, check
 from raysim.calibrate import calibrate, plan_calibration
+from raysim.check import check
 from raysim.config import parse_config, read_config
 from raysim.data.reading import Options
 from raysim.data.sources import prepare
+from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, find_architecture
 from raysim.report.build import make_report, write
 from raysim.report.names import is_network

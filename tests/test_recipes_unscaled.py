@@ -7,11 +7,12 @@ from pathlib import Path
 
 import medmnist
 import pytest
+import raysim.check
 from safetensors.torch import save_file
 
-import raysim.assemble
-from raysim.assemble import check, check_partition, model_spec
+from raysim.build import model_spec
 from raysim.calibrate import plan_calibration
+from raysim.check import check, check_partition
 from raysim.config import parse_config, read_config
 from raysim.models import build_model
 from raysim.partitions import partitions
@@ -30,7 +31,7 @@ REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}
 def stubs(tmp_path_factory):
     """A data root of stub sets, and `check` that reads them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raysim.assemble, "ImageSet", StubSet)
+        patch.setattr(raysim.check, "ImageSet", StubSet)
         yield make_root(tmp_path_factory.mktemp("stubs"))
 
 

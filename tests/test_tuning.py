@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raysim.assemble import check
+from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, RunExists
 from raysim.run import execute

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from raysim import sweep
-from raysim.assemble import MAPPINGS, Plan, check
+from raysim.build import Plan
+from raysim.check import check
 from raysim.config import Config, TuneGroup, located, located_root, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.remote import is_remote
+from raysim.find import MAPPINGS
 from raysim.run import FREE_KEYS
 
 #: Draws one value of a domain: (generator) -> value.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import tune
 
-from raysim.assemble import check
+from raysim.check import check
 from raysim.config import TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped

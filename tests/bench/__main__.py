@@ -19,7 +19,8 @@ import pyarrow as pa
 import ray
 import yaml
 
-from raysim.assemble import Plan, Recipe, check, make_server, make_trainer
+from raysim.build import Plan, Recipe, make_server, make_trainer
+from raysim.check import check
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.federation import build_shards, shard_tasks
 from raysim.data.manifest import PartitionSpec, make_manifest

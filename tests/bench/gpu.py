@@ -19,7 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from raysim.assemble import Recipe, check, make_server, make_trainer
+from raysim.build import Recipe, make_server, make_trainer
+from raysim.check import check
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import in_batches, write_set
 from raysim.data.federation import build_shards

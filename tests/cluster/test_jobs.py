@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from raysim.assemble import check
+from raysim.check import check
 from raysim.config import read_config
 from raysim.run import execute
 from tests.cluster.conftest import wait_for

@@ -23,7 +23,8 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from raysim.assemble import check, make_server, make_trainer
+from raysim.build import make_server, make_trainer
+from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError, OutOfMemory, RaysimError, RunExists
 from raysim.data.reading import Options
 from raysim.data.sources import prepare

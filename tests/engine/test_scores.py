@@ -9,7 +9,8 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
-from raysim.assemble import check, open_federation, sizes_of
+from raysim.build import open_federation, sizes_of
+from raysim.check import check
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reading import Options

@@ -46,7 +46,7 @@ def gpu_pools(gpu_actors, gpu_recipe):
     """pools(plan) -> RayPools of 1, 2 and 4 trainers on one GPU."""
     import ray
 
-    from raysim.assemble import make_trainer
+    from raysim.build import make_trainer
     from raysim.engine.ray.pool import RayPool
 
     def pools(plan):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from raysim.assemble import make_server, make_trainer
+from raysim.build import make_server, make_trainer
 from raysim.engine.serial import SerialPool
 from raysim.run import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS

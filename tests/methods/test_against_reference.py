@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.assemble import check
+from raysim.check import check
 from tests.helpers import plan_of, raw_config, run, server_on
 from tests.reference import SHARE, Naive, assert_same_state, fedvg_weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.assemble import make_trainer, model_spec
+from raysim.build import make_trainer, model_spec
 from raysim.models import build_model
 from tests.helpers import plan_of, recipe_of, run, server_on, steps_plan
 

@@ -27,7 +27,7 @@ from methods.livar_math import (
     truncated,
 )
 from methods.regmean import regmean
-from raysim.assemble import model_spec
+from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.plan import choose_cohort

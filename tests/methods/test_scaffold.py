@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.scaffold import new_control, scaffold
-from raysim.assemble import check
+from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError
 from raysim.core.method import Method
 from raysim.engine.checkpoint import CheckpointStore

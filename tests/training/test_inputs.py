@@ -14,7 +14,8 @@ from PIL import Image
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop
 
-from raysim.assemble import check, input_transform, make_trainer, model_spec
+from raysim.build import input_transform, make_trainer, model_spec
+from raysim.check import check
 from raysim.config import Config
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import torch_generator

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.assemble import local_settings
+from raysim.build import local_settings
 from raysim.config import parse_config
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch

@@ -1,0 +1,121 @@
+"""What a configuration names: methods, metrics, class mappings, and what there is to know of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from methods import METHODS
+from raysim.config import Config, parse_options, read_config
+from raysim.config import nearest as nearest_name
+from raysim.core.errors import DataError, Fault
+from raysim.core.method import Method
+from raysim.training.metrics import METRICS, Metric
+
+#: Class mappings for external validation sets that come with the sources.
+MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
+
+
+def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
+    """Methods from their configuration: a name, or {name: {option: value}}; a name may be `module:function`."""
+    methods, faults = [], []
+    for index, item in enumerate(specs):
+        key = f"methods[{index}]"
+        if isinstance(item, dict) and len(item) == 1:
+            ((name, options),) = item.items()
+        else:
+            name, options = item, {}
+        if not isinstance(name, str) or not isinstance(options or {}, dict):
+            faults.append(Fault(key, f"must be a name or {{name: {{option: value}}}}, got {item!r}"))
+            continue
+        try:
+            make = find_method(name)
+        except LookupError as error:
+            faults.append(Fault(key, str(error)))
+            continue
+        try:
+            parsed, bad = parse_options(make, options or {}, f"{key}.{name}")
+            faults += bad
+            method = None if bad else make(**parsed)
+        except Exception as error:  # a method of the user's own may raise anything
+            faults.append(Fault(f"{key}.{name}", str(error)))
+            continue
+        if isinstance(method, Method):
+            methods.append(method)
+        elif not bad:
+            faults.append(
+                Fault(f"{key}.{name}", f"returned {type(method).__name__}; a method's function returns a Method")
+            )
+    return methods, faults
+
+
+def find_method(name: str) -> Callable[..., Method]:
+    """The function behind a method's name, or behind `module:function` for methods that live elsewhere.
+
+    Raises:
+      LookupError: there is none; says what is known.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        raise LookupError(
+            f"unknown method {name!r}. {nearest_name(name, list(METHODS))}; or module:function for your own"
+        )
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except Exception as error:  # whatever the module's own code raises
+        raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name, or behind `module:function` for one that lives elsewhere.
+
+    Raises:
+      LookupError: there is none; says what is known.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        raise LookupError(
+            f"unknown metric {name!r}. {nearest_name(name, list(METRICS))}; or module:function for your own"
+        )
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except Exception as error:  # whatever the module's own code raises
+        raise LookupError(f"cannot import metric {name!r}: {error}; is the module on the Python path?") from error
+
+
+def further_metrics(config: Config) -> dict[str, Metric]:
+    """The further metrics of the configuration; `module:function` is called by its function."""
+    return {name.rpartition(":")[2]: find_metric(name) for name in config.evaluation.metrics}
+
+
+def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
+    """(class of the set, class of the external set) pairs of a YAML file, or of a shipped one by its name.
+
+    Raises:
+      DataError: no such file, or not a mapping of a class to a list of classes.
+    """
+    shipped = {file.stem: file for file in sorted(MAPPINGS.glob("*.yaml"))}
+    path = shipped.get(name, Path(name))
+    if not path.is_file():
+        raise DataError(f"no such mapping {name!r}", "data.validation_set.external", nearest_name(name, list(shipped)))
+    classes = read_config(path)
+    if not classes or not all(isinstance(sources, list) and sources for sources in classes.values()):
+        raise DataError("not a mapping of classes to lists", str(path), "write it as `dog: [wolf, fox]`")
+    return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
+
+
+def describe(make: Callable[..., Any]) -> tuple[str, str]:
+    """(options, first line of the documentation) of a method's or a model's function."""
+    function = make.func if isinstance(make, partial) else make
+    signature = inspect.signature(make, eval_str=True)
+    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
+    shown = signature.replace(parameters=options, return_annotation=signature.empty)
+    return str(shown), (inspect.getdoc(function) or "").partition("\n")[0]
