@@ -7,9 +7,9 @@ from pathlib import Path
 
 import medmnist
 import pytest
-import raysim.check
 from safetensors.torch import save_file
 
+import raysim.check
 from raysim.build import model_spec
 from raysim.calibrate import plan_calibration
 from raysim.check import check, check_partition

@@ -1,0 +1,42 @@
+"""Where relative folders of a configuration begin."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from raysim.config.schema import Config
+
+#: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def home_folder() -> Path:
+    """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim-home in a Ray job, or the working directory.
+
+    A job's working directory is deleted after it, and with it every run that it held; so it is never the answer there.
+    """
+    home = os.environ.get("RAYSIM_HOME")
+    if home:
+        return Path(home).expanduser().absolute()
+    return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
+
+
+def located_root(root: str, name: str) -> str:
+    """`data.root`, absolute, for the set of that name; a URI stays as it is."""
+    if "://" in root:
+        return root
+    here = Path(root).expanduser().absolute()
+    return str(here if (here / name).is_dir() else home_folder() / Path(root).expanduser())
+
+
+def located(config: Config) -> Config:
+    """The configuration with absolute `storage` and `data.root`: nobody who changes directory later moves them.
+
+    A prepared set that was uploaded with a job is found in its working directory, all else below the home folder.
+    """
+    root = located_root(config.data.root, config.data.name)
+    storage = str(home_folder() / Path(config.storage).expanduser())
+    return config.model_copy(
+        update={"storage": storage, "data": config.data.model_copy(update={"root": root})},
+    )
