@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import time
 import traceback
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.core.errors import ClientError, MethodError, OutOfMemory
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, Vector
+from raysim.core.method import Batch, ClientView
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
 from raysim.engine.device_data import DeviceData
@@ -36,9 +35,9 @@ from raysim.engine.messages import (
     Vectors,
 )
 from raysim.engine.plan import ClientBlock, Phase
-from raysim.engine.transport import pack, readonly_tensor, unpack
+from raysim.engine.results import ENGINE, fold_vectors, map_updates, take_memory, take_reports, take_update
+from raysim.engine.transport import pack, unpack
 from raysim.engine.views import client_view
-from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
@@ -46,9 +45,6 @@ from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
 
 T = TypeVar("T")
-
-#: The engine's own namespace in client memory: personal (trained but not shared) leaves.
-ENGINE = "raysim"
 
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -168,13 +164,13 @@ class Trainer:
             )
         for view in views.values():
             view.num_steps = num_steps
-        peaks = {"update": self._write_update(vectors["update"][row], start)}
-        methods = self._report(phase, views, vectors, peaks, row)
+        peaks = {"update": take_update(vectors["update"][row], model.state, start, self.layout)}
+        methods, more = take_reports(phase, views, vectors, row, self.layout)
         if start._version != version:
             raise MethodError(
                 "a hook wrote to client.start", "its hooks", "work on a copy: other clients start from it too"
             )
-        kept = self._memory(phase, views)
+        kept = take_memory(phase, views, self.layout, model.state)
         report = ClientReport(
             client=client,
             block=block,
@@ -182,7 +178,7 @@ class Trainer:
             num_steps=num_steps,
             train_loss=mean_loss,
             seconds=0.0,
-            peaks=peaks,
+            peaks=peaks | more,
             counters={name: int(buffer) for name, buffer in model.counters.items()},
             methods=methods,
             personal=self._personal_accuracy(client) if self._personal and message.is_scored else None,
@@ -234,52 +230,6 @@ class Trainer:
             for method in current.phase.methods
         }
 
-    def _write_update(self, row: np.ndarray, start: Tensor) -> np.ndarray:
-        """Write model - start into a row [num_state]; (leaves,) its peaks."""
-        update = torch.from_numpy(row)
-        if self.device.type == "cpu":
-            torch.sub(self.model.state, start, out=update)
-        else:
-            update.copy_(torch.sub(self.model.state, start))
-        return self.layout.norms(update, math.inf).numpy()
-
-    def _report(
-        self, phase: Phase, views: Mapping[str, ClientView], vectors: Vectors, peaks: dict[str, np.ndarray], row: int
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """What methods report: small values go up at once; Vectors stay beside the update, their peaks go up."""
-        small: dict[str, dict[str, np.ndarray]] = {}
-        for method, reported in phase.stack.report(views).items():
-            small[method] = {}
-            for name, value in reported.items():
-                if not isinstance(value, Vector):
-                    small[method][name] = np.asarray(pack(value))
-                    continue
-                if value.value.shape != (self.layout.num_params,):
-                    raise MethodError(
-                        f"Vector {name!r} has shape {tuple(value.value.shape)}",
-                        f"report of {method}",
-                        "a Vector is [num_params]",
-                    )
-                key, count = f"{method}/{name}", len(vectors["update"])
-                target = vectors.setdefault(key, np.empty((count, self.layout.num_params), np.float32))
-                target[row] = value.value.detach().cpu().numpy()
-                peaks[key] = self.layout.norms(torch.from_numpy(target[row]), math.inf).numpy()
-        return small
-
-    def _memory(self, phase: Phase, views: Mapping[str, ClientView]) -> Packed:
-        """What the client keeps: packed; None where nothing is kept."""
-        memory: dict[str, Any] = {}
-        for method in phase.methods:
-            kept = views[method.name].memory
-            if kept and "client-memory" not in method.needs:
-                raise MethodError(f"{method.name} wrote client memory", "its hooks", 'declare needs={"client-memory"}')
-            if kept:
-                memory[method.name] = kept
-        if self._personal:
-            leaves = self.layout.views(self.model.state)
-            memory[ENGINE] = {leaf.name: leaves[leaf.name].clone() for leaf in self._personal}
-        return pack(memory) if memory else None
-
     def _personal_accuracy(self, client: int) -> np.ndarray:
         """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
 
@@ -318,25 +268,13 @@ class Trainer:
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
-    def fold(self, request: FoldRequest, shares: Sequence[Share], *vectors: Vectors) -> np.ndarray:
-        """(size,) float64: partial exact sum of a vector over some clients of some tasks."""
-        total: Tensor | None = None
-        grid = torch.from_numpy(request.constants.copy())
-        for share, arrays in zip(shares, vectors, strict=True):
-            total = fold(self.layout, _rows(arrays[request.vector], share.rows), unpack(share.weights), grid, total)
-        assert total is not None
-        return total.numpy()
+    def fold(self, request: FoldRequest, shares: Sequence[Share], *tasks: Vectors) -> np.ndarray:
+        """See `fold_vectors`."""
+        return fold_vectors(self.layout, request, shares, tasks)
 
-    def map_updates(self, request: MapRequest, shares: Sequence[Share], *vectors: Vectors) -> list[Packed]:
-        """function(update [num_params], shared) for every one of some clients of some tasks."""
-        shared, size = unpack(request.shared), self.layout.num_params
-        updates = [
-            update
-            for arrays, share in zip(vectors, shares, strict=True)
-            for update in _rows(arrays["update"], share.rows)
-        ]
-        # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
-        return [pack(request.function(update[:size].clone(), shared)) for update in updates]
+    def map_updates(self, request: MapRequest, shares: Sequence[Share], *tasks: Vectors) -> list[Packed]:
+        """See `results.map_updates`."""
+        return map_updates(self.layout, request, shares, tasks)
 
     def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
         """Score of a global model on a slice of a held-out set."""
@@ -409,11 +347,6 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _rows(array: np.ndarray, rows: np.ndarray) -> Tensor:
-    tensor = readonly_tensor(array)
-    return tensor if len(rows) == len(array) else tensor[torch.from_numpy(rows.copy())]
 
 
 def _to(value: Any, device: torch.device) -> Any:
