@@ -1,5 +1,4 @@
-"""The verbs: `raysim VERB`, or `python -m raysim VERB`. Exit status 0: done; 1: the run failed; 2: a fault in what the
-user gave; 128 + n: ended by signal n after a checkpoint."""
+"""The verbs. Exit status 0: done; 1: the run failed; 2: a fault in what the user gave; 128 + n: ended by signal n."""
 
 from __future__ import annotations
 
@@ -15,17 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
+from raysim.terminal import Progress, command_began, err, out, run_table, say, sweep_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from raysim.engine.metrics import RoundRecord
-    from raysim.tuning.outcome import Outcome
-    from raysim.tuning.plan import Sweep, SweepTrial
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
@@ -65,18 +60,10 @@ def run(
     from raysim.check import check
     from raysim.run import execute
 
-    began = _command_began()
+    began = command_began()
     progress = Progress(began)
     summary = execute(check(raw, config), on_start=progress.start, on_round=progress.round)
-    table = Table(title=f"{progress.folder.name if progress.folder else ''}: {_names(summary['methods'])}")
-    for column in ("round", "accuracy", ""):
-        table.add_column(column, justify="right")
-    if summary["accuracy"] is not None:
-        table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds'] - 1}")
-        table.add_row("best", f"{summary['best_accuracy']:.4f}", f"round {summary['best_round']}")
-        table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
-    table.add_row("seconds", f"{time.monotonic() - began:.1f}", f"{summary['seconds_per_round']:.2f} a round")
-    out.print(table)
+    out.print(run_table(progress.folder, summary, time.monotonic() - began))
     out.print(f"run directory: {progress.folder}")
     out.print(f"TensorBoard:   tensorboard --logdir {progress.folder}")
 
@@ -99,12 +86,12 @@ def tune(
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
     sweep = plan_sweep(raw, config, draws, is_scaled=is_scaled)
     try:
-        outcomes = run_sweep(sweep, _say)
+        outcomes = run_sweep(sweep, say)
     except SweepEnded as ended:
         err.print("stopped by a signal; the same command runs what is not finished")
         raise typer.Exit(128 + ended.signal_number) from ended
     write_results(sweep, outcomes)
-    out.print(_best(sweep, ranked(sweep, outcomes), outcomes))
+    out.print(sweep_table(sweep, ranked(sweep, outcomes), outcomes))
     for status in ("failed", "unfinished"):
         names = [name for name, found in outcomes.items() if found.status == status]
         for name in names[:10]:
@@ -135,7 +122,7 @@ def calibrate(
 
     raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
     planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
-    found = make(planned, _say, beside or [])
+    found = make(planned, say, beside or [])
     title = f"raw coefficients ({PUBLISHED}), base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}"
     table = Table(title=title)
     for column in ("", "I_B low", "I_B mid", "I_B high"):
@@ -151,32 +138,6 @@ def _with_own_name(raw: dict[str, Any], overrides: Sequence[str] | None) -> dict
     """A name from the command line is that of a scaled run, too."""
     is_named = any(override.startswith("name=") for override in overrides or ())
     return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if is_named and raw.get("scale") else raw
-
-
-def _say(line: str) -> None:
-    out.print(line, markup=False)
-    out.file.flush()
-
-
-def _best(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """The ten best trials by the sweep's metric."""
-    metric = sweep.base.tune.metric
-    done = sum(found.is_finished for found in outcomes.values())
-    table = Table(title=f"{sweep.folder.name}: best of {done} finished trials, of {len(outcomes)}")
-    every = [found.labels for found in outcomes.values()]
-    names = [name for name in every[0] if len({repr(labels.get(name)) for labels in every}) > 1] or list(every[0])
-    for column in (*names, metric, "best round", "seconds", ""):
-        table.add_column(column, justify="left" if column in names else "right")
-    for trial in trials[:10]:
-        found = outcomes[trial.name]
-        numbers = [f"{found.score:.4f}", str(found.best_round), f"{found.seconds:.1f}"]
-        status = "" if found.status == "completed" else found.status
-        table.add_row(*(_short(found.labels.get(name, "")) for name in names), *numbers, status)
-    return table
-
-
-def _short(label: object) -> str:
-    return f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
 @app.command()
@@ -411,55 +372,6 @@ def doctor(
         is_good = is_good and is_ok
     if not is_good:
         raise typer.Exit(1)
-
-
-class Progress:
-    """A live line on a terminal; elsewhere a plain line a round, at most a hundred in all."""
-
-    def __init__(self, began: float):
-        self._began, self._rounds_began = began, began
-        self.folder: Path | None = None
-        self._first, self._total = 0, 0
-        self._accuracy = ""
-
-    def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
-        self.folder, self._first, self._total = folder, first_round, num_rounds
-        self._rounds_began = time.monotonic()
-        where = f"resuming at round {first_round} of" if first_round else "running"
-        out.print(f"{where} {num_rounds} rounds in {folder} ({self._rounds_began - self._began:.1f} s to start)")
-
-    def round(self, record: RoundRecord) -> None:
-        number = record.round_index + 1
-        if "server/accuracy" in record.metrics:
-            self._accuracy = f"accuracy {record.metrics['server/accuracy']:.4f}  "
-        spent = time.monotonic() - self._rounds_began
-        left = spent / (number - self._first) * (self._total - number)
-        loss = f"loss {record.metrics['train/loss']:.4f}"
-        count = f"{number:>{len(str(self._total))}}/{self._total}"
-        line = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
-        is_last = number == self._total
-        if out.is_terminal:
-            out.print(line, end="\n" if is_last else "\r")
-        elif is_last or number % max(1, self._total // 100) == 0:
-            out.print(line)
-            out.file.flush()
-
-
-def _command_began() -> float:
-    """When this process started, on the clock of time.monotonic: the user waits for Python and PyTorch as well."""
-    import psutil
-
-    return time.monotonic() - (time.time() - psutil.Process().create_time())
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _names(specs: list[str | dict[str, object]]) -> str:
-    return " + ".join(next(iter(item)) if isinstance(item, dict) else item for item in specs) or "fedavg"
 
 
 def main() -> None:

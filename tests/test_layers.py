@@ -54,7 +54,7 @@ ROOTS = {
     "raysim/report/build.py",
 }
 ROOTS |= {"raysim/calibrate.py", "raysim/partitions.py"}
-ROOTS |= TUNING
+ROOTS |= TUNING | {"raysim/terminal.py"}
 
 
 def imports(path: Path) -> set[str]:

@@ -1,0 +1,108 @@
+"""What the terminal shows: lines, progress and tables."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from raysim.engine.metrics import RoundRecord
+    from raysim.tuning.outcome import Outcome
+    from raysim.tuning.plan import Sweep, SweepTrial
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    out.print(line, markup=False)
+    out.file.flush()
+
+
+def sweep_table(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
+    """The ten best trials by the sweep's metric."""
+    metric = sweep.base.tune.metric
+    done = sum(found.is_finished for found in outcomes.values())
+    table = Table(title=f"{sweep.folder.name}: best of {done} finished trials, of {len(outcomes)}")
+    every = [found.labels for found in outcomes.values()]
+    names = [name for name in every[0] if len({repr(labels.get(name)) for labels in every}) > 1] or list(every[0])
+    for column in (*names, metric, "best round", "seconds", ""):
+        table.add_column(column, justify="left" if column in names else "right")
+    for trial in trials[:10]:
+        found = outcomes[trial.name]
+        numbers = [f"{found.score:.4f}", str(found.best_round), f"{found.seconds:.1f}"]
+        status = "" if found.status == "completed" else found.status
+        table.add_row(*(_short(found.labels.get(name, "")) for name in names), *numbers, status)
+    return table
+
+
+def _short(label: object) -> str:
+    return f"{label:.6g}" if isinstance(label, float) else str(label)
+
+
+def run_table(folder: Path | None, summary: Mapping[str, Any], seconds: float) -> Table:
+    """The accuracies of a finished run."""
+    table = Table(title=f"{folder.name if folder else ''}: {_names(summary['methods'])}")
+    for column in ("round", "accuracy", ""):
+        table.add_column(column, justify="right")
+    if summary["accuracy"] is not None:
+        table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds'] - 1}")
+        table.add_row("best", f"{summary['best_accuracy']:.4f}", f"round {summary['best_round']}")
+        table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
+    table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_per_round']:.2f} a round")
+    return table
+
+
+class Progress:
+    """A live line on a terminal; elsewhere a plain line a round, at most a hundred in all."""
+
+    def __init__(self, began: float):
+        self._began, self._rounds_began = began, began
+        self.folder: Path | None = None
+        self._first, self._total = 0, 0
+        self._accuracy = ""
+
+    def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
+        self.folder, self._first, self._total = folder, first_round, num_rounds
+        self._rounds_began = time.monotonic()
+        where = f"resuming at round {first_round} of" if first_round else "running"
+        out.print(f"{where} {num_rounds} rounds in {folder} ({self._rounds_began - self._began:.1f} s to start)")
+
+    def round(self, record: RoundRecord) -> None:
+        number = record.round_index + 1
+        if "server/accuracy" in record.metrics:
+            self._accuracy = f"accuracy {record.metrics['server/accuracy']:.4f}  "
+        spent = time.monotonic() - self._rounds_began
+        left = spent / (number - self._first) * (self._total - number)
+        loss = f"loss {record.metrics['train/loss']:.4f}"
+        count = f"{number:>{len(str(self._total))}}/{self._total}"
+        line = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
+        is_last = number == self._total
+        if out.is_terminal:
+            out.print(line, end="\n" if is_last else "\r")
+        elif is_last or number % max(1, self._total // 100) == 0:
+            out.print(line)
+            out.file.flush()
+
+
+def command_began() -> float:
+    """When this process started, on the clock of time.monotonic: the user waits for Python and PyTorch as well."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _names(specs: list[str | dict[str, object]]) -> str:
+    return " + ".join(next(iter(item)) if isinstance(item, dict) else item for item in specs) or "fedavg"

@@ -1,0 +1,18 @@
+"""The house stays readable: no file or class that does not fit in the head."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.structure import CLASS_LINES, FILE_LINES, ROOT, code_lines, sources, too_long
+
+
+def test_no_file_or_class_is_too_long():
+    files = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in sources()}
+    assert not {name: count for name, count in files.items() if count > FILE_LINES}
+    assert not too_long((ast.ClassDef,), CLASS_LINES)
+
+
+def test_code_lines_leave_out_blanks_comments_and_docstrings():
+    text = '"""One.\n\nTwo."""\n\nx = 1  # why\n\n\ndef f():\n    """Doc."""\n    # no code\n    return """a\nb"""\n'
+    assert code_lines(text) == 4
