@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from methods.livar_math import (
-    TABLES,
     Adapter,
     Reduction,
     adapters_of,
     class_variances,
     layer_coefficients,
-    plain_table,
     reduced,
     row_weights,
     stacked,
@@ -25,7 +23,7 @@ from methods.livar_math import (
 from methods.moments import Features, local_features, one_thread
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
-from raysim.core.options import FromFile, warn_of_ignored
+from raysim.core.options import warn_of_ignored
 from raysim.core.weights import Weights, normalised
 
 
@@ -35,9 +33,7 @@ def livar(
     layers: Literal["importance", "examples"] = "importance",
     importance: Reduction = "abs_of_sum",
     accumulate: Literal["run", "round"] = "run",
-    table: Annotated[
-        Literal["released", "paper"] | list[list[float]] | dict[str, Any], FromFile(plain_table, tuple(TABLES))
-    ] = "released",
+    table: Literal["released", "paper"] | list[list[float]] | dict[str, Any] = "released",
     variance: Literal["correct", "all", "released"] = "correct",
     next: Literal["factors", "svd"] = "factors",
     evaluate: Literal["merged", "code", "factors"] = "merged",
@@ -59,8 +55,8 @@ def livar(
         precision, which changes on the way, so that steps count by it; here it does not.
       accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
         in every round.
-      table: the released code's constants, or the paper's; three rows of your own; or the path of a file that
-        `raysim calibrate` wrote, which has the cuts too (in the run's configuration its content takes its place).
+      table: the released code's constants, or the paper's; three rows of your own; or a mapping of table
+        and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`.
       variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
         all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
         learnt; the head's weights are then the same in every round, and a class without two examples at any client

@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file
 
 from methods.livar_calibration import Rows, calibration, explain, gram, rows_of_run, target_coefficients, together
-from methods.livar_math import TABLES
+from methods.livar_math import TABLES, plain_table
 from raysim.build import Plan
 from raysim.check import check
 from raysim.config import CalibrateGroup, Config, located, parse_config
@@ -233,7 +233,7 @@ def _target(factors: Sequence[torch.Tensor], settings: CalibrateGroup) -> np.nda
 
 
 def calibrate(found: Calibration, say: Callable[[str], None], beside: Sequence[Path] = ()) -> dict[str, Any]:
-    """Run, fit, explain, and write `calibration.json`, `rows.csv`, pictures and TensorBoard events into the folder.
+    """Run, fit, explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
     With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
 
@@ -262,6 +262,12 @@ def calibrate(found: Calibration, say: Callable[[str], None], beside: Sequence[P
     result = calibration(rows, explained, (group.cuts_a, group.cuts_b))
     result["settings"] = group.model_dump(mode="json")
     write_file(found.file, (json.dumps(result, indent=1) + "\n").encode())
+    try:
+        text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)
+        note = "# LIVAR with this table: the `base:` of a run's file.\n"
+        write_file(found.file.with_suffix(".yaml"), f"{note}{text}".encode())
+    except ValueError as error:
+        say(f"no YAML of this table, which livar cannot use ({error})")
     write_file(found.folder / f"rows{found.suffix}.csv", _csv(rows, [pair.name for pair in found.pairs]).encode())
     _draw(found, {found.folder.name: result, **others}, rows.coefficients, explained.predictions)
     return result

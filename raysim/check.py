@@ -26,14 +26,13 @@ from raysim.data.partition import SCHEMES
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.find import build_methods, describe, find_method, find_metric, read_mapping
+from raysim.find import build_methods, describe, find_metric, read_mapping
 from raysim.models import (
     ModelSpec,
     find_architecture,
     head_of,
     try_model,
 )
-from raysim.option_files import read_option_files
 from raysim.resources import check_resources
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
@@ -49,14 +48,10 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
     Raises:
       ConfigError: with every fault found.
     """
-    specs: Any = raw.get("methods")
-    file_faults: list[Fault] = []
-    if isinstance(specs, list):
-        specs, file_faults = read_option_files(specs, find_method)
-        raw = {**raw, "methods": specs}
+    specs = raw.get("methods")
     config, faults = parse_config(raw)
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
-    faults += file_faults + method_faults
+    faults += method_faults
     if config is None:  # what is sound is still checked, with defaults for what is not
         config, _ = parse_config(_without(raw, faults))
     if config is None:

@@ -140,7 +140,8 @@ def test_forest_with_the_number_of_examples_leaves_the_table_alone(calibrated, t
     new = set(after) - set(before)
     (events,) = (name for name in new if name.startswith("events."))
     assert new - {events} == {
-        "calibration_count.json", "rows_count.csv", "shap_count.png", "table_count.png", "prediction_count.png"
+        "calibration_count.json", "calibration_count.yaml", "rows_count.csv",
+        "shap_count.png", "table_count.png", "prediction_count.png",
     }  # fmt: skip
     assert set(json.loads(after["calibration_count.json"])["curves"]) == {
         "importance_a", "importance_b", "num_examples"
@@ -169,17 +170,13 @@ def test_finished_runs_of_another_configuration_are_refused(calibrated):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-def test_livar_runs_with_the_table_of_a_file_which_its_configuration_then_holds(calibrated, root, monkeypatch):
+def test_livar_runs_with_the_table_of_the_yaml_that_a_calibration_writes(calibrated, root, tmp_path):
     folder, _ = calibrated
-    monkeypatch.chdir(folder.parent)
-    plan = lora_plan(root, [{"livar": {"table": "c/calibration.json"}}], cohort={"size": 3}, rounds=1)
+    (tmp_path / "mine.yaml").write_text(f"base: {folder / 'calibration.yaml'}\nrounds: 1\n")
+    methods = read_config(tmp_path / "mine.yaml")["methods"]
     found = json.loads((folder / FILE).read_text())
-    content = {"table": found["table"], "cuts": found["cuts"]}
-    assert plan.config.methods == [{"livar": {"table": content}}]
-    mine = run(plan, root).params_sha256()
-    monkeypatch.chdir(root)  # nothing looks for the file any more
-    again = lora_plan(root, plan.config.methods, cohort={"size": 3}, rounds=1)
-    assert run(again, root).params_sha256() == mine
+    assert methods == [{"livar": {"table": {"table": found["table"], "cuts": found["cuts"]}}}]
+    mine = run(lora_plan(root, methods, cohort={"size": 3}, rounds=1), root).params_sha256()
     released = lora_plan(root, ["livar"], cohort={"size": 3}, rounds=1)
     assert run(released, root).params_sha256() != mine
 
@@ -187,20 +184,15 @@ def test_livar_runs_with_the_table_of_a_file_which_its_configuration_then_holds(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "neither released or paper nor a file"),
-        ("{", "cannot be used"),
-        ("[1, 2]", "holds a mapping"),
-        ('{"table": [[1, 2], [3, 4]]}', "3 rows of 3 numbers"),
+        ("t.json", "must be a list or a mapping or released or paper"),
+        ({"table": [[1, 2], [3, 4]]}, "3 rows of 3 numbers"),
     ],
 )
-def test_missing_and_malformed_tables_are_one_fault_each(content, words, root, tmp_path):
-    path = tmp_path / "t.json"
-    if content is not None:
-        path.write_text(content)
+def test_malformed_tables_are_one_fault_each(content, words, root):
     with pytest.raises(ConfigError) as caught:
-        lora_plan(root, [{"livar": {"table": str(path)}}])
+        lora_plan(root, [{"livar": {"table": content}}])
     (fault,) = caught.value.faults
-    assert fault.key == "methods[0].livar.table"
+    assert fault.key.startswith("methods[0].livar")
     assert words in fault.message
 
 

@@ -59,9 +59,13 @@ def unique_errors(errors: Sequence[Any]) -> list[Any]:
 
 def _is_tag(part: Any) -> bool:
     return isinstance(part, str) and (
-        part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "dict[", "constrained", "function"))
+        part in {"int", "float", "str", "bool"}
+        or part.startswith(("literal[", "list[", "dict[", "constrained", "function"))
     )
 
+
+#: What values of a generic type are called; all others that stand beside words are numbers.
+KINDS: dict[Any, str] = {list: "a list", dict: "a mapping"}
 
 #: pydantic's type of an error -> the sentence; ctx holds its bounds.
 SENTENCES = {
@@ -86,8 +90,9 @@ def fault_of(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
     value, hint, choices = error.get("input"), _hint(field), _choices(field)
     if field is not None and choices and error["type"] not in ("greater_than", "greater_than_equal"):
         members = [part for part in get_args(field.annotation) if part not in (type(None), *choices)]
-        number = "a number or " if any(get_origin(part) is not Literal for part in members) else ""
-        return Fault(key, f"must be {number}{' or '.join(choices)}, got {value!r}{hint}")
+        origins = [get_origin(part) for part in members if get_origin(part) is not Literal]
+        kinds = dict.fromkeys(KINDS.get(origin, "a number") for origin in origins)
+        return Fault(key, f"must be {' or '.join([*kinds, *choices])}, got {value!r}{hint}")
     if error["type"] == "extra_forbidden":
         return Fault(key, f"unknown key. {nearest(str(error['loc'][-1]), list(owner.model_fields))}")
     if error["type"] in SENTENCES:
