@@ -196,7 +196,7 @@ def prepare(
     from rich.progress import Progress as Bar
 
     from raysim.config import home_folder
-    from raysim.data.reading import Options, map_in_threads
+    from raysim.data.reader_api import Options, map_in_threads
     from raysim.data.sources import SOURCES, set_path
     from raysim.data.sources import prepare as convert
 

@@ -28,7 +28,7 @@ from raysim.check import check
 from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.files import write_file
-from raysim.models.weights import read_weights
+from raysim.models.pretrained import read_weights
 from raysim.run import changes, execute
 from raysim.run_folder import RunFolder
 

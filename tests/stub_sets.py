@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.config import read_config
 from raysim.data.arrow import SPLITS, SetInfo
-from raysim.data.shares import whole
+from raysim.data.dirichlet import whole
 from raysim.data.sources import set_path
 
 NUMBERS = read_config(Path(__file__).with_suffix(".yaml"))

@@ -14,7 +14,7 @@ import yaml
 from raysim.calibrate import calibrate, plan_calibration
 from raysim.check import check
 from raysim.config import parse_config, read_config
-from raysim.data.reading import Options
+from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, find_architecture

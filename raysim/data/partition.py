@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.shares import check_enough, cut, cut_capped, fill, multinomial, redraw, whole
+from raysim.data.dirichlet import check_enough, cut, cut_capped, fill, multinomial, redraw, whole
 
 #: on_drawn(number of the draw that succeeded, from 1), of the schemes that draw again until every client has enough.
 OnDrawn = Callable[[int], None]

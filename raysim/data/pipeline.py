@@ -14,7 +14,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.federation import ShardTask, write_shard
-from raysim.data.reading import Work
+from raysim.data.reader_api import Work
 
 
 def write_with_ray_data(tasks: list[ShardTask]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows, check_range, in_batches
-from raysim.data.reading import PARTS, Contents, Request, damaged, need, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, damaged, need, split_codes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows
-from raysim.data.reading import Contents, Request
+from raysim.data.reader_api import Contents, Request
 
 Plane = np.ndarray  # (n, size, size) float32
 

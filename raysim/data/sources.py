@@ -26,6 +26,8 @@ from pathlib import Path
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, ImageSet, SetInfo, describe, write_set
+from raysim.data.arrow_tables import read_table
+from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.readers import (
     read_cifar,
     read_cifar10_1,
@@ -35,9 +37,7 @@ from raysim.data.readers import (
     read_npz,
     read_stl10,
 )
-from raysim.data.reading import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
-from raysim.data.tables import read_table
 from raysim.data.trees import (
     read_cub200,
     read_domains,

@@ -17,7 +17,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows
-from raysim.data.reading import PARTS, Contents, Request, damaged, need, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, damaged, need, split_codes
 
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 

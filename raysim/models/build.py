@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
 from raysim.models.lora import add_lora
+from raysim.models.pretrained import load_weights, pretrained_weights
 from raysim.models.registry import find_architecture
-from raysim.models.weights import load_weights, pretrained_weights
 
 
 def _construct(spec: ModelSpec) -> nn.Module:

@@ -18,8 +18,8 @@ from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data import partition, shares
 from raysim.data.describe import label_entropy, partition_table
+from raysim.data.dirichlet import cut_capped
 from raysim.data.partition import SCHEMES
-from raysim.data.shares import cut_capped
 from raysim.pictures import class_picture
 
 ALL = [(scheme, form) for scheme, forms in SCHEMES.items() for form in forms]

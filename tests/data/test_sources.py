@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from raysim.__main__ import app
 from raysim.core.errors import DataError
-from raysim.data import reading, sources
+from raysim.data import reader_api, sources
 from raysim.data.arrow import Batch, ImageSet, describe, in_batches, write_set
-from raysim.data.reading import Options
+from raysim.data.reader_api import Options
 from raysim.data.shapes import SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import SOURCES, prepare, set_path
 
@@ -460,7 +460,7 @@ def test_decoding_in_parallel_or_on_ray_data_gives_the_same_bytes(tmp_path, monk
     monkeypatch.setattr("raysim.data.arrow.BATCH_BYTES", 10 * 12 * 3 * 4)  # 4 images a batch
     images, labels = class_tree(tmp_path / "files", [f"class {i}" for i in range(5)], each=5)
     written = []
-    for out, how in (("serial", map), ("threads", reading.map_in_threads), ("ray", map_with_ray_data)):
+    for out, how in (("serial", map), ("threads", reader_api.map_in_threads), ("ray", map_with_ray_data)):
         source, _, _ = prepared("folder", tmp_path / "files", tmp_path / out, parallel_map=how)
         same(source, images, labels)
         written.append([source.path.read_bytes(), describe(source.path).read_bytes()])
@@ -639,7 +639,7 @@ def test_shapes_can_be_learned_from_pixels_and_styles_differ():
 def test_the_example_of_adding_a_set_works(tmp_path, monkeypatch):
     text = sources.__doc__.split("official test images:\n")[1].split("Then `raysim")[0]
     monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
-    exec(textwrap.dedent(text), vars(sources) | {"np": np, "need": reading.need, "in_batches": in_batches})
+    exec(textwrap.dedent(text), vars(sources) | {"np": np, "need": reader_api.need, "in_batches": in_batches})
     images, labels = pixels(1200, 4, 5), np.arange(1200) % 2
     np.save(tmp_path / "scans.npy", images)
     np.save(tmp_path / "grades.npy", labels)
@@ -708,7 +708,7 @@ def test_source_checksum_follows_names_and_contents(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     files = [tmp_path / "a", tmp_path / "b"]
-    first = reading.files_checksum(files)
-    assert first == reading.files_checksum(files) != reading.files_checksum(files[::-1])
+    first = reader_api.files_checksum(files)
+    assert first == reader_api.files_checksum(files) != reader_api.files_checksum(files[::-1])
     (tmp_path / "b").write_bytes(b"3")
-    assert reading.files_checksum(files) != first
+    assert reader_api.files_checksum(files) != first

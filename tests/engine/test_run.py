@@ -26,7 +26,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from raysim.build import make_server, make_trainer
 from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError, OutOfMemory, RaysimError, RunExists
-from raysim.data.reading import Options
+from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.messages import Snapshot

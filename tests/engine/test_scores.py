@@ -13,7 +13,7 @@ from raysim.build import open_federation, sizes_of
 from raysim.check import check
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.reading import Options
+from raysim.data.reader_api import Options
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.plan import ClientBlock

@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows, check_range, describe
-from raysim.data.reading import PARTS, Contents, Request, damaged, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, damaged, split_codes
 from raysim.data.trees import decode
 
 
