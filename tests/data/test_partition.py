@@ -16,7 +16,7 @@ from scipy.stats import chi2, chi2_contingency
 from raysim.config import FORMS, PartitionGroup
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.data import partition, shares
+from raysim.data import dirichlet, partition
 from raysim.data.describe import label_entropy, partition_table
 from raysim.data.dirichlet import cut_capped
 from raysim.data.partition import SCHEMES
@@ -46,7 +46,7 @@ def divide(scheme, labels, clients, form=None, seed=0, **options):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     """One second for draws that do not succeed."""
-    monkeypatch.setattr(shares, "MAX_S", 1.0)
+    monkeypatch.setattr(dirichlet, "MAX_S", 1.0)
 
 
 def class_counts(labels, parts, classes=10):
@@ -146,7 +146,9 @@ def test_draws_at_once_are_the_draws_one_by_one():
         count = 1
         while (wanted := partition.cut(totals, 13, 0.1, slow)).sum(axis=0).min() < 30:
             count += 1
-        found = shares.redraw(shares.cut, labels, 13, rng=fast, alpha=0.1, min_samples=30, on_drawn=numbers.append)
+        found = dirichlet.redraw(
+            dirichlet.cut, labels, 13, rng=fast, alpha=0.1, min_samples=30, on_drawn=numbers.append
+        )
         assert (found == wanted).all()
         assert numbers == [count]
         assert count > 10
@@ -155,7 +157,7 @@ def test_draws_at_once_are_the_draws_one_by_one():
 
 def test_fedvgs_most_heterogeneous_partition_is_found_and_keeps_its_number(monkeypatch):
     # CIFAR-10, 100 clients, alpha 0.05, at least 10 each, all 60,000 rows (split inside the clients), seed 0 of the recipe.
-    monkeypatch.setattr(shares, "MAX_S", 60.0)
+    monkeypatch.setattr(dirichlet, "MAX_S", 60.0)
     labels = np.repeat(np.arange(10), 6000)
     numbers = []
     rng = numpy_generator(derive_seed(0, "partition"))
@@ -167,12 +169,12 @@ def test_fedvgs_most_heterogeneous_partition_is_found_and_keeps_its_number(monke
 
 def test_hopeless_draws_are_given_up_early_and_long_ones_after_their_time(monkeypatch):
     labels = np.arange(5000) % 10
-    monkeypatch.setattr(shares, "MAX_S", 0.2)
+    monkeypatch.setattr(dirichlet, "MAX_S", 0.2)
     began = time.thread_time()
     with pytest.raises(DataError, match="no draw of"):  # one draw in a million, say: not hopeless, but long
         divide("dirichlet", labels, 20, alpha=0.05, min_samples=100)
     assert 0.2 <= time.thread_time() - began < 2
-    monkeypatch.setattr(shares, "MAX_S", 1000.0)
+    monkeypatch.setattr(dirichlet, "MAX_S", 1000.0)
     with pytest.raises(DataError, match="no draw of"):
         divide("dirichlet", labels, 200, alpha=0.001, min_samples=10)
 
