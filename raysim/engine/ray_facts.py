@@ -1,6 +1,6 @@
 """What `raysim doctor` asks Ray: the nodes of a running cluster, its dashboard, and what a job's upload would hold.
 
-Apart from `ray_runtime.py` because nothing here runs a federation, and because it looks into Ray's own packaging.
+Apart from `engine/ray` because nothing here runs a federation, and because it looks into Ray's own packaging.
 """
 
 from __future__ import annotations
