@@ -1,6 +1,6 @@
 """The exact fold: a weighted sum of client updates whose bits do not depend on order or grouping.
 
-Every weighted contribution is rounded once, in float64, to a grid that all contributions to that leaf share; sums of
+Every weighted contribution is rounded by itself, to float64 and then to a grid that all contributions to that leaf share; sums of
 numbers on one grid that stay below 2^53 grid steps are exact, so addition becomes associative (pre-rounding,
 Demmel and Nguyen 2013, "Fast Reproducible Floating-Point Summation"). The grid of a leaf is a power of two derived from
 the weights and from the largest absolute update of each client, so any partial sums, formed anywhere, merge by `+`.
