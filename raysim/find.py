@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config
@@ -15,6 +15,8 @@ from raysim.config import nearest as nearest_name
 from raysim.core.errors import DataError, Fault
 from raysim.core.method import Method
 from raysim.training.metrics import METRICS, Metric
+
+T = TypeVar("T")
 
 #: Class mappings for external validation sets that come with the sources.
 MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
@@ -54,41 +56,32 @@ def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
 
 
 def find_method(name: str) -> Callable[..., Method]:
-    """The function behind a method's name, or behind `module:function` for methods that live elsewhere.
-
-    Raises:
-      LookupError: there is none; says what is known.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    module_name, colon, function = name.partition(":")
-    if not colon:
-        raise LookupError(
-            f"unknown method {name!r}. {nearest_name(name, list(METHODS))}; or module:function for your own"
-        )
-    try:
-        return getattr(importlib.import_module(module_name), function)
-    except Exception as error:  # whatever the module's own code raises
-        raise LookupError(f"cannot import method {name!r}: {error}; is the module on the Python path?") from error
+    """The function behind a method's name; raises as `find`."""
+    return find(name, METHODS, "method")
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name, or behind `module:function` for one that lives elsewhere.
+    """The metric of that name; raises as `find`."""
+    return find(name, METRICS, "metric")
+
+
+def find(name: str, known: Mapping[str, T], kind: str) -> T:
+    """What a name stands for, or what `module:function` names where it is the user's own.
 
     Raises:
       LookupError: there is none; says what is known.
     """
-    if name in METRICS:
-        return METRICS[name]
+    if name in known:
+        return known[name]
     module_name, colon, function = name.partition(":")
     if not colon:
         raise LookupError(
-            f"unknown metric {name!r}. {nearest_name(name, list(METRICS))}; or module:function for your own"
+            f"unknown {kind} {name!r}. {nearest_name(name, list(known))}; or module:function for your own"
         )
     try:
         return getattr(importlib.import_module(module_name), function)
     except Exception as error:  # whatever the module's own code raises
-        raise LookupError(f"cannot import metric {name!r}: {error}; is the module on the Python path?") from error
+        raise LookupError(f"cannot import {kind} {name!r}: {error}; is the module on the Python path?") from error
 
 
 def further_metrics(config: Config) -> dict[str, Metric]:

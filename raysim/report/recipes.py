@@ -9,22 +9,12 @@ from typing import Any
 
 from raysim.config import Config, read_config
 from raysim.report.published import FOLDER, Label, Published, canonical, match, number, published
-from raysim.report.runs import Run, flatten, labels_of, settings
+from raysim.report.runs import ABOUT, Run, flatten, labels_of, settings
 from raysim.sweep import grid
 
 #: Groups and keys that move no result, or only its last bits.
 ASIDE = (
-    "name",
-    "storage",
-    "resume",
-    "checkpoint",
-    "resources",
-    "labels",
-    "report",
-    "tune",
-    "scale",
-    "calibrate",
-    "seed",
+    *ABOUT,
     "data.root",
     "model.channels_last",
     "evaluation.batch_size",

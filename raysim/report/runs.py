@@ -20,8 +20,8 @@ from raysim.run_folder import RunFolder
 #: Files of which a run directory has at least one, from its first second on.
 MARKS = ("config.yaml", "COMPLETED", "FAILED")
 
-#: Keys and groups that tell nothing about what a run is.
-SILENT = (
+#: Groups and keys that say where and how a run is made, and not what it is.
+ABOUT = (
     "name",
     "storage",
     "resume",
@@ -33,8 +33,9 @@ SILENT = (
     "scale",
     "calibrate",
     "seed",
-    "methods",
 )
+#: Keys and groups that tell nothing about what a run is, or have a label of their own.
+SILENT = (*ABOUT, "methods")
 SILENT_KEYS = ("data.root", "data.name", "model.name")
 
 
