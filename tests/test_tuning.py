@@ -282,16 +282,17 @@ def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
 def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_cluster):
     """Half of the cluster's CPUs are taken: a trial that sized or placed its pool by the cluster would never start."""
     resources = {"backend": "ray", "trainers": "auto", "gpus_per_trainer": 0.5, "cpus_per_trainer": 0.5}
-    space = {"resources.trainers": {"grid_search": ["auto", 2]}}
-    sweep = a_sweep(root, tmp_path, space, {"max_concurrent": 1}, resources=resources)
+    # Two seeds: trials that differ in their trainers alone would run once.
+    cases = {"auto": {"resources.trainers": "auto"}, "two": {"resources.trainers": 2, "seed": 4}}
+    sweep = a_sweep(root, tmp_path, {"case": {"grid_search": cases}}, {"max_concurrent": 1}, resources=resources)
     outcomes, _ = run(sweep)
     assert {found.status for found in outcomes.values()} == {"completed"}, outcomes
     for trial, trainers in zip(sweep.trials, (1, 2), strict=True):
         environment = json.loads((sweep.folder / trial.name / "env.json").read_text())
         assert environment["resources"]["trainers"] == trainers
         assert environment["resources"]["gpus_per_trainer"] == 0.5
-    expected = digest_of_run({**sweep.trials[0].raw, "resources": {"backend": "serial"}}, tmp_path)
-    assert {digest(sweep.folder / trial.name) for trial in sweep.trials} == {expected}
+        expected = digest_of_run({**trial.raw, "resources": {"backend": "serial"}}, tmp_path / trial.name)
+        assert digest(sweep.folder / trial.name) == expected
     wait_for(lambda: is_all_free(ray_cluster))
 
 
