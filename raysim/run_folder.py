@@ -21,14 +21,17 @@ from raysim.core.errors import RunExists
 from raysim.files import replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
-MARKS: tuple[Mark, ...] = ("COMPLETED", "STOPPED", "FAILED")
+Name = Literal["completed", "stopped", "failed", "unfinished"]
+
+#: File that marks an end -> what the run then is called; the first one that is there counts.
+MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}
 
 
 @dataclass(frozen=True)
 class Status:
     """What a run directory says of its run; message: the first line of a STOPPED or FAILED file."""
 
-    name: Literal["completed", "stopped", "failed", "unfinished"]
+    name: Name
     message: str = ""
 
     @property
@@ -61,11 +64,11 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        for mark in MARKS:
+        for mark, name in MARKS.items():
             path = self.path / mark
             if path.exists():
                 lines = path.read_text(errors="replace").strip().splitlines()
-                return Status(mark.lower(), lines[0] if lines else "")  # type: ignore[arg-type]  # one of the names
+                return Status(name, lines[0] if lines else "")
         return Status("unfinished")
 
     def mark(self, mark: Mark, message: str = "") -> None:
