@@ -23,7 +23,7 @@ test: setup
 
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it.
-NUMERIC := tests/core tests/methods tests/training tests/test_lora.py
+NUMERIC := tests/core tests/methods tests/training tests/models/test_lora.py
 
 test-cpu-default: setup
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 $(NUMERIC)
@@ -32,7 +32,7 @@ test-cpu-avx2: setup
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 $(NUMERIC)
 
 test-cpus: test-cpu-default test-cpu-avx2
-	$(BIN)/python -m pytest -n 2 -p tests.rounding -k matches $(NUMERIC)
+	$(BIN)/python -m pytest -n 2 -p tests.support.rounding -k matches $(NUMERIC)
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster

@@ -57,7 +57,7 @@ def ray_pools(swap_pools, root):
 
     from raysim.build import make_trainer
     from raysim.engine.ray.pool import RayPool
-    from tests.helpers import recipe_of
+    from tests.support.federations import recipe_of
 
     def pools(plan):
         recipe = recipe_of(plan, root)

@@ -18,7 +18,7 @@ from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import describe, in_batches, write_set
 from raysim.data.sources import set_path
 from raysim.models import MODELS
-from tests.helpers import plan_of, raw_config
+from tests.support.federations import plan_of, raw_config
 
 PROJECT = Path(__file__).parent.parent
 
@@ -88,7 +88,7 @@ def test_single_faults(root, tmp_path):
 def test_what_only_building_shows_is_a_fault_too(root, tmp_path):
     for width in (0, -3):
         assert "width and hidden must be >= 1" in faults_of(raw_config(root, model={"width": width}))["model"]
-    for name in ("json:dumps", "tests.toys:no_method", "tests.no_module:x"):
+    for name in ("json:dumps", "tests.support.toys:no_method", "tests.no_module:x"):
         assert any(key.startswith("methods[0]") for key in faults_of(raw_config(root, [name])))
     assert "cannot write there" in faults_of(raw_config(root, data={"root": "/proc/nothing"}))["data"]
     assert "inside storage" in faults_of(raw_config(root, name="../x"))["name"]

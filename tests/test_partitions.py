@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from raysim.__main__ import app
 from raysim.core.errors import DataError
 from raysim.partitions import partitions
-from tests.helpers import raw_config
+from tests.support.federations import raw_config
 
 
 def a_sweep(root, **space):

@@ -16,7 +16,7 @@ import yaml
 from raysim.engine.simulation import Interrupted
 from raysim.run import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
-from tests.helpers import plan_of, raw_config
+from tests.support.federations import plan_of, raw_config
 
 PROJECT = Path(__file__).parent.parent
 

@@ -86,7 +86,7 @@ def test_exit_status_of_the_job_follows_the_run(cluster, clone):
     assert "3 faults in configs/quickstart.yaml" in result.stdout
     assert f"no prepared set 'cifar10' in {cluster.home}/data/cifar10/cifar10.arrow" in result.stdout
     assert "a folder that the cluster has, or to a URI such as s3://bucket/data" in result.stdout
-    raises = "methods=[{tests.toys:raises: {client: 3, round_index: 1}}]"
+    raises = "methods=[{tests.support.toys:raises: {client: 3, round_index: 1}}]"
     result = cluster.submit(CONFIG, *TINY, raises, "cohort.size=20", "name=raises", cwd=clone)
     assert result.returncode == 1
     assert "failed with exit code 1" in result.stdout

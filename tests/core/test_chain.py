@@ -8,7 +8,7 @@ import torch
 from methods import METHODS
 from raysim.core.method import Method, Vector
 from raysim.core.stack import Stack, chain
-from tests.helpers import plan_of, run
+from tests.support.federations import plan_of, run
 
 
 def scaffold_and_vg():

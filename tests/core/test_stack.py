@@ -7,8 +7,8 @@ import pytest
 from methods import METHODS
 from raysim.core.errors import ConfigError
 from raysim.core.stack import conflicts, resources_of
-from tests import toys
-from tests.helpers import lora_plan, plan_of
+from tests.support import toys
+from tests.support.federations import lora_plan, plan_of
 
 
 def faults_of(root, methods, **groups):
@@ -31,12 +31,12 @@ def test_empty_list_and_every_single_method_compose(root):
         (["fedavgm", "fedadam"], ["fedavgm and fedadam both decide server-optimizer"]),
         (["fedyogi", "fedadagrad"], ["fedyogi and fedadagrad both decide server-optimizer"]),
         (
-            ["tests.toys:criterion", "tests.toys:other_criterion"],
+            ["tests.support.toys:criterion", "tests.support.toys:other_criterion"],
             ["criterion and other_criterion both decide criterion"],
         ),
-        (["fedvg", "tests.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
+        (["fedvg", "tests.support.toys:regmean"], ["fedvg and regmean both decide weights:fc2.weight"]),
         (["fedprox", "fedprox"], ["fedprox is listed twice"]),
-        (["tests.toys:personal_head", "tests.toys:regmean"], ["regmean claims weights:fc2.weight"]),
+        (["tests.support.toys:personal_head", "tests.support.toys:regmean"], ["regmean claims weights:fc2.weight"]),
         (["fedrs", "fedlc"], ["fedrs and fedlc both decide criterion", "drop one"]),
         (["flfa", {"fa": {"layers": ["fc1"]}}], ["flfa and fa both decide backward:fc1"]),
         ([{"flfa": {"candidates": ["fc2", "fc1"]}}, {"fa": {"layers": ["fc1"]}}], ["both decide backward:fc1"]),

@@ -9,7 +9,7 @@ from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import set_path
-from tests.helpers import plan_of, run
+from tests.support.federations import plan_of, run
 
 
 def test_set_at_a_uri_is_copied_once_and_again_when_it_changed(tmp_path):

@@ -22,7 +22,7 @@ from raysim.data.sources import set_path
 from raysim.data.splits import split, split_officially, split_within, stratified_order
 from raysim.data.validation import ValidationSpec, arrange, external_rows, fit_to, imbalanced, noisy, subset
 from raysim.find import read_mapping
-from tests.helpers import plan_of, raw_config, run
+from tests.support.federations import plan_of, raw_config, run
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.support.federations import lora_plan, plan_of, run, server_on
 
 BATCH_NORM = {"norm": "batch"}
 
@@ -55,7 +55,7 @@ METHODS = {
     "fedadagrad": ["fedadagrad"],
     "fednova": ["fednova"],
     "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
-    "toy-personal": ["tests.toys:personal_head"],
+    "toy-personal": ["tests.support.toys:personal_head"],
     "fedproto": [{"fedproto": {"strength": 0.5}}],
     "ccvr": ["ccvr"],
     "ccvr-mammoth": [{"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}],

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from raysim.data.sources import prepare
-from tests.engine.nodes import Cluster
-from tests.helpers import plan_of, raw_config, run
+from tests.support.federations import plan_of, raw_config, run
+from tests.support.nodes import Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
 
 
 def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
-    waits = {"tests.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": []}}
+    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": []}}
     methods = ["scaffold", "fedavgm"]
     config = write_config(
         tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=3, resources={"backend": "ray"}
@@ -116,7 +116,7 @@ def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
 @pytest.mark.cluster
 def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path):
     """Nodes die while they train (round 1) and with finished updates (round 3); others join (rounds 2 and 3)."""
-    waits = {"tests.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2, 3, 4]}}
+    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2, 3, 4]}}
     methods = ["scaffold", "fedavgm"]
     config = write_config(
         tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=6, resources={"backend": "ray"}

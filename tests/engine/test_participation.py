@@ -12,8 +12,8 @@ import torch
 from raysim.core.method import Method
 from raysim.engine.plan import choose_cohort, reporting, share_of_work
 from raysim.training.local import LocalSettings, num_local_steps
-from tests.helpers import plan_of, run, server_on
-from tests.reference import Naive
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.federation import Naive
 
 
 def test_stragglers_do_between_the_least_share_and_all_of_their_work():

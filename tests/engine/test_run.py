@@ -35,7 +35,7 @@ from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.trainer import Trainer
 from raysim.run import execute
-from tests.helpers import plan_of, raw_config, recipe_of, run
+from tests.support.federations import plan_of, raw_config, recipe_of, run
 
 PROJECT = Path(__file__).parent.parent.parent
 
@@ -139,7 +139,7 @@ def test_client_that_raises_ends_the_run_with_its_facts(backend, root, tmp_path,
     plan = a_plan(
         root,
         tmp_path,
-        [{"tests.toys:raises": {"client": 4, "round_index": 1}}],
+        [{"tests.support.toys:raises": {"client": 4, "round_index": 1}}],
         cohort={"size": 12},
         resources={"backend": backend, "trainers": 2},
     )
@@ -155,7 +155,7 @@ def test_client_that_raises_ends_the_run_with_its_facts(backend, root, tmp_path,
 
 
 def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
-    poison = [{"tests.toys:poison": {"client": 5}}]
+    poison = [{"tests.support.toys:poison": {"client": 5}}]
     groups = {"cohort": {"size": 12}}
     with pytest.raises(RaysimError, match=r"non-finite update of client 5 in round 0.*on_nonfinite"):
         quietly(a_plan(root, tmp_path, poison, **groups))
@@ -173,7 +173,10 @@ def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
 
 def test_dropped_client_keeps_the_memory_it_had(root):
     plan = plan_of(
-        root, [{"tests.toys:stumbles": {"client": 5, "round_index": 1}}], on_nonfinite="skip", cohort={"size": 12}
+        root,
+        [{"tests.support.toys:stumbles": {"client": 5, "round_index": 1}}],
+        on_nonfinite="skip",
+        cohort={"size": 12},
     )
     server = run(plan, root, rounds=0)
     dropped = [server.run_round(index).metrics["clients/dropped"] for index in range(3)]
@@ -184,13 +187,13 @@ def test_dropped_client_keeps_the_memory_it_had(root):
 
 def test_a_second_gradient_does_not_disturb_the_first(root):
     expected = run(plan_of(root), root)
-    server = run(plan_of(root, ["tests.toys:asks_twice"]), root)
+    server = run(plan_of(root, ["tests.support.toys:asks_twice"]), root)
     assert server.params_sha256() == expected.params_sha256()
 
 
 def test_writing_to_the_shared_start_is_an_error(root, tmp_path):
     with pytest.raises(ClientError, match=r"wrote to client\.start"):
-        quietly(a_plan(root, tmp_path, ["tests.toys:writes_to_start"]))
+        quietly(a_plan(root, tmp_path, ["tests.support.toys:writes_to_start"]))
 
 
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
@@ -220,7 +223,7 @@ def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_clu
     methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
     expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
     marker = tmp_path / "killed"
-    killer = {"tests.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
+    killer = {"tests.support.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
     plan = a_plan(
         root,
         tmp_path,
@@ -250,7 +253,7 @@ def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
 
 def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cluster):
     methods = ["scaffold", {"fedvg": {"granularity": "block"}}]
-    full = {"tests.toys:out_of_memory": {"client": 1, "folder": str(tmp_path), "times": 2}}
+    full = {"tests.support.toys:out_of_memory": {"client": 1, "folder": str(tmp_path), "times": 2}}
     groups = {"resources": {"backend": "ray", "trainers": 3, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}}
     groups["cohort"] = {"size": 12}
     summary = quietly(a_plan(root, tmp_path, [*methods, full], rounds=3, **groups))
@@ -260,7 +263,7 @@ def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cl
     assert [float(row["system/trainers"]) for row in rows] == [3, 1, 1]
     assert float(rows[0]["system/redone_blocks"]) >= 2
 
-    full["tests.toys:out_of_memory"]["times"] = 99
+    full["tests.support.toys:out_of_memory"]["times"] = 99
     with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
         run(plan_of(root, [full], cohort={"size": 12}), root)
 
@@ -405,7 +408,7 @@ def test_resume_refuses_another_configuration(root, tmp_path):
     plan = a_plan(
         root,
         tmp_path,
-        [{"tests.toys:raises": {"client": 4, "round_index": 1}}],
+        [{"tests.support.toys:raises": {"client": 4, "round_index": 1}}],
         cohort={"size": 12},
         checkpoint={"every_s": 0},
     )
@@ -420,7 +423,7 @@ def test_resume_refuses_another_configuration(root, tmp_path):
 
 
 def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(root, tmp_path):
-    raises = [{"tests.toys:raises": {"client": 4, "round_index": 1}}]
+    raises = [{"tests.support.toys:raises": {"client": 4, "round_index": 1}}]
     plan = a_plan(root, tmp_path, raises, cohort={"size": 12}, checkpoint={"every_s": 0})
     with pytest.raises(ClientError):
         quietly(plan)

@@ -21,7 +21,7 @@ from raysim.engine.scores import metrics_of
 from raysim.record import judged
 from raysim.run import execute
 from raysim.training.evaluate import Score
-from tests.helpers import plan_of, raw_config, recipe_of, run, server_on
+from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
 
 NO_FUNCTION = 3
 
@@ -98,7 +98,7 @@ def test_own_test_rows_are_the_clients(root):
 
 def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
     groups = {"data": {"split_within_clients": True}, "partition": {"alpha": 0.1, "min_samples": 20}}
-    plan = plan_of(root, ["tests.toys:personal_head"], **groups)
+    plan = plan_of(root, ["tests.support.toys:personal_head"], **groups)
     server = server_on(plan, root)
     record = server.run_round(0)
     images, labels = open_federation(recipe_of(plan, root)).held_out("test")

@@ -36,7 +36,7 @@ def gpu_actors(ray_cluster):
 @pytest.fixture
 def gpu_recipe(root):
     """recipe(plan) of trainers that take the GPU."""
-    from tests.helpers import recipe_of
+    from tests.support.federations import recipe_of
 
     return lambda plan: replace(recipe_of(plan, root), wants_gpu=True)
 

@@ -12,7 +12,7 @@ from raysim.build import make_server, make_trainer
 from raysim.engine.serial import SerialPool
 from raysim.run import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS
-from tests.helpers import lora_plan, plan_of, run
+from tests.support.federations import lora_plan, plan_of, run
 
 
 def outcome(plan, recipe, pool=None):
@@ -81,7 +81,7 @@ def test_trainer_keeps_to_its_share_of_the_memory(root, gpu_actors, gpu_pools, g
     groups = {"cohort": {"size": 12}, "rounds": 2}
     plain = plan_of(root, **groups)
     expected = outcome(plain, gpu_recipe(plain))
-    plan = plan_of(root, [{"tests.toys:hungry": {"client": 1, "share": 0.4}}], **groups)
+    plan = plan_of(root, [{"tests.support.toys:hungry": {"client": 1, "share": 0.4}}], **groups)
     pool = gpu_pools(plan)[1]  # two trainers with a quarter each: the one that is left may use a half
     assert outcome(plan, gpu_recipe(plan), pool) == expected
     assert sum(place.is_retired for place in pool.slots) == 1

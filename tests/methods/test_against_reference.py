@@ -1,4 +1,4 @@
-"""The engine against a naive federation written from the equations (tests/reference.py)."""
+"""The engine against a naive federation written from the equations (tests/twins/federation.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from raysim.check import check
-from tests.helpers import plan_of, raw_config, run, server_on
-from tests.reference import SHARE, Naive, assert_same_state, fedvg_weights
+from tests.support.federations import plan_of, raw_config, run, server_on
+from tests.twins.federation import SHARE, Naive, assert_same_state, fedvg_weights
 
 LOCALS = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
 
@@ -45,7 +45,7 @@ def test_fedvg_weights_match_the_papers_equations(norm, granularity, mode, bn, r
         return  # no validation pass, so no mode
     mix = "average" if granularity == "layer" else "replace"
     method = {"fedvg": {"granularity": granularity, "norm": norm, "val_mode": mode, "mix": mix}}
-    plan = plan_of(root, [method, "tests.toys:spy"], model={"norm": bn}, cohort={"size": 5})
+    plan = plan_of(root, [method, "tests.support.toys:spy"], model={"norm": bn}, cohort={"size": 5})
     naive = Naive(plan, weights=fedvg_weights(granularity, norm, mode, mix))
     server = run(plan, root, rounds=1)
     naive.round(0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from raysim.engine.plan import choose_cohort
-from tests.helpers import plan_of, run, server_on
-from tests.reference import Naive, assert_same_state, fedvg_weights
-from tests.reference_baselines import NaiveElastic, NaiveFedDyn, NaiveFedNova, NaiveFedOpt, NaiveScaffold
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.baselines import NaiveElastic, NaiveFedDyn, NaiveFedNova, NaiveFedOpt, NaiveScaffold
+from tests.twins.federation import Naive, assert_same_state, fedvg_weights
 
 #: Everything on that the method allows; lr_decay, so that the lr of the round matters.
 PLAIN = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "weight_decay": 0.01}

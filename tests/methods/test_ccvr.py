@@ -16,8 +16,8 @@ from methods.moments import class_covariances, class_means, pack_symmetric, unpa
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import torch_generator
-from tests.helpers import lora_plan, plan_of, run, server_on
-from tests.reference import assert_close
+from tests.support.federations import lora_plan, plan_of, run, server_on
+from tests.twins.federation import assert_close
 
 FEW = {"test": 0.6}
 D = 5
@@ -260,7 +260,7 @@ def test_no_epoch_is_no_calibration(when, root):
 
 
 def test_reported_statistics_pool_to_those_of_the_final_model(root):
-    plan = plan_of(root, ["ccvr", "tests.toys:spy"], data=FEW)
+    plan = plan_of(root, ["ccvr", "tests.support.toys:spy"], data=FEW)
     server = run(plan, root, rounds=3)
     images, found = server.pool._trainer, []
     model = images.model
@@ -300,8 +300,8 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
     for methods, words in (
         ([{"ccvr": {"num_samples": 0}}], "num_samples and batch_size must be >= 1"),
         ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
-        (["tests.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
-        (["tests.toys:personal_head", {"ccvr": {"when": "every_round"}}], "trained and shared"),
+        (["tests.support.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
+        (["tests.support.toys:personal_head", {"ccvr": {"when": "every_round"}}], "trained and shared"),
     ):
         with pytest.raises(ConfigError, match=words):
             plan_of(root, methods)

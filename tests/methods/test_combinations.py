@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import run, steps_plan
+from tests.support.federations import run, steps_plan
 
 FLFA = {"flfa": {"candidates": ["conv2", "fc1"], "strategy": "lowest"}}
 HOSTS = {

@@ -16,8 +16,8 @@ from methods.diagnostics import effective_rank
 from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.engine import scorer as engine
-from tests.helpers import lora_plan, plan_of, run, server_on
-from tests.reference_local import UniVarFL, stop_gradient_feedback
+from tests.support.federations import lora_plan, plan_of, run, server_on
+from tests.twins.local import UniVarFL, stop_gradient_feedback
 
 BATCH_NORM = {"norm": "batch"}
 FEATURES = ("intra", "inter", "separability")
@@ -58,7 +58,7 @@ def test_drift_matches_plain_loops(root):
 
 
 def test_drift_leaves_idle_clients_and_personal_layers_out(root):
-    methods = ["tests.toys:personal_head", "tests.methods.test_diagnostics:spy_updates"]
+    methods = ["tests.support.toys:personal_head", "tests.methods.test_diagnostics:spy_updates"]
     plan = plan_of(
         root, [*methods, {"diagnostics": {"measures": ["drift"]}}], partition={"alpha": 0.05}, cohort={"size": 12}
     )
@@ -287,8 +287,12 @@ def test_with_adapters_it_works(root):
     ("methods", "measures", "reason"),
     [
         (["freeze"], ["spectrum"], "the classifier is frozen, personal or no matrix"),
-        (["tests.toys:personal_head"], ["spectrum"], "the classifier is frozen, personal or no matrix"),
-        ([{"tests.toys:personal_head": {"head": "conv"}}], ["features"], "layers below the classifier are personal"),
+        (["tests.support.toys:personal_head"], ["spectrum"], "the classifier is frozen, personal or no matrix"),
+        (
+            [{"tests.support.toys:personal_head": {"head": "conv"}}],
+            ["features"],
+            "layers below the classifier are personal",
+        ),
         ([{"fedproto": {"share": "nothing"}}], ["drift"], "no parameter is shared"),
         ([{"fedproto": {"share": "nothing"}}], ["agreement"], "no linear or convolution layer is shared"),
     ],

@@ -14,7 +14,7 @@ from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap, normalised
-from tests.helpers import plan_of, run, server_on
+from tests.support.federations import plan_of, run, server_on
 
 LAYOUT = layout_of(torch.nn.Linear(2, 1), head="none")  # weight of 2, bias of 1
 FORMS = {
@@ -105,7 +105,7 @@ def test_scaling_all_sensitivities_changes_nothing(omegas):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_where_nobody_moved_the_model_stays(form, root):
-    plan = plan_of(root, ["tests.toys:stands_still", {"elastic": FORMS[form]}])
+    plan = plan_of(root, ["tests.support.toys:stands_still", {"elastic": FORMS[form]}])
     server = server_on(plan, root)
     before = server.params_sha256()
     server.run_round(0)
@@ -190,4 +190,4 @@ def test_elastic_leaves_buffers_and_personal_leaves_alone(root):
     count = plain.layout.num_params
     assert torch.equal(plain.state[count:], scaled.state[count:])
     assert not torch.equal(plain.params, scaled.params)
-    run(plan_of(root, ["tests.toys:personal_head", "elastic"]), root, rounds=2)
+    run(plan_of(root, ["tests.support.toys:personal_head", "elastic"]), root, rounds=2)

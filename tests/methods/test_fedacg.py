@@ -9,7 +9,7 @@ import torch
 
 from methods.fedacg import fedacg
 from raysim.core.method import Message
-from tests.helpers import plan_of, run, server_on
+from tests.support.federations import plan_of, run, server_on
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
@@ -32,7 +32,7 @@ def test_the_global_model_moves_by_the_momentum(root):
 
 
 def test_clients_that_stay_at_the_lookahead_let_the_momentum_fade(root):
-    server = server_on(plan_of(root, ["fedacg", "tests.toys:stands_still"]), root)
+    server = server_on(plan_of(root, ["fedacg", "tests.support.toys:stands_still"]), root)
     momentum = torch.randn_like(server.params)
     server.method_state["fedacg"]["lookahead"]["momentum"] = momentum
     before = server.params.clone()

@@ -10,7 +10,7 @@ from torch import nn
 
 from methods.fedalign import block_of, check_slim, fedalign, slim, slim_pass, spectral_norms
 from raysim.core.errors import ConfigError, MethodError
-from tests.helpers import lora_plan, plan_of, run
+from tests.support.federations import lora_plan, plan_of, run
 
 
 def draw(*shape, seed=0):

@@ -7,12 +7,12 @@ import torch
 
 from methods.fedavgm import fedavgm
 from raysim.engine.cohort import Cohort
-from tests.helpers import plan_of, server_on
+from tests.support.federations import plan_of, server_on
 
 
 def path(root, methods, monkeypatch, rounds=3):
     """(states before each round and after the last, aggregated updates of each round), [num_state]."""
-    server = server_on(plan_of(root, [*methods, "tests.toys:spy"], model={"norm": "batch"}), root)
+    server = server_on(plan_of(root, [*methods, "tests.support.toys:spy"], model={"norm": "batch"}), root)
     states, updates = [server.state.clone()], []
     whole = Cohort.total
 

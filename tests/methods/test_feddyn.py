@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from methods.feddyn import feddyn
-from tests.helpers import plan_of, run, server_on
-from tests.methods.by_hand import Quadratics, unlike_clients
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.by_hand import Quadratics, unlike_clients
 
 
 def h_of(server):
@@ -131,7 +131,7 @@ def test_without_the_quadratic_term_clients_run_away():
 
 
 def test_personal_leaves_have_no_h(root):
-    server = run(plan_of(root, ["tests.toys:personal_head", "feddyn"]), root)
+    server = run(plan_of(root, ["tests.support.toys:personal_head", "feddyn"]), root)
     for h in h_of(server).values():
         values = server.layout.views(h)
         assert float(values["fc2.weight"].norm()) == 0 < float(values["fc1.weight"].norm())

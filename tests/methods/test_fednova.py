@@ -11,8 +11,8 @@ from methods.fednova import effective_steps, fednova
 from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.core.weights import RightMap
-from tests.helpers import plan_of, run, server_on
-from tests.methods.by_hand import LAYOUT, LEAF, Quadratics, unlike_clients
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.by_hand import LAYOUT, LEAF, Quadratics, unlike_clients
 
 
 def test_equal_steps_make_it_fedavg(root):
@@ -120,7 +120,7 @@ def test_linear_maps_are_refused(root):
     with pytest.raises(MethodError, match="weight is a linear map"):
         weighed({LEAF.name: RightMap(torch.eye(3).double().repeat(2, 1, 1))}, [1, 2])
     with pytest.raises(MethodError, match=r"fednova cannot normalise fc2\.weight"):
-        run(plan_of(root, ["tests.toys:regmean", "fednova"]), root, rounds=1)
+        run(plan_of(root, ["tests.support.toys:regmean", "fednova"]), root, rounds=1)
 
 
 def test_order_with_fedvg_and_the_client_optimiser_are_checked(root):
@@ -138,7 +138,7 @@ def test_order_with_fedvg_and_the_client_optimiser_are_checked(root):
 
 
 def test_buffers_keep_their_weights(root):
-    plan = plan_of(root, ["fednova", "tests.toys:spy"], model={"norm": "batch"})
+    plan = plan_of(root, ["fednova", "tests.support.toys:spy"], model={"norm": "batch"})
     server = server_on(plan, root)
     server.run_round(0)
     weights = server.method_state["spy"]["weights"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods.fedopt import fedadagrad, fedadam, fedyogi
-from tests.helpers import plan_of, run
+from tests.support.federations import plan_of, run
 
 SERVER = SimpleNamespace(is_active=torch.tensor([True]))
 UPDATES = list(torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))

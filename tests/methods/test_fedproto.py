@@ -14,8 +14,8 @@ from raysim.build import model_spec, open_federation
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import build_model
-from tests.helpers import plan_of, recipe_of, run, server_on
-from tests.reference import Naive
+from tests.support.federations import plan_of, recipe_of, run, server_on
+from tests.twins.federation import Naive
 
 FEW = {"test": 0.6}
 

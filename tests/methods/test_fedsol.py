@@ -13,7 +13,7 @@ from methods.fedsol import distillation, fedsol, perturbation
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, Outputs
 from raysim.training.model import BoundModel, cross_entropy
-from tests.helpers import plan_of, run, steps_plan
+from tests.support.federations import plan_of, run, steps_plan
 
 
 def bound(norm=True):

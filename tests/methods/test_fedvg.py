@@ -16,7 +16,7 @@ from methods.fedvg import fedvg, inverse_weights, layer_norms, vg_weights
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, Method
 from raysim.training.model import BoundModel
-from tests.helpers import plan_of, raw_config, run, server_on
+from tests.support.federations import plan_of, raw_config, run, server_on
 
 SMALL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
 LAYOUT = layout_of(SMALL, head="3", channels_last=True)
@@ -207,7 +207,7 @@ def test_average_is_the_mean_of_both_weights(root):
     groups = {"cohort": {"size": 5}}
     tables = []
     for methods in ([], ["fedvg"], [{"fedvg": {"mix": "average"}}]):
-        server = server_on(plan_of(root, [*methods, "tests.toys:spy"], **groups), root)
+        server = server_on(plan_of(root, [*methods, "tests.support.toys:spy"], **groups), root)
         server.run_round(0)
         tables.append(server.method_state["spy"]["weights"]["fc1.weight"])
     assert torch.allclose(tables[2], (tables[0] + tables[1]) / 2, atol=1e-15)
@@ -227,7 +227,7 @@ def test_diverged_client_gets_nothing_when_weights_are_averaged_either(norms, ex
 def test_zero_step_client_has_no_weight(root):
     """With BatchNorm a client of one example takes no step; the update norm would otherwise give it everything."""
     for norm in ("l1", "update"):
-        raw = raw_config(root, [{"fedvg": {"norm": norm}}, "tests.toys:spy"], model={"norm": "batch"})
+        raw = raw_config(root, [{"fedvg": {"norm": norm}}, "tests.support.toys:spy"], model={"norm": "batch"})
         raw["partition"] = {"alpha": 0.05, "num_clients": 25, "min_samples": 1}
         raw["cohort"] = {"size": 25}
         plan = plan_of(root, **{k: v for k, v in raw.items() if k != "methods"}, methods=raw["methods"])

@@ -16,11 +16,11 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
 from raysim.core.stack import conflicts
-from tests.helpers import lora_plan, plan_of, run, server_on
+from tests.support.federations import lora_plan, plan_of, run, server_on
 
 SMALL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
 LAYOUT = layout_of(SMALL, head="3", channels_last=True)
-SPY = "tests.toys:spy"
+SPY = "tests.support.toys:spy"
 
 
 def weights_after(plan, root, rounds=1):

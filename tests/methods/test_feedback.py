@@ -16,7 +16,7 @@ from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.models import ModelSpec, build_model, head_of
 from raysim.training.model import BoundModel, cross_entropy
-from tests.helpers import plan_of, run, server_on, steps_plan
+from tests.support.federations import plan_of, run, server_on, steps_plan
 
 KINDS = {
     "linear": (lambda: nn.Linear(6, 5), (7, 6)),

@@ -14,8 +14,8 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.training.model import BoundModel
-from tests.helpers import lora_plan, plan_of, server_on
-from tests.reference import Naive
+from tests.support.federations import lora_plan, plan_of, server_on
+from tests.twins.federation import Naive
 
 FEW = {"test": 0.7}
 
@@ -164,7 +164,7 @@ def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root)
 
 
 def test_attention_and_adapters_have_fishers(root):
-    plan = lora_plan(root, [{"fisher": {"kind": "empirical"}}, "tests.toys:spy"], cohort={"size": 2}, data=FEW)
+    plan = lora_plan(root, [{"fisher": {"kind": "empirical"}}, "tests.support.toys:spy"], cohort={"size": 2}, data=FEW)
     server = server_on(plan, root)
     start = server.params.clone()
     record = server.run_round(0)

@@ -16,7 +16,7 @@ from methods.flfa import agreements, candidate_layers, flfa, skewness
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
 from raysim.core.seeding import derive_seed, torch_generator
-from tests.helpers import plan_of, run, server_on, steps_plan
+from tests.support.federations import plan_of, run, server_on, steps_plan
 
 MODULE = torch.nn.Sequential(
     torch.nn.Conv2d(1, 3, 3), torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Linear(8, 3)

@@ -13,7 +13,7 @@ from methods.fedlc import fedlc, literal_loss
 from methods.fedrs import class_scale, fedrs
 from raysim.core.method import Batch, Outputs
 from raysim.training.model import cross_entropy
-from tests.helpers import plan_of, run, server_on
+from tests.support.federations import plan_of, run, server_on
 
 COUNTS = torch.tensor([0, 4, 1, 16])
 

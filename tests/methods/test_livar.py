@@ -32,8 +32,8 @@ from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
-from tests.helpers import lora_plan, plan_of, server_on
-from tests.reference import Naive, assert_close
+from tests.support.federations import lora_plan, plan_of, server_on
+from tests.twins.federation import Naive, assert_close
 
 LAYERS = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
 FEW = {"test": 0.7}
@@ -681,4 +681,4 @@ def test_livar_needs_adapters_and_its_halves_claim_only_their_part(root):
     assert livar(components="head").claims == {"weights:@head.*"}
     assert livar(components="lora", evaluate="factors").claims == {"weights:*.lora_[AB].*"}
     with pytest.raises(ConfigError, match="livar claims weights:head"):
-        lora_plan(root, ["livar", {"tests.toys:personal_head": {"head": "head"}}])
+        lora_plan(root, ["livar", {"tests.support.toys:personal_head": {"head": "head"}}])

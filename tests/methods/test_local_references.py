@@ -1,4 +1,4 @@
-"""Methods that change local training, against naive twins (tests/reference_local.py) over three rounds."""
+"""Methods that change local training, against naive twins (tests/twins/local.py) over three rounds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from raysim.core.seeding import derive_seed, torch_generator
-from tests import reference_local as naive
-from tests.helpers import plan_of, server_on
-from tests.reference import SHARE, assert_same_state
+from tests.support.federations import plan_of, server_on
+from tests.twins import local as naive
+from tests.twins.federation import SHARE, assert_same_state
 
 LOCALS = {"lr": 0.05, "epochs": 1, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from methods.moon import contrastive, moon
 from raysim.core.method import Method
 from raysim.engine.transport import unpack
-from tests.helpers import plan_of, run, server_on, steps_plan
+from tests.support.federations import plan_of, run, server_on, steps_plan
 
 
 def rows(seed, n=6, width=5):

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from methods.fedavgm import fedavgm
 from methods.fedprox import fedprox
 from raysim.core.weights import normalised
-from tests.helpers import plan_of, run, server_on
-from tests.reference import Naive
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.federation import Naive
 
 
 def test_fedavg_stays_exactly_where_nobody_moved(root):
-    plan = plan_of(root, ["tests.toys:stands_still"])
+    plan = plan_of(root, ["tests.support.toys:stands_still"])
     start = server_on(plan, root).params_sha256()
     assert run(plan, root).params_sha256() == start
 

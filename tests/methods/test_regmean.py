@@ -14,8 +14,8 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap
-from tests.helpers import lora_plan, plan_of, run, server_on
-from tests.reference import Naive, assert_close
+from tests.support.federations import lora_plan, plan_of, run, server_on
+from tests.twins.federation import Naive, assert_close
 
 FEW = {"test": 0.6}
 
@@ -176,7 +176,7 @@ def test_layers_without_a_gram_are_fedavg(root):
 
 
 def test_linear_layers_of_attention_and_adapters_are_merged(root):
-    plan = lora_plan(root, ["regmean", "tests.toys:spy"], cohort={"size": 2}, data=FEW)
+    plan = lora_plan(root, ["regmean", "tests.support.toys:spy"], cohort={"size": 2}, data=FEW)
     server = run(plan, root, rounds=1)
     weights = server.method_state["spy"]["weights"]
     mapped = {name for name, value in weights.items() if isinstance(value, RightMap)}

@@ -11,8 +11,8 @@ from raysim.core.errors import ClientError, ConfigError
 from raysim.core.method import Method
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.run import execute
-from tests.helpers import plan_of, raw_config, run, server_on
-from tests.methods.by_hand import Quadratics, unlike_clients
+from tests.support.federations import plan_of, raw_config, run, server_on
+from tests.twins.by_hand import Quadratics, unlike_clients
 
 
 def test_scaffold_round_0_is_uniform_averaging(root):
@@ -23,7 +23,9 @@ def test_scaffold_round_0_is_uniform_averaging(root):
 
 
 def test_control_i_is_the_mean_raw_gradient_along_the_path(root):
-    plan = plan_of(root, ["tests.toys:remembers_gradients", "scaffold"], local={"epochs": 2}, cohort={"size": 5})
+    plan = plan_of(
+        root, ["tests.support.toys:remembers_gradients", "scaffold"], local={"epochs": 2}, cohort={"size": 5}
+    )
     server = server_on(plan, root)
     for index in range(3):
         for client in server.run_round(index).clients["client"].tolist():
@@ -161,7 +163,7 @@ def test_options_are_checked():
 
 
 def test_personal_leaves_have_no_control(root):
-    server = run(plan_of(root, ["tests.toys:personal_head", "scaffold"]), root)
+    server = run(plan_of(root, ["tests.support.toys:personal_head", "scaffold"]), root)
     for client in server._memories:
         control = torch.from_numpy(server.client_memory(client)["scaffold"]["control"].copy())
         values = server.layout.views(control)
@@ -174,7 +176,7 @@ def test_control_i_survives_rounds_and_restarts(root, tmp_path):
     """Stopped by a failure in round 2 and resumed in new objects: parameters and variates are those of an unbroken run."""
 
     def plan(name, marker):
-        methods = ["scaffold", {"tests.toys:raises_once": {"round_index": 2, "marker": str(tmp_path / marker)}}]
+        methods = ["scaffold", {"tests.support.toys:raises_once": {"round_index": 2, "marker": str(tmp_path / marker)}}]
         groups = {"rounds": 5, "cohort": {"size": 5}, "checkpoint": {"every_s": 0}}
         return check(raw_config(root, methods, name=name, storage=str(tmp_path), **groups), "a test")
 

@@ -20,7 +20,7 @@ from methods.univarfl import (
 )
 from raysim.core.method import Batch, Outputs
 from raysim.training.model import cross_entropy
-from tests.helpers import plan_of, run
+from tests.support.federations import plan_of, run
 
 FORMS = ("masked", "mean", "literal")
 

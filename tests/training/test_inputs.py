@@ -23,7 +23,7 @@ from raysim.training import local
 from raysim.training.augment import AUGMENTATIONS, Augmentation, Draws, crop_and_flip, resized_crop
 from raysim.training.inputs import NORMALISATIONS, Examples, InputTransform, passes, resized
 from raysim.training.local import LocalSettings, training_batches
-from tests.helpers import plan_of, raw_config, recipe_of, run
+from tests.support.federations import plan_of, raw_config, recipe_of, run
 
 
 def pixels(count=6, height=9, width=8, channels=3, seed=0):

@@ -19,7 +19,7 @@ from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
 from raysim.training.model import BoundModel, cross_entropy
-from tests.helpers import plan_of
+from tests.support.federations import plan_of
 
 
 def examples(count, seed=0):

@@ -13,7 +13,7 @@ from raysim.core.method import Batch
 from raysim.training.local import LocalSettings, local_step
 from raysim.training.model import BoundModel, cross_entropy
 from tests.engine.test_bits import LORA_METHODS, METHODS
-from tests.helpers import lora_plan, plan_of, run
+from tests.support.federations import lora_plan, plan_of, run
 
 LOCAL = {"precision": "bfloat16"}
 

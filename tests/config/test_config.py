@@ -9,7 +9,7 @@ import pytest
 from raysim.check import check
 from raysim.config import JOB_VARIABLE, Config, home_folder, located
 from raysim.core.errors import ConfigError
-from tests.helpers import raw_config
+from tests.support.federations import raw_config
 
 
 @pytest.fixture

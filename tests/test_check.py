@@ -12,7 +12,7 @@ from raysim.config import Config
 from raysim.core.errors import ConfigError
 from raysim.engine.plan import fitting
 from raysim.resources import resolve_resources
-from tests.helpers import plan_of, recipe_of
+from tests.support.federations import plan_of, recipe_of
 
 
 def resources(**values):

@@ -1,4 +1,4 @@
-"""Naive twins of the methods that change local training: plain modules, deepcopy, autograd, loops; see tests/reference.py."""
+"""Naive twins of the methods that change local training: plain modules, deepcopy, autograd, loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.plan import choose_cohort
-from tests.reference import Naive
+from tests.twins.federation import Naive
 
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
 

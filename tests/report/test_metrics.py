@@ -18,7 +18,7 @@ from raysim.report.render import HOLM, PUBLISHED, lines_of, p_values
 from raysim.report.runs import find_runs
 from raysim.report.significance import holm
 from raysim.report.targets import Cost, cost
-from tests.report_runs import fabricate, labels_of, sweep
+from tests.support.report_runs import fabricate, labels_of, sweep
 
 
 def run_with(folder, **more):

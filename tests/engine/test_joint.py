@@ -8,8 +8,8 @@ import torch
 
 from raysim.check import check
 from raysim.sweep import grid
-from tests.helpers import plan_of, raw_config, run, server_on
-from tests.reference import Naive
+from tests.support.federations import plan_of, raw_config, run, server_on
+from tests.twins.federation import Naive
 
 JOINT = {"partition": {"scheme": "joint"}}
 

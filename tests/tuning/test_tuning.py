@@ -23,9 +23,9 @@ from raysim.tuning.driver import MOST_LINES, _Watch, run_sweep
 from raysim.tuning.outcome import outcome, ranked, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
 from raysim.tuning.resources import bundles_of, draws, without_room
-from tests.helpers import raw_config
+from tests.support.federations import raw_config
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parent.parent.parent
 METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}}
 
 
@@ -299,7 +299,7 @@ def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_clust
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
-    raises = {"tests.toys:raises": {"client": 4, "round_index": 1}}
+    raises = {"tests.support.toys:raises": {"client": 4, "round_index": 1}}
     space = {"method": {"grid_search": {"good": {"methods": []}, "bad": {"methods": [raises]}}}}
     sweep = a_sweep(root, tmp_path, space, cohort={"size": 12})
     outcomes, lines = run(sweep)

@@ -20,8 +20,8 @@ from raysim.report.published import ACCURACIES, match, published
 from raysim.report.runs import method_names
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.resources import draws
-from tests.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
-from tests.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
+from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
+from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 
 #: Trials that only repeat another one: joint training, which no beta or alpha changes.
 REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}

@@ -13,7 +13,7 @@ from raysim.report.build import draw, make_report, write
 from raysim.report.gains import base_of
 from raysim.report.published import FOLDER
 from raysim.report.render import PUBLISHED, lines_of
-from tests.report_runs import fabricate
+from tests.support.report_runs import fabricate
 
 ROWS = ("FedAvg", "FedAvg + FLFA", "FedProx", "FedProx + FLFA")
 

@@ -19,8 +19,8 @@ from raysim.models import build_model
 
 #: How far an engine and its twin may part, as a share of how far the run moved the tensor (or the mean tensor, where that
 #: is farther: a bias before BatchNorm moves by rounding alone). Both compute in float32, where noise of some units in the
-#: last place in every product and sum of a smooth network came to 5e-6 of the movement at most (tests/rounding.py); a wrong
-#: term, factor or weight changes it by 1e-2 and more.
+#: last place in every product and sum of a smooth network came to 5e-6 of the movement at most (tests/support/rounding.py); a
+#: wrong term, factor or weight changes it by 1e-2 and more.
 SHARE = 1e-4
 
 
@@ -46,7 +46,7 @@ def assert_same_state(server, naive, share=SHARE):
 class Naive:
     """Rounds of FedAvg with optional prox, server momentum, and FedVG weights, tensor by tensor.
 
-    tests/reference_baselines.py fills in `penalty`, `correct`, `finish`, `reweigh` and `server_step`.
+    tests/twins/baselines.py fills in `penalty`, `correct`, `finish`, `reweigh` and `server_step`.
     """
 
     base = "examples"

@@ -24,7 +24,7 @@ from raysim.report.published import ACCURACIES, canonical, match, published
 from raysim.run import execute
 from raysim.sweep import Trial, grid, scaled
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parent.parent.parent
 PAPERS = PROJECT / "configs" / "papers"
 STUDIES = PROJECT / "configs" / "studies"
 RECIPES = sorted(p for p in [*PAPERS.glob("*/*.yaml"), *STUDIES.glob("*.yaml")] if p.stem != "base")

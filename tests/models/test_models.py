@@ -35,7 +35,7 @@ from raysim.models.from_torchvision import SMALL_STAGES
 from raysim.models.registry import prefers_channels_last
 from raysim.report.published import FOLDER as PUBLISHED
 from raysim.training.model import BoundModel, cross_entropy
-from tests.helpers import plan_of, raw_config, run
+from tests.support.federations import plan_of, raw_config, run
 
 #: Every name, at a size that trains in a moment: (height and width, options). ViT-B/16 is ViT-S/16 with other numbers.
 TINY = {

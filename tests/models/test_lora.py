@@ -15,8 +15,8 @@ from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
 from raysim.training.model import BoundModel
-from tests.helpers import LORA_VIT, lora_plan, run, server_on
-from tests.reference import Naive, assert_close
+from tests.support.federations import LORA_VIT, lora_plan, run, server_on
+from tests.twins.federation import Naive, assert_close
 
 SPEC = ModelSpec("vit", 10, (8, 8, 1), {"dim": 16, "depth": 2, "heads": 2, "patch": 4}, lora=LoraSpec(rank=4))
 

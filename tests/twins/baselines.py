@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from tests.reference import Naive
+from tests.twins.federation import Naive
 
 
 def zeros(model):

@@ -25,7 +25,7 @@ from raysim.report.statement import winners
 from raysim.report.tables import cells_of, make_tables, mean_and_std, published_cells
 from raysim.run import FREE_KEYS, hyperparameters
 from raysim.sweep import grid
-from tests.report_runs import SCORES, fabricate, labels_of, sweep
+from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 

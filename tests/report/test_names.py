@@ -16,7 +16,7 @@ from raysim.report.published import FOLDER, published
 from raysim.report.recipes import changed
 from raysim.report.runs import Run, label, misnamed
 from raysim.sweep import assign, grid
-from tests.report_runs import fabricate, labels_of
+from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(
     path for path in FOLDER.parent.glob("*/*.yaml") if (read_config(path).get("tune") or {}).get("param_space")

@@ -1,6 +1,6 @@
 """A CPU that rounds otherwise: every sum, product and root of PyTorch in float32 comes out a little different.
 
-`pytest -p tests.rounding -k matches` compares engine and twins on it. Another instruction set sums in another order, so a
+`pytest -p tests.support.rounding -k matches` compares engine and twins on it. Another instruction set sums in another order, so a
 result moves by some units in the last place of the largest terms. Here each entry moves by up to four units in the last
 place of itself and half of one of the largest entry; zeros stay zero. Nothing is the same twice, so that tests of equal bits
 fail on it.

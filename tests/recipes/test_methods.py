@@ -19,7 +19,7 @@ from raysim.models import ModelSpec, build_skeleton, head_of
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
 
-PAPERS = Path(__file__).parent.parent / "configs" / "papers"
+PAPERS = Path(__file__).parent.parent.parent / "configs" / "papers"
 
 
 def trials(paper, name):

@@ -10,7 +10,7 @@ from raysim.report import figures, traces
 from raysim.report.build import draw, make_report, write
 from raysim.report.panels import NothingToDraw, styles_of
 from raysim.report.tables import all_rows
-from tests.report_runs import SCORES, fabricate, labels_of, sweep
+from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 
