@@ -214,6 +214,8 @@ def _rounds(
                 "methods": plan.config.methods,
                 "rounds": num_rounds,
                 "num_clients": plan.config.num_clients,
+                "num_classes": len(plan.info.classes),
+                "image_shape": plan.info.shape,
                 "params_sha256": server.params_sha256(),
                 "partition_sha256": plan.manifest.checksum,
             }

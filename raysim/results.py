@@ -1,0 +1,219 @@
+"""Results in Python: a run directory as an object, several of them as one, tables as pandas DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from raysim.core.errors import DataError
+from raysim.run_folder import RunFolder, Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+class Run:
+    """A run directory, finished or not. What its files hold is read when it is first asked for; `reload` forgets it.
+
+    Attributes:
+      folder: the run directory.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._files = RunFolder(self.folder)
+        if not self._files.config.is_file():
+            raise DataError("no run directory", str(self.folder), "give a folder that `raysim run` wrote")
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"Run({str(self.folder)!r}, {self.status.name}{accuracy})"
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def status(self) -> Status:
+        """Whether the run is completed, stopped, failed or unfinished, and what it said of that."""
+        return self._files.status
+
+    @cached_property
+    def config(self) -> dict[str, object]:
+        """The complete configuration."""
+        return self._files.read_config()
+
+    @cached_property
+    def summary(self) -> dict[str, object]:
+        """summary.json; empty before the run is completed."""
+        return self._files.read_json(self._files.summary) if self._files.summary.is_file() else {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the last evaluation, between 0 and 1; None if there was none."""
+        return self._number("server/accuracy")
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The best test accuracy of all evaluations; it looks at the test set, see `accuracy_at_best_validation`."""
+        scores = self._scores("server/accuracy")
+        return None if scores.empty else float(scores.max())
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """progress.csv: one row a round, one column a metric; NaN where a round was not evaluated."""
+        import pandas as pd
+
+        rows = pd.DataFrame(self._files.progress_rows()).replace("", np.nan)
+        return rows.astype(float).astype({"round": int}).set_index("round") if len(rows) else rows
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """clients.parquet: one row a round and client."""
+        import pandas as pd
+
+        table = self._files.client_rows()
+        return pd.DataFrame() if table is None else table.to_pandas()
+
+    def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
+        """What methods logged under a name: round -> values.
+
+        Arrays with one or two axes are DataFrames: a row for each client of the cohort, by its id, and the columns as the
+        method named them (FedVG's norms: layer blocks).
+
+        Raises:
+          KeyError: nothing of that name was logged; says what was.
+        """
+        rounds: dict[int, pd.DataFrame | np.ndarray] = {}
+        known: dict[str, None] = {}
+        for path in sorted(self._files.arrays.glob("round_*.npz")):
+            with np.load(path) as arrays:
+                known |= dict.fromkeys(key for key in arrays.files if ":" not in key)
+                if name in arrays.files:
+                    rounds[int(path.stem.rpartition("_")[2])] = _labelled(name, arrays)
+        if not rounds:
+            logged = f"there is {', '.join(known)}" if known else "no method logged arrays"
+            raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
+        return rounds
+
+    def model(self) -> nn.Module:
+        """The network with the final global weights, in eval mode, for images as the run normalised them.
+
+        Raises:
+          DataError: the run is not completed.
+        """
+        from safetensors.torch import load_file
+
+        from raysim.build import model_spec
+        from raysim.config import Config
+        from raysim.models import build_model
+
+        if not self._files.model.is_file():
+            raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes it")
+        facts = self._files.read_json(self._files.summary)
+        config = Config.model_validate(self.config)
+        height, width, channels = facts["image_shape"]
+        module = build_model(model_spec(config, facts["num_classes"], (height, width, channels)), seed=config.seed)
+        module.load_state_dict(load_file(self._files.model))
+        return module.eval()
+
+    def reload(self) -> Run:
+        """The same run, read anew: what a run under way has written since."""
+        return Run(self.folder)
+
+    def _scores(self, metric: str) -> pd.Series[float]:
+        import pandas as pd
+
+        return self.history[metric].dropna() if metric in self.history else pd.Series(dtype=float)
+
+    def _number(self, metric: str) -> float | None:
+        scores = self._scores(metric)
+        return None if scores.empty else float(scores.iloc[-1])
+
+
+class Runs(Sequence[Run]):
+    """Several runs, as `raysim.tune` returns them and `raysim.load` finds them."""
+
+    def __init__(self, runs: Iterable[Run], folder: Path | None = None):
+        self._runs, self.folder = tuple(runs), folder
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        return Runs(self._runs[index], self.folder) if isinstance(index, slice) else self._runs[index]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return f"Runs of {len(self)}: " + ", ".join(run.name for run in self._runs[:5]) + (" ..." if len(self) > 5 else "")
+
+    def frame(self) -> pd.DataFrame:
+        """A row a run, by its name: the settings or labels in which the runs differ, its accuracies, its status."""
+        import pandas as pd
+
+        labels = [_labels(run) for run in self]
+        names = dict.fromkeys(name for row in labels for name in row)
+        varying = [name for name in names if len({repr(row.get(name)) for row in labels}) > 1]
+        rows = [
+            {name: row.get(name) for name in varying}
+            | {"accuracy": run.accuracy, "best_accuracy": run.best_accuracy, "status": run.status.name}
+            for run, row in zip(self, labels, strict=True)
+        ]
+        return pd.DataFrame(rows, index=pd.Index([run.name for run in self], name="run"))
+
+    def best(self, metric: str = "server/accuracy") -> Run:
+        """The run with the highest last value of a metric."""
+        return max(self, key=lambda run: run._number(metric) if run._number(metric) is not None else -np.inf)
+
+
+def load(folder: str | Path) -> Run | Runs:
+    """A run directory as a `Run`; a folder of runs, a sweep for example, as `Runs`.
+
+    Raises:
+      DataError: no such folder, or no run in it.
+    """
+    path = Path(folder)
+    if (path / "config.yaml").is_file():
+        return Run(path)
+    if not path.is_dir():
+        raise DataError("no such folder", str(path), "give a run directory, or a folder of runs")
+    runs = [Run(found.parent) for found in sorted(path.rglob("config.yaml"))]
+    if not runs:
+        raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
+    return Runs(runs, path)
+
+
+def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.ndarray:
+    import pandas as pd
+
+    values, columns, clients = arrays[name], arrays.get(f"{name}:columns"), arrays.get(f"{name}:clients")
+    if values.ndim == 2:
+        return pd.DataFrame(values, index=clients, columns=columns)
+    return values
+
+
+def _labels(run: Run) -> dict[str, object]:
+    """Labels of a sweep's trial, or else the settings by dotted keys."""
+    labels = run.config.get("labels")
+    if isinstance(labels, dict) and labels:
+        return labels
+    return dict(_flat({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")}))
+
+
+def _flat(group: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in group.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
