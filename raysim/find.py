@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config
@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
 
 
-def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
+def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
     """Methods from their configuration: a name, or {name: {option: value}}; a name may be `module:function`."""
     methods, faults = [], []
     for index, item in enumerate(specs):
@@ -105,7 +105,7 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
 
 
-def describe(make: Callable[..., Any]) -> tuple[str, str]:
+def describe(make: Callable[..., object]) -> tuple[str, str]:
     """(options, first line of the documentation) of a method's or a model's function."""
     function = make.func if isinstance(make, partial) else make
     signature = inspect.signature(make, eval_str=True)

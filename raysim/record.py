@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from raysim.core.settings import Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures
 from raysim.run_folder import RunFolder
@@ -41,7 +41,7 @@ class Recorder:
         *,
         first_round: int,
         num_rounds: int,
-        hyperparameters: Mapping[str, Any],
+        hyperparameters: Mapping[str, object],
         blocks: Sequence[str],
         classes: Sequence[str] = (),
     ):
@@ -93,10 +93,10 @@ class Recorder:
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
         for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
-            figure.savefig(self.folder.path / f"{name}.png", dpi=110)
+            figure.savefig(self.folder.picture(name), dpi=110)
             self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
 
-    def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
         result = {
@@ -132,7 +132,7 @@ class Recorder:
         for summary in (experiment, start):
             self._board._get_file_writer().add_summary(summary)
 
-    def _hyperparameters_at_end(self, result: Mapping[str, Any]) -> None:
+    def _hyperparameters_at_end(self, result: Settings) -> None:
         from torch.utils.tensorboard.summary import hparams
 
         for name in ("best_accuracy", "mean_last_10pct_accuracy"):
@@ -149,13 +149,13 @@ class Recorder:
         """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
         from PIL import Image
 
-        with open(self.folder.path / "confusion.csv", "w", newline="") as file:
+        with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
         if number == self.num_rounds - 1:
             pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
-            Image.fromarray(pixels).save(self.folder.path / "confusion.png")
+            Image.fromarray(pixels).save(self.folder.picture("confusion"))
             self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
 
     def _pictures(self, record: RoundRecord) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from raysim.core.settings import Settings
 
 
 class Group(BaseModel):
@@ -148,7 +151,7 @@ class CheckpointGroup(Group):
 
 class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = "ray"
-    trainers: int | Literal["auto"] = Field("auto", description="trainer processes")
+    trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="trainer processes")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto", description="cores and threads of a trainer"
     )
@@ -157,15 +160,20 @@ class ResourcesGroup(Group):
     )
     placement: Literal["pack", "spread"] = Field("pack", description="trainers on few nodes, or over many")
 
+    @property
+    def cpus(self) -> float:
+        """Cores of a trainer; auto is one."""
+        return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
+
 
 class TuneGroup(Group):
-    param_space: dict[str, dict[str, Any]] = Field(
+    param_space: dict[str, Settings] = Field(
         default_factory=dict, description="axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py"
     )
-    settings: dict[str, dict[str, dict[str, Any]]] = Field(
+    settings: dict[str, dict[str, Settings]] = Field(
         default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
     )
-    only: dict[str, dict[str, list[Any]]] = Field(
+    only: dict[str, dict[str, list[object]]] = Field(
         default_factory=dict, description="axis -> other axis -> labels of that one with which the axis counts"
     )
     skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
@@ -290,7 +298,7 @@ class Config(Group):
     rounds: int = Field(10, ge=1)
     resume: Literal["auto", "never"] = "auto"
     on_nonfinite: Literal["error", "skip"] = "error"
-    methods: list[str | dict[str, Any]] = Field(default_factory=list, description="methods, applied in this order")
+    methods: list[str | Settings] = Field(default_factory=list, description="methods, applied in this order")
     data: DataGroup = Field(default_factory=DataGroup)
     partition: PartitionGroup = Field(default_factory=PartitionGroup)
     model: ModelGroup = Field(default_factory=ModelGroup)
@@ -306,7 +314,7 @@ class Config(Group):
     calibrate: CalibrateGroup = Field(
         default_factory=CalibrateGroup, description="a calibration, for `raysim calibrate`; a run ignores it"
     )
-    scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
+    scale: Settings = Field(default_factory=dict, description="settings laid over the file with --scaled")
     report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
@@ -328,3 +336,8 @@ class Config(Group):
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
         return max(1, int(self.num_clients * fraction + 1e-9))
+
+
+def methods_label(specs: Sequence[str | Settings]) -> str:
+    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
+    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs) or "fedavg"
