@@ -90,11 +90,12 @@ class Recorder:
             self._tables = []
         self._board.flush()
 
-    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
+    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
-        for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
+        tags = {"partition": "partition/classes", "validation": "partition/validation"}
+        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
             figure.savefig(self.folder.picture(name), dpi=110)
-            self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
+            self._board.add_figure(tags[name], figure, 0)
 
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
@@ -167,14 +168,17 @@ class Recorder:
             figure = heat_map(record.weights, kept.tolist(), self.blocks, title=title, xlabel="layer block")
             self._board.add_figure("weights/client_by_block", figure, number)
         for name, values in record.arrays.items():
-            columns = record.arrays.get(f"{name}:columns")
-            if ":" not in name and values.ndim == 2 and columns is not None:
+            columns, title = record.arrays.get(f"{name}:columns"), f"{name}, round {number}"
+            if ":" in name:  # names the rows or columns of another array
+                continue
+            if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
-                figure = heat_map(values, rows, columns.tolist(), title=f"{name}, round {number}", is_log=True)
-                self._board.add_figure(name.replace(".", "/"), figure, number)
-            elif ":" not in name and values.ndim == 1 and values.size:
-                names = [str(place) for place in range(values.size)] if columns is None else columns.tolist()
-                self._board.add_figure(name.replace(".", "/"), bars(values, names, f"{name}, round {number}"), number)
+                figure = heat_map(values, rows, columns.tolist(), title=title, is_log=True)
+            elif values.ndim == 1 and values.size:
+                figure = bars(values, list(map(str, range(values.size) if columns is None else columns)), title)
+            else:
+                continue
+            self._board.add_figure(name.replace(".", "/"), figure, number)
 
 
 def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
@@ -183,10 +187,8 @@ def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, floa
     `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first of
     several: a choice that does not look at the test set. None for what the rows do not hold.
     """
-    scores = _points(rows, "server/accuracy")
-    validation = _points(rows, "server/validation_accuracy")
-    best = _best(scores)
-    chosen = _best(validation)
+    scores, validation = _points(rows, "server/accuracy"), _points(rows, "server/validation_accuracy")
+    best, chosen = _best(scores), _best(validation)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))
     last = [score for number, score in scores.items() if number >= late]
     return {
@@ -211,5 +213,5 @@ def _best(scores: Mapping[int, float]) -> int:
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
     """The last value of a metric that says how good the model is; None for others, and for what is no number."""
-    values = _points(rows, name) if name.startswith(("server/", "clients/")) else {}
-    return next((value for value in [*values.values()][::-1][:1] if math.isfinite(value)), None)
+    *_, last = [math.nan, *_points(rows, name).values()]
+    return last if name.startswith(("server/", "clients/")) and math.isfinite(last) else None

@@ -71,8 +71,7 @@ def execute(
             )
             with closing(recorder):
                 if first_round == 0:
-                    manifest = plan.manifest
-                    recorder.partition(manifest.class_counts, manifest.validation_counts, plan.info.classes)
+                    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
                 on_start(folder.path, first_round, num_rounds)
                 simulate(
                     server,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -98,7 +98,7 @@ class RunFolder:
             storage.mkdir(parents=True, exist_ok=True)
             for attempt in itertools.count():
                 path = storage / (f"{fresh}-{attempt}" if attempt else fresh)
-                with contextlib.suppress(FileExistsError):
+                with suppress(FileExistsError):
                     path.mkdir()
                     return RunFolder(path)
         except OSError as error:
@@ -133,7 +133,7 @@ class RunFolder:
         for mark in ("STOPPED", "FAILED"):
             (self.path / mark).unlink(missing_ok=True)
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self, wait_s: float = 0.0) -> Iterator[None]:
         """Hold the directory for this process alone.
 

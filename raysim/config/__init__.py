@@ -4,25 +4,21 @@ from raysim.config.faults import nearest, parse_options
 from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root
 from raysim.config.reading import parse_config, parse_report, read_config
 from raysim.config.schema import (
-    FORMS,
     CalibrateGroup,
     CohortGroup,
     Config,
     ModelGroup,
-    PartitionGroup,
     ReportGroup,
     TuneGroup,
     methods_label,
 )
 
 __all__ = [
-    "FORMS",
     "JOB_VARIABLE",
     "CalibrateGroup",
     "CohortGroup",
     "Config",
     "ModelGroup",
-    "PartitionGroup",
     "ReportGroup",
     "TuneGroup",
     "data_cache",

@@ -11,7 +11,7 @@ import yaml
 from raysim.config.faults import validated
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
 from raysim.core.errors import ConfigError, Fault
-from raysim.core.settings import Settings
+from raysim.core.settings import Settings, assign
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,14 +71,11 @@ def _override(raw: Settings, override: str, source: str) -> None:
         raise ConfigError(
             [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
         )
-    *parents, last = key.strip().split(".")
-    group = raw
-    for parent in parents:
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise ConfigError([Fault(key, f"{parent} is no group of keys in {source}")], "the command line")
     try:
-        group[last] = yaml.load(text, Loader=_Loader)
+        assign(raw, key.strip(), yaml.load(text, Loader=_Loader))
+    except KeyError as error:
+        fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
+        raise ConfigError([fault], "the command line") from error
     except yaml.YAMLError as error:
         raise ConfigError([Fault(key, f"value {text!r} is no valid YAML ({error})")], "the command line") from error
 
