@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,14 +17,24 @@ from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, 
 from raysim.terminal import Progress, command_began, err, out, run_table, say, sweep_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from raysim.core.settings import Settings
+
+
+#: Faults in what the user gave; all other errors are failures of the run.
+GIVEN = (ConfigError, DataError, MethodError, ModelError, RunExists)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
 ]
+GridOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+]
+Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
 @app.command()
@@ -34,26 +44,25 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
     ] = False,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    is_scaled: Scaled = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim.config import JOB_VARIABLE, Config, home_folder, parse_config, read_config
+    from raysim.config import JOB_VARIABLE, home_folder, parse_config, read_config
     from raysim.sweep import scaled
 
     raw = read_config(Path(config), overrides or [])
     if is_scaled:
         raw = scaled(_with_own_name(raw, overrides), config)
     if raw.get("tune"):
-        err.print(
-            f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep", markup=False
-        )
+        note = f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep"
+        err.print(note, markup=False)
     if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
         err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
     if print_config:
         import yaml
 
         parsed, faults = parse_config(raw)
-        if not isinstance(parsed, Config):
+        if parsed is None:
             raise ConfigError(faults, config)
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
@@ -134,8 +143,8 @@ def calibrate(
     out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
 
 
-def _with_own_name(raw: dict[str, Any], overrides: Sequence[str] | None) -> dict[str, Any]:
-    """A name from the command line is that of a scaled run, too."""
+def _with_own_name(raw: Settings, overrides: Sequence[str] | None) -> Settings:
+    """A name from the command line is the name of a scaled run, too."""
     is_named = any(override.startswith("name=") for override in overrides or ())
     return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if is_named and raw.get("scale") else raw
 
@@ -143,11 +152,8 @@ def _with_own_name(raw: dict[str, Any], overrides: Sequence[str] | None) -> dict
 @app.command()
 def partition(
     config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-    ] = None,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
@@ -156,23 +162,16 @@ def partition(
 
     raw = read_sweep(Path(config), overrides or [])
     folder = out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem)
-    found = partitions(raw, config, is_scaled=is_scaled)
-    table = Table(title=f"{config}: {len(found)} partitions" if len(found) > 1 else config)
+    drawn = partitions(raw, config, is_scaled=is_scaled)
+    table = Table(title=f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config)
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
         table.add_column(column, justify="right" if column else "left")
-    for each in found:
-        held, sizes = each.manifest, each.manifest.sizes
-        numbers = (
-            len(sizes),
-            sizes.sum(),
-            sizes.min(),
-            sizes.max(),
-            held.num_draws,
-            len(held.validation),
-            len(held.test),
-        )
+    for each in drawn:
+        manifest, sizes = each.manifest, each.manifest.sizes
+        counts = (len(sizes), sizes.sum(), sizes.min(), sizes.max())
         write(each, folder)
-        table.add_row(each.name, *map(str, numbers))
+        others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
+        table.add_row(each.name, *map(str, (*counts, *others)))
     out.print(table)
     out.print(f"partitions: {folder}", markup=False)
 
@@ -201,16 +200,12 @@ def prepare(
     from raysim.data.sources import prepare as convert
 
     if name is None:
-        width = max(map(len, SOURCES))
-        for known, source in SOURCES.items():
-            out.print(f"{known:{width}}  {source.description}")
+        _print_columns({known: source.description for known, source in SOURCES.items()})
         return
-    out_dir = home_folder() / out_dir
     parallel_map = map_in_threads
     if use_ray:
-        from raysim.data.pipeline import map_with_ray_data
-
-        parallel_map = map_with_ray_data
+        from raysim.data.pipeline import map_with_ray_data as parallel_map
+    out_dir = home_folder() / out_dir
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
         task = bar.add_task(f"preparing {name}", total=None)
@@ -249,35 +244,45 @@ def methods(
     classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
-    from raysim.config import nearest
-    from raysim.find import describe, find_method
-
     if model is not None:
         _print_blocks(model, words or [], size, channels, classes)
-        return
-    if not words:
+    elif words:
+        _print_method(words[0])
+    else:
         from methods import METHODS
         from raysim.models import MODELS
 
         out.print("[] is FedAvg. Listed in order, methods combine.")
-        for known in sorted(METHODS):
-            signature, line = describe(find_method(known))
-            out.print(f"[bold]{known}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
+        _print_functions(dict(sorted(METHODS.items())))
         out.print("\nModels, of raysim and (with or without timm: in front) of timm:")
-        for known, architecture in MODELS.items():
-            signature, line = describe(architecture.build)
-            out.print(f"[bold]{known}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
-        return
+        _print_functions({known: architecture.build for known, architecture in MODELS.items()})
+
+
+def _print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
+    from raysim.find import describe
+
+    for name, make in functions.items():
+        signature, line = describe(make)
+        out.print(f"[bold]{name}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
+
+
+def _print_method(name: str) -> None:
     import inspect
 
-    name = words[0]
+    from raysim.find import find_method
+
     try:
         make = find_method(name)
     except LookupError as error:
-        from methods import METHODS
-
-        raise MethodError(f"unknown method {name!r}", "", nearest(name, list(METHODS))) from error
+        raise MethodError(str(error)) from error
     out.print(f"{name}{inspect.signature(make)}\n\n{inspect.getdoc(make)}", markup=False)
+
+
+def _print_columns(lines: Mapping[str, str]) -> None:
+    """A name and what stands for it on every line."""
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        out.print(f"{name:{width}}  {text}", markup=False)
 
 
 def _print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
@@ -291,11 +296,9 @@ def _print_blocks(model: str, overrides: list[str], size: int | None, channels: 
         f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
         f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks"
     )
-    wide = max(map(len, layout.blocks))
-    for block in layout.blocks:
-        leaves = [leaf for leaf in layout.leaves if leaf.block == block]
-        trained = sum(leaf.size for leaf in leaves if not leaf.is_buffer)
-        out.print(f"{block:{wide}} {trained:>10}  {', '.join(leaf.name for leaf in leaves)}", markup=False)
+    leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
+    sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}
+    _print_columns({block: f"{sizes[block]:>9}  {', '.join(leaf.name for leaf in leaves[block])}" for block in leaves})
 
 
 @app.command()
@@ -378,12 +381,9 @@ def main() -> None:
     """Entry point: one message and a status instead of a traceback for everything a user can mend."""
     try:
         app()
-    except (ConfigError, DataError, MethodError, ModelError, RunExists) as error:
-        err.print(f"{type(error).__name__}: {error}", markup=False)
-        sys.exit(2)
     except RaysimError as error:
         err.print(f"{type(error).__name__}: {error}", markup=False)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, GIVEN) else 1)
     except Exception as error:
         from raysim.engine.simulation import Interrupted
 

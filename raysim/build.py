@@ -6,15 +6,15 @@ What crosses to actors is a `Recipe`, names and numbers, from which each process
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 
-from raysim.config import CohortGroup, Config
+from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.errors import ConfigError
 from raysim.core.layout import Layout, layout_of
 from raysim.core.method import Method
@@ -28,18 +28,28 @@ from raysim.engine.scores import FederationSizes
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.find import build_methods, further_metrics
-from raysim.models import (
-    LoraSpec,
-    ModelSpec,
-    build_model,
-    build_skeleton,
-    head_of,
-    prefers_channels_last,
-)
+from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
 from raysim.training.model import state_of
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As `lru_cache`, for arguments that pickle but have no hash; results are shared, so not to be changed."""
+
+    @lru_cache(maxsize=256)
+    def call_pickled(arguments: bytes) -> Result:
+        args, kwargs = pickle.loads(arguments)
+        return function(*args, **kwargs)
+
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return call_pickled(pickle.dumps((args, kwargs)))
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,23 @@ class Recipe:
     shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes.
     """
 
-    config: dict[str, Any]
-    shards: str
+    config: Config
     num_classes: int
     shape: tuple[int, int, int]
+    shards: str
     num_threads: int = 1
     wants_gpu: bool = False
     shard_host: str = ""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return model_spec(self.config, self.num_classes, self.shape)
+
+    def methods(self) -> list[Method]:
+        methods, faults = build_methods(self.config.methods)
+        if faults:  # checked by the driver, so a worker sees another code than the driver
+            raise ConfigError(faults, "the recipe, in a worker")
+        return methods
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,10 @@ class Plan:
     methods: tuple[Method, ...]
 
     @property
+    def spec(self) -> ModelSpec:
+        return model_spec(self.config, len(self.info.classes), self.info.shape)
+
+    @property
     def keeps_memory(self) -> bool:
         """Whether clients keep anything between rounds."""
         is_personal = bool(self.layout.personal)
@@ -78,15 +102,14 @@ class Plan:
     def num_rounds(self) -> int:
         return sum(phase.rounds for phase in make_phases(self.config, self.methods))
 
-
-def cached_skeleton(spec: ModelSpec) -> torch.nn.Module:
-    """Parameters and their shapes, without values; shared, so not to be changed."""
-    return _skeleton_of(pickle.dumps(replace(spec, pretrained=None)))
-
-
-@lru_cache(maxsize=64)
-def _skeleton_of(spec: bytes) -> torch.nn.Module:
-    return build_skeleton(pickle.loads(spec))
+    def recipe(self, shards: Path, *, num_threads: int = 1, wants_gpu: bool = False, shard_host: str = "") -> Recipe:
+        """What crosses to the processes of this run."""
+        config, weights = self.config, self.config.model.pretrained
+        if weights not in (None, "default"):  # actors may have another working directory
+            group = config.model.model_copy(update={"pretrained": str(Path(weights).expanduser().absolute())})
+            config = config.model_copy(update={"model": group})
+        info = self.info
+        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host)
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
@@ -96,24 +119,15 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
       shape: (height, width, channels) of the stored images; the model gets that of the inputs made of them.
     """
     height, width = input_transform(config).output_size(*shape[:2])
-    inputs = (height, width, config.data.channels or shape[2])
-    options = dict(config.model.model_extra or {})
-    return ModelSpec(config.model.name, num_classes, inputs, options, config.model.pretrained, lora_spec(config))
+    return spec_of(config.model, num_classes, (height, width, config.data.channels or shape[2]))
 
 
-def lora_spec(config: Config) -> LoraSpec | None:
-    group = config.model.lora
-    return None if group is None else LoraSpec(group.rank, group.alpha, tuple(group.targets), group.dropout)
-
-
-def fetch_weights(plan: Plan) -> None:
-    """Fetch the library's pretrained weights, if the run wants them, before all trainers ask for them at once.
-
-    Raises:
-      ModelError: they cannot be fetched.
-    """
-    if plan.config.model.pretrained == "default":
-        build_model(model_spec(plan.config, len(plan.info.classes), plan.info.shape), seed=plan.config.seed)
+def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, int]) -> ModelSpec:
+    """The same for inputs of a known (height, width, channels)."""
+    lora = None
+    if model.lora is not None:
+        lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
+    return ModelSpec(model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora)
 
 
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
@@ -150,42 +164,34 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
         cohort.stragglers,
         cohort.straggler_work,
     )
-    last = LocalSettings(**{**vars(settings), "steps": 0})
-    return [main, *(Phase((m,), last, 1, config.num_clients) for m in methods if m.is_phase)]
+    return [main, *(Phase((m,), replace(settings, steps=0), 1, config.num_clients) for m in methods if m.is_phase)]
 
 
-def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
+def uses_channels_last(model: ModelGroup, spec: ModelSpec) -> bool:
     """Whether convolutions lie channels-last in this run."""
-    wanted = config.model.channels_last
-    return prefers_channels_last(spec) if wanted == "auto" else wanted
+    return prefers_channels_last(spec) if model.channels_last == "auto" else model.channels_last
 
 
-def layout_of_model(spec: ModelSpec, methods: Sequence[Method], *, channels_last: bool, blocks: str) -> Layout:
-    skeleton = cached_skeleton(spec)
-    head = head_of(spec)
+def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+    """The layout of a model under these methods, which may divide its parameters.
+
+    Raises:
+      ValueError, KeyError: a method's partition of the parameters is impossible.
+    """
+    skeleton, head = cached_skeleton(replace(spec, pretrained=None)), head_of(spec)
     partition = Stack(methods).partition((name for name, p in skeleton.named_parameters() if p.requires_grad), head)
     return layout_of(
         skeleton,
         head=head,
         trained=partition.trained,
         shared=partition.shared,
-        channels_last=channels_last,
-        blocks=blocks,
+        channels_last=uses_channels_last(model, spec),
+        blocks=model.blocks,
     )
 
 
-def layout_for(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
-    channels_last = uses_channels_last(config, spec)
-    return layout_of_model(spec, methods, channels_last=channels_last, blocks=config.model.blocks)
-
-
-def _parts(recipe: Recipe) -> tuple[Config, ModelSpec, list[Method], Layout]:
-    config = Config.model_validate(recipe.config)
-    spec = model_spec(config, recipe.num_classes, recipe.shape)
-    methods, faults = build_methods(config.methods)
-    if faults:  # checked by the driver, so a worker sees another code than the driver
-        raise ConfigError(faults, "the recipe, in a worker")
-    return config, spec, methods, layout_for(config, spec, methods)
+#: Parameters and their shapes, without values.
+cached_skeleton = cached_by_value(build_skeleton)
 
 
 def open_federation(recipe: Recipe) -> Federation:
@@ -199,15 +205,14 @@ def open_federation(recipe: Recipe) -> Federation:
 
 def make_trainer(recipe: Recipe) -> Trainer:
     """A trainer in the process that calls this."""
-    config, spec, methods, layout = _parts(recipe)
-    channels_last = uses_channels_last(config, spec)
+    config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     return Trainer(
         module=build_model(spec, seed=config.seed),
-        layout=layout,
+        layout=layout_for(config.model, spec, methods),
         head=head_of(spec),
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
-        transform=input_transform(config, channels_last=channels_last),
+        transform=input_transform(config, channels_last=uses_channels_last(config.model, spec)),
         num_classes=recipe.num_classes,
         seed=config.seed,
         device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
@@ -220,15 +225,14 @@ def make_trainer(recipe: Recipe) -> Trainer:
 
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
-    config, spec, methods, layout = _parts(recipe)
-    module = build_model(spec, seed=config.seed)
-    federation = open_federation(recipe)
+    config, spec, methods = recipe.config, recipe.spec, recipe.methods()
+    module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
     return Server(
         pool=pool,
         layout=layout,
         state=state_of(module, layout),
         phases=make_phases(config, methods),
-        sizes=sizes_of(federation),
+        sizes=sizes_of(open_federation(recipe)),
         seed=config.seed,
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,

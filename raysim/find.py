@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config
@@ -22,37 +22,37 @@ T = TypeVar("T")
 MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
 
 
-def build_methods(specs: Sequence[Any]) -> tuple[list[Method], list[Fault]]:
+def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
     """Methods from their configuration: a name, or {name: {option: value}}; a name may be `module:function`."""
-    methods, faults = [], []
-    for index, item in enumerate(specs):
-        key = f"methods[{index}]"
-        if isinstance(item, dict) and len(item) == 1:
-            ((name, options),) = item.items()
+    methods: list[Method] = []
+    faults: list[Fault] = []
+    for index, spec in enumerate(specs):
+        result = _build_method(spec, f"methods[{index}]")
+        if isinstance(result, Method):
+            methods.append(result)
         else:
-            name, options = item, {}
-        if not isinstance(name, str) or not isinstance(options or {}, dict):
-            faults.append(Fault(key, f"must be a name or {{name: {{option: value}}}}, got {item!r}"))
-            continue
-        try:
-            make = find_method(name)
-        except LookupError as error:
-            faults.append(Fault(key, str(error)))
-            continue
-        try:
-            parsed, bad = parse_options(make, options or {}, f"{key}.{name}")
-            faults += bad
-            method = None if bad else make(**parsed)
-        except Exception as error:  # a method of the user's own may raise anything
-            faults.append(Fault(f"{key}.{name}", str(error)))
-            continue
-        if isinstance(method, Method):
-            methods.append(method)
-        elif not bad:
-            faults.append(
-                Fault(f"{key}.{name}", f"returned {type(method).__name__}; a method's function returns a Method")
-            )
+            faults += result
     return methods, faults
+
+
+def _build_method(spec: object, key: str) -> Method | list[Fault]:
+    name, options = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
+    options = options or {}
+    if not isinstance(name, str) or not isinstance(options, dict):
+        return [Fault(key, f"must be a name or {{name: {{option: value}}}}, got {spec!r}")]
+    try:
+        make = find_method(name)
+    except LookupError as error:
+        return [Fault(key, str(error))]
+    key = f"{key}.{name}"
+    try:
+        parsed, faults = parse_options(make, options, key)
+        method = None if faults else make(**parsed)
+    except Exception as error:  # a method of the user's own may raise anything
+        return [Fault(key, str(error))]
+    if isinstance(method, Method):
+        return method
+    return faults or [Fault(key, f"returned {type(method).__name__}; a method's function returns a Method")]
 
 
 def find_method(name: str) -> Callable[..., Method]:
@@ -105,7 +105,7 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
 
 
-def describe(make: Callable[..., Any]) -> tuple[str, str]:
+def describe(make: Callable[..., object]) -> tuple[str, str]:
     """(options, first line of the documentation) of a method's or a model's function."""
     function = make.func if isinstance(make, partial) else make
     signature = inspect.signature(make, eval_str=True)

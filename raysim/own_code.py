@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,8 @@ def named_methods(specs: Sequence[object]) -> list[object]:
 
 
 def name_of(function: Callable[..., object], key: str) -> str:
-    """`module:function` where an import finds this very function; else a name under which it travels by value.
+    """`module:function` where an import finds this very function; else a name under which it travels by value,
+    `module:function@digest of its source`.
 
     Raises:
       ConfigError: it cannot be sent to other processes; `key` is where the configuration has it.
@@ -44,7 +46,7 @@ def name_of(function: Callable[..., object], key: str) -> str:
     except Exception as error:  # whatever the objects that it refers to raise
         text = f"{name} cannot be sent to other processes ({error}); let it refer to nothing but values and modules"
         raise ConfigError([Fault(key, text)], "the call") from error
-    name = f"{module or '__main__'}:{name}"
+    name = f"{module or '__main__'}:{name}@{_digest(function)}"
     _BY_VALUE[name] = function
     return name
 
@@ -67,6 +69,16 @@ def receive(functions: Mapping[str, bytes]) -> None:
 
     for name, content in functions.items():
         _BY_VALUE[name] = pickle.loads(content)
+
+
+def _digest(function: Callable[..., object]) -> str:
+    """Eight letters that change with the source: a run does not go on with a function that was edited meanwhile."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed at a prompt, or no plain function
+        code = getattr(function, "__code__", None)
+        source = repr((code.co_code, code.co_names, code.co_varnames)) if code else type(function).__qualname__
+    return hashlib.sha256(source.encode()).hexdigest()[:8]
 
 
 def _imported(module: str, name: str) -> object:

@@ -15,6 +15,7 @@ from raysim.data.manifest import Manifest
 from raysim.files import write_file
 from raysim.pictures import partition_pictures
 from raysim.run import partition_csv
+from raysim.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def partitions(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) 
     found: dict[str, tuple[dict[str, Any], SetInfo, Manifest]] = {}
     for trial in _trials(raw, source, is_scaled=is_scaled):
         try:
-            _, info, manifest = check_partition(trial.raw, source)
+            info, manifest = check_partition(trial.raw, source)
         except DataError as error:
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         found.setdefault(manifest.checksum, (trial.values, info, manifest))
@@ -67,11 +68,12 @@ def write(partition: Partition, folder: Path) -> Path:
     manifest = partition.manifest
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_file(target / "partition.json", manifest.to_json().encode())
-        write_file(target / "partition.csv", partition_csv(manifest, partition.info).encode())
+        files = RunFolder(target)  # named as in a run directory
+        write_file(files.partition, manifest.to_json().encode())
+        write_file(files.partition_table, partition_csv(manifest, partition.info).encode())
         pictures = partition_pictures(manifest.class_counts, manifest.validation_counts, partition.info.classes)
         for name, figure in pictures.items():
-            figure.savefig(target / f"{name}.png", dpi=110)
+            figure.savefig(files.picture(name), dpi=110)
     except OSError as error:
         raise DataError(f"cannot write partitions ({error})", str(folder), "give another folder with --out") from error
     return target

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from raysim.core.settings import Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures
 from raysim.run_folder import RunFolder
@@ -41,7 +41,7 @@ class Recorder:
         *,
         first_round: int,
         num_rounds: int,
-        hyperparameters: Mapping[str, Any],
+        hyperparameters: Mapping[str, object],
         blocks: Sequence[str],
         classes: Sequence[str] = (),
     ):
@@ -90,13 +90,14 @@ class Recorder:
             self._tables = []
         self._board.flush()
 
-    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]) -> None:
+    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
-        for name, figure in partition_pictures(class_counts, validation_counts, classes).items():
-            figure.savefig(self.folder.path / f"{name}.png", dpi=110)
-            self._board.add_figure("partition/classes" if name == "partition" else "partition/validation", figure, 0)
+        tags = {"partition": "partition/classes", "validation": "partition/validation"}
+        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
+            figure.savefig(self.folder.picture(name), dpi=110)
+            self._board.add_figure(tags[name], figure, 0)
 
-    def summary(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
         result = {
@@ -132,7 +133,7 @@ class Recorder:
         for summary in (experiment, start):
             self._board._get_file_writer().add_summary(summary)
 
-    def _hyperparameters_at_end(self, result: Mapping[str, Any]) -> None:
+    def _hyperparameters_at_end(self, result: Settings) -> None:
         from torch.utils.tensorboard.summary import hparams
 
         for name in ("best_accuracy", "mean_last_10pct_accuracy"):
@@ -149,13 +150,13 @@ class Recorder:
         """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
         from PIL import Image
 
-        with open(self.folder.path / "confusion.csv", "w", newline="") as file:
+        with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
         if number == self.num_rounds - 1:
             pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
-            Image.fromarray(pixels).save(self.folder.path / "confusion.png")
+            Image.fromarray(pixels).save(self.folder.picture("confusion"))
             self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
 
     def _pictures(self, record: RoundRecord) -> None:
@@ -167,14 +168,17 @@ class Recorder:
             figure = heat_map(record.weights, kept.tolist(), self.blocks, title=title, xlabel="layer block")
             self._board.add_figure("weights/client_by_block", figure, number)
         for name, values in record.arrays.items():
-            columns = record.arrays.get(f"{name}:columns")
-            if ":" not in name and values.ndim == 2 and columns is not None:
+            columns, title = record.arrays.get(f"{name}:columns"), f"{name}, round {number}"
+            if ":" in name:  # names the rows or columns of another array
+                continue
+            if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
-                figure = heat_map(values, rows, columns.tolist(), title=f"{name}, round {number}", is_log=True)
-                self._board.add_figure(name.replace(".", "/"), figure, number)
-            elif ":" not in name and values.ndim == 1 and values.size:
-                names = [str(place) for place in range(values.size)] if columns is None else columns.tolist()
-                self._board.add_figure(name.replace(".", "/"), bars(values, names, f"{name}, round {number}"), number)
+                figure = heat_map(values, rows, columns.tolist(), title=title, is_log=True)
+            elif values.ndim == 1 and values.size:
+                figure = bars(values, list(map(str, range(values.size) if columns is None else columns)), title)
+            else:
+                continue
+            self._board.add_figure(name.replace(".", "/"), figure, number)
 
 
 def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
@@ -183,10 +187,8 @@ def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, floa
     `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first of
     several: a choice that does not look at the test set. None for what the rows do not hold.
     """
-    scores = _points(rows, "server/accuracy")
-    validation = _points(rows, "server/validation_accuracy")
-    best = _best(scores)
-    chosen = _best(validation)
+    scores, validation = _points(rows, "server/accuracy"), _points(rows, "server/validation_accuracy")
+    best, chosen = _best(scores), _best(validation)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))
     last = [score for number, score in scores.items() if number >= late]
     return {
@@ -211,5 +213,5 @@ def _best(scores: Mapping[int, float]) -> int:
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
     """The last value of a metric that says how good the model is; None for others, and for what is no number."""
-    values = _points(rows, name) if name.startswith(("server/", "clients/")) else {}
-    return next((value for value in [*values.values()][::-1][:1] if math.isfinite(value)), None)
+    *_, last = [math.nan, *_points(rows, name).values()]
+    return last if name.startswith(("server/", "clients/")) and math.isfinite(last) else None

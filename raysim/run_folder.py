@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +19,18 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import RunExists
+from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.settings import Settings
 from raysim.files import replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
+
+#: Keys that a resumed run may change: they do not move the result of a round.
+FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "calibrate", "scale")
+
+#: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
+FREE_PARTS = {"data": ("root",)}
 
 #: File that marks an end -> what the run then is called; the first one that is there counts.
 MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}
@@ -40,6 +49,22 @@ class Status:
         return self.name in ("completed", "stopped")
 
 
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """(key, before, now) of what differs between two configurations and may not: the result depends on it."""
+    differences: list[tuple[str, object, object]] = []
+    for key in now:
+        old, new = before.get(key), now[key]
+        if key in FREE_KEYS or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [name for name in {**old, **new} if name not in FREE_PARTS.get(key, ())]
+            pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
+            differences += [pair for pair in pairs if pair[1] != pair[2]]
+        else:
+            differences.append((key, old, new))
+    return differences
+
+
 class RunFolder:
     """Names and contents of the files of one run. Nothing is kept open; every reading is of what is there now."""
 
@@ -55,10 +80,38 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
+        self.confusion = path / "confusion.csv"
+
+    @staticmethod
+    def make(storage: Path, name: str | None) -> RunFolder:
+        """The directory of a run below a folder, made if it is not there; a fresh one for a run without a name.
+
+        Raises:
+          ConfigError: it cannot be made.
+        """
+        fresh = time.strftime("run-%Y%m%d-%H%M%S")
+        storage = storage.absolute()
+        try:
+            if name is not None:
+                (storage / name).mkdir(parents=True, exist_ok=True)
+                return RunFolder(storage / name)
+            storage.mkdir(parents=True, exist_ok=True)
+            for attempt in itertools.count():
+                path = storage / (f"{fresh}-{attempt}" if attempt else fresh)
+                with suppress(FileExistsError):
+                    path.mkdir()
+                    return RunFolder(path)
+        except OSError as error:
+            fault = Fault("storage", f"cannot make a run directory ({error}); choose a folder that can be written")
+            raise ConfigError([fault], "the configuration") from error
+        raise AssertionError("unreachable")
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    def picture(self, name: str) -> Path:
+        return self.path / f"{name}.png"
 
     # --- marks --------------------------------------------------------------------------------------------------------
 
@@ -100,25 +153,25 @@ class RunFolder:
 
     # --- whole files --------------------------------------------------------------------------------------------------
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> Settings:
         """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
         return dict(yaml.safe_load(self.config.read_text()))
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
+    def write_config(self, config: Mapping[str, object]) -> None:
         write_file(self.config, yaml.safe_dump(dict(config), sort_keys=False).encode())
 
-    def read_json(self, path: Path) -> dict[str, Any]:
+    def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError."""
         return dict(json.loads(path.read_text()))
 
-    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+    def write_json(self, path: Path, content: Mapping[str, object]) -> None:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
     def results(self) -> list[Path]:
         """What the run left of results; TensorBoard's events stay with the run that wrote them."""
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
-        found = [path for path in sorted(self.path.iterdir()) if path not in others]
-        return [path for path in found if not path.name.startswith((".", "events.out"))]
+        hidden = (".", "events.out")
+        return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
 
     # --- rows and arrays ----------------------------------------------------------------------------------------------
 
@@ -162,4 +215,7 @@ class RunFolder:
         """arrays/round_00012.npz: what methods logged in a round."""
         self.arrays.mkdir(exist_ok=True)
         # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
-        np.savez_compressed(self.arrays / f"round_{round_index:05d}.npz", **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(self.round_arrays(round_index), **arrays)  # type: ignore[arg-type]
+
+    def round_arrays(self, round_index: int) -> Path:
+        return self.arrays / f"round_{round_index:05d}.npz"

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.settings import assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
@@ -47,23 +48,6 @@ class Trial:
     name: str
     values: dict[str, Any]
     raw: dict[str, Any]
-
-
-def assign(raw: dict[str, Any], key: str, value: Any) -> None:
-    """raw[a][b] = value for the key "a.b"; groups on the way are made.
-
-    After `tune.param_space.` comes an axis, whose own name may hold dots.
-    Raises:
-      KeyError: something on the way is a value, not a group; holds its path.
-    """
-    head, space, axis = key.partition("tune.param_space.")
-    *parents, last = ["tune", "param_space", axis] if space and not head else key.split(".")
-    group = raw
-    for depth, parent in enumerate(parents):
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise KeyError(".".join(parents[: depth + 1]))
-    group[last] = copy.deepcopy(value)
 
 
 def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:

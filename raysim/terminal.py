@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from raysim.core.settings import Settings
     from raysim.engine.metrics import RoundRecord
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep, SweepTrial
@@ -46,9 +47,11 @@ def _short(label: object) -> str:
     return f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
-def run_table(folder: Path | None, summary: Mapping[str, Any], seconds: float) -> Table:
+def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
     """The accuracies of a finished run."""
-    table = Table(title=f"{folder.name if folder else ''}: {_names(summary['methods'])}")
+    from raysim.config import methods_label
+
+    table = Table(title=f"{folder.name if folder else ''}: {methods_label(summary['methods'])}")
     for column in ("round", "accuracy", ""):
         table.add_column(column, justify="right")
     if summary["accuracy"] is not None:
@@ -102,7 +105,3 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _names(specs: list[str | dict[str, object]]) -> str:
-    return " + ".join(next(iter(item)) if isinstance(item, dict) else item for item in specs) or "fedavg"

@@ -6,34 +6,50 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from raysim.core.errors import Fault
+from raysim.core.settings import Settings
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+
+#: Where an error stands: keys and positions from the outside in.
+Place = tuple[int | str, ...]
+
+
+def validated(model: type[Model], raw: object, key: str = "") -> tuple[Model | None, list[Fault]]:
+    """(the raw value as a model, or None if it has faults; the faults).
+
+    Args:
+      key: what the raw value stands at in the whole configuration.
+    """
+    try:
+        return model.model_validate(raw), []
+    except ValidationError as error:
+        return None, [fault_of(model, item, key) for item in unique_errors(error.errors())]
 
 
 def parse_options(
-    function: Callable[..., Any], options: Mapping[str, Any], key: str
-) -> tuple[dict[str, Any], list[Fault]]:
+    function: Callable[..., object], options: Mapping[str, object], key: str
+) -> tuple[Settings, list[Fault]]:
     """Check options against a function's keyword parameters (a method's or a model's).
 
     Returns:
       (converted options, faults).
     """
-    model = _options_model(function)
-    try:
-        model.model_validate(dict(options))
-    except ValidationError as error:
-        return {}, [fault_of(model, item, key) for item in unique_errors(error.errors())]
-    parsed = model.model_validate(dict(options))
-    return {name: getattr(parsed, name) for name in options}, []
+    parsed, faults = validated(_options_model(function), dict(options), key)
+    return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 
 @lru_cache(maxsize=256)
-def _options_model(function: Callable[..., Any]) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
+def _options_model(function: Callable[..., object]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}  # create_model's own type of a field
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
@@ -48,16 +64,17 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"{hint}Known: {', '.join(sorted(known))}"
 
 
-def unique_errors(errors: Sequence[Any]) -> list[Any]:
+def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """One error per place: unions report every alternative, of which the first says enough."""
-    seen: dict[tuple[Any, ...], Any] = {}
+    first: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
-        seen.setdefault(place, {**error, "loc": place})
-    return list(seen.values())
+        first.setdefault(place, {**error, "loc": place})
+    return list(first.values())
 
 
-def _is_tag(part: Any) -> bool:
+def _is_tag(part: int | str) -> bool:
+    """Whether a part of a place is pydantic's name of an alternative, and no key."""
     return isinstance(part, str) and (
         part in {"int", "float", "str", "bool"}
         or part.startswith(("literal[", "list[", "dict[", "constrained", "function"))
@@ -65,42 +82,49 @@ def _is_tag(part: Any) -> bool:
 
 
 #: What values of a generic type are called; all others that stand beside words are numbers.
-KINDS: dict[Any, str] = {list: "a list", dict: "a mapping"}
+KINDS: dict[object, str] = {list: "a list", dict: "a mapping"}
 
-#: pydantic's type of an error -> the sentence; ctx holds its bounds.
+#: pydantic's type of an error -> the sentence. A field with words among its values is told by these words instead, but
+#: where a number that it also takes is out of bounds.
 SENTENCES = {
-    "greater_than": "must be > {ctx[gt]:g}, got {value!r}{hint}",
-    "greater_than_equal": "must be >= {ctx[ge]:g}, got {value!r}{hint}",
-    "less_than": "must be < {ctx[lt]:g}, got {value!r}{hint}",
-    "less_than_equal": "must be <= {ctx[le]:g}, got {value!r}{hint}",
+    "greater_than": "must be > {gt:g}, got {value!r}{hint}",
+    "greater_than_equal": "must be >= {ge:g}, got {value!r}{hint}",
+    "less_than": "must be < {lt:g}, got {value!r}{hint}",
+    "less_than_equal": "must be <= {le:g}, got {value!r}{hint}",
     "missing": "is missing{hint}",
+    "extra_forbidden": "unknown key. {nearest}",
+    "choice": "must be {choices}, got {value!r}{hint}",
+    "other": "{message}, got {value!r}{hint}",
 }
 
 
-def fault_of(model: type[BaseModel], error: Any, prefix: str = "") -> Fault:
+def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> Fault:
     """One of pydantic's errors as a fault.
 
     Args:
       model: that was validated.
       prefix: of the key.
     """
-    key = ".".join(str(part) for part in ([prefix] if prefix else []) + list(error["loc"]))
-    owner = _owner(model, error["loc"])
-    field = owner.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
-    value, hint, choices = error.get("input"), _hint(field), _choices(field)
-    if field is not None and choices and error["type"] not in ("greater_than", "greater_than_equal"):
-        members = [part for part in get_args(field.annotation) if part not in (type(None), *choices)]
-        origins = [get_origin(part) for part in members if get_origin(part) is not Literal]
-        kinds = dict.fromkeys(KINDS.get(origin, "a number") for origin in origins)
-        return Fault(key, f"must be {' or '.join([*kinds, *choices])}, got {value!r}{hint}")
-    if error["type"] == "extra_forbidden":
-        return Fault(key, f"unknown key. {nearest(str(error['loc'][-1]), list(owner.model_fields))}")
-    if error["type"] in SENTENCES:
-        return Fault(key, SENTENCES[error["type"]].format(ctx=error.get("ctx", {}), value=value, hint=hint))
-    return Fault(key, f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {value!r}{hint}")
+    place, kind = error["loc"], error["type"]
+    owner = _owner(model, place)
+    last = str(place[-1]) if place else ""
+    field = owner.model_fields.get(last)
+    choices = _choices(field)
+    if choices and kind not in ("greater_than", "greater_than_equal"):
+        kind = "choice"
+    words = {
+        **error.get("ctx", {}),  # the bounds
+        "value": error.get("input"),
+        "hint": _hint(field),
+        "choices": " or ".join(choices),
+        "nearest": nearest(last, list(owner.model_fields)),
+        "message": error["msg"][:1].lower() + error["msg"][1:],
+    }
+    sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)
+    return Fault(".".join(map(str, (prefix, *place) if prefix else place)), sentence)
 
 
-def _owner(model: type[BaseModel], place: Sequence[Any]) -> type[BaseModel]:
+def _owner(model: type[BaseModel], place: Place) -> type[BaseModel]:
     """The group that holds the last part of a place."""
     for part in place[:-1]:
         field = model.model_fields.get(str(part))
@@ -121,6 +145,9 @@ def _hint(field: FieldInfo | None) -> str:
 
 
 def _choices(field: FieldInfo | None) -> list[str]:
-    """The words that a key may have as its value."""
+    """What a field with words among its values may be: kinds of other values, then the words; empty without words."""
     parts = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-    return [choice for part in parts for choice in get_args(part) if isinstance(choice, str)]
+    words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
+    others = [part for part in get_args(field.annotation) if part not in (type(None), *words)] if field else []
+    origins = [origin for origin in map(get_origin, others) if origin is not Literal]
+    return [*dict.fromkeys(KINDS.get(origin, "a number") for origin in origins), *words] if words else []

@@ -40,3 +40,9 @@ def located(config: Config) -> Config:
     return config.model_copy(
         update={"storage": storage, "data": config.data.model_copy(update={"root": root})},
     )
+
+
+def data_cache(config: Config) -> Path:
+    """Where shards, and copies of remote sets, are kept: beside the prepared sets if these are local."""
+    root = config.data.root
+    return (Path(config.storage) / "cache" if "://" in root else Path(root)).absolute()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from raysim.config.faults import fault_of, unique_errors
+from raysim.config.faults import validated
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.settings import Settings, assign
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,7 +26,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, base, default.
 
     A file may name another as its `base` (relative to itself): its own groups are merged into that file's key by key.
@@ -42,7 +41,7 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, A
     return raw
 
 
-def _read_file(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     source = str(path)
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
@@ -66,101 +65,94 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     return result
 
 
-def _override(raw: dict[str, Any], override: str, source: str) -> None:
+def _override(raw: Settings, override: str, source: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
             [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
         )
-    *parents, last = key.strip().split(".")
-    group = raw
-    for parent in parents:
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise ConfigError([Fault(key, f"{parent} is no group of keys in {source}")], "the command line")
     try:
-        group[last] = yaml.load(text, Loader=_Loader)
+        assign(raw, key.strip(), yaml.load(text, Loader=_Loader))
+    except KeyError as error:
+        fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
+        raise ConfigError([fault], "the command line") from error
     except yaml.YAMLError as error:
         raise ConfigError([Fault(key, f"value {text!r} is no valid YAML ({error})")], "the command line") from error
 
 
-def parse_config(raw: Mapping[str, Any]) -> tuple[Config | None, list[Fault]]:
+def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:
     """(the configuration, or None if it has faults; all faults)."""
-    try:
-        config = Config.model_validate(raw)
-    except ValidationError as error:
-        return None, [fault_of(Config, item) for item in unique_errors(error.errors())]
-    faults = []
-    if config.cohort.size is not None and config.cohort.fraction is not None:
-        faults.append(Fault("cohort", "size and fraction are both set; keep one"))
-    if config.cohort_size > config.num_clients:
-        faults.append(
-            Fault(
-                "cohort.size",
-                f"{config.cohort_size} clients a round of a population of {config.num_clients}; "
-                "lower it or raise partition.num_clients",
-            )
-        )
-    if config.local.nesterov and not config.local.momentum:
-        faults.append(Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"))
-    if config.local.schedule != "exponential" and config.local.lr_decay != 1:
-        faults.append(
-            Fault(
-                "local.lr_decay",
-                f"{config.local.lr_decay:g} has no effect with schedule {config.local.schedule}; "
-                "set local.schedule to exponential, or drop lr_decay",
-            )
-        )
-    if config.local.steps is not None and config.local.epochs != LocalGroup().epochs:  # 1: as if it were not set
-        faults.append(Fault("local", "steps and epochs are both set; keep one"))
-    if config.name is not None and any(part in (".", "..") for part in config.name.split("/")):
-        faults.append(Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"))
-    faults += _data_faults(config)
+    config, faults = validated(Config, raw)
+    if config is not None:
+        contradictions = _contradictions(config) | _data_contradictions(config)
+        faults = [fault for fault, is_there in contradictions.items() if is_there]
     return (None if faults else config), faults
 
 
-def _data_faults(config: Config) -> list[Fault]:
-    """What is wrong with the data and partition groups beyond single keys."""
+def _contradictions(config: Config) -> dict[Fault, bool]:
+    """Settings that exclude each other or have no effect, and whether this configuration has them."""
+    cohort, local = config.cohort, config.local
+    size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
+    decay = f"{local.lr_decay:g} has no effect with schedule {local.schedule}"
+    sets_epochs = local.epochs != LocalGroup().epochs  # the default counts as not set
+    folders = (config.name or "").split("/")
+    return {
+        Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
+        Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
+            config.cohort_size > config.num_clients
+        ),
+        Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"): (
+            local.nesterov and not local.momentum
+        ),
+        Fault("local.lr_decay", f"{decay}; set local.schedule to exponential, or drop lr_decay"): (
+            local.schedule != "exponential" and local.lr_decay != 1
+        ),
+        Fault("local", "steps and epochs are both set; keep one"): local.steps is not None and sets_epochs,
+        Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"): bool({".", ".."} & {*folders}),
+    }
+
+
+def _data_contradictions(config: Config) -> dict[Fault, bool]:
+    """The same of the data and partition groups."""
     data, part, chosen = config.data, config.partition, config.data.validation_set
-    forms = FORMS.get(part.scheme, ())
-    faults = []
-    if part.form is not None and part.form not in forms and not config.is_joint:
-        known = f"choose {' or '.join(forms)}" if forms else "drop it"
-        faults.append(Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {known}"))
-    if data.test + data.validation >= 1 and data.split == "fraction":
-        faults.append(
-            Fault(
-                "data", f"test {data.test:g} and validation {data.validation:g} leave nothing to train on; lower them"
-            )
-        )
-    if data.split_within_clients and data.split == "official":
-        faults.append(
-            Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it")
-        )
-    if (chosen.external.name is None) != (chosen.external.mapping is None):
-        faults.append(Fault("data.validation_set.external", "needs both name and mapping; set both or none"))
+    forms, external = FORMS.get(part.scheme, ()), chosen.external
+    remedy = f"choose {' or '.join(forms)}" if forms else "drop it"
     is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
-    if is_changed and not data.validation and chosen.external.name is None:
-        faults.append(Fault("data.validation_set", "there is no validation set; raise data.validation"))
-    if chosen.order == "client" and not data.split_within_clients and chosen.external.name is None:
-        faults.append(
-            Fault(
-                "data.validation_set.order",
-                "client needs validation rows that are the clients' own; set data.split_within_clients, or order stratified",
-            )
-        )
-    return faults
+    is_official = data.split == "official"
+    held_out = f"test {data.test:g} and validation {data.validation:g}"
+    names = [data.name, *data.test_sets]
+    repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
+    by_client = "client needs validation rows that are the clients' own"
+    return {
+        Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {remedy}"): (
+            part.form not in (None, *forms) and not config.is_joint
+        ),
+        Fault("data", f"{held_out} leave nothing to train on; lower them"): (
+            data.test + data.validation >= 1 and not is_official
+        ),
+        Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it"): (
+            data.split_within_clients and is_official
+        ),
+        Fault("data.test_sets", f"{repeated!r} is tested on already; name it once"): bool(repeated),
+        Fault("data.validation_set.external", "needs both name and mapping; set both or none"): (
+            (external.name is None) != (external.mapping is None)
+        ),
+        Fault("data.validation_set", "there is no validation set; raise data.validation"): (
+            is_changed and not data.validation and external.name is None
+        ),
+        Fault("data.validation_set.order", f"{by_client}; set data.split_within_clients, or order stratified"): (
+            chosen.order == "client" and not data.split_within_clients and external.name is None
+        ),
+    }
 
 
-def parse_report(raw: Any, source: str) -> ReportGroup:
+def parse_report(raw: object, source: str) -> ReportGroup:
     """The `report` group of a configuration.
 
     Raises:
       ConfigError: all its faults.
     """
-    try:
-        return ReportGroup.model_validate({} if raw is None else raw)
-    except ValidationError as error:
-        raise ConfigError(
-            [fault_of(ReportGroup, item, "report") for item in unique_errors(error.errors())], source
-        ) from error
+    group, faults = validated(ReportGroup, {} if raw is None else raw, "report")
+    if group is None:
+        raise ConfigError(faults, source)
+    return group

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from raysim.core.settings import Settings
+
+
+def key(default: object, meaning: str, **bounds: Any) -> Any:
+    """A key of a group, with its default, what it means, and pydantic's bounds of its values."""
+    return Field(default, description=meaning, **bounds)
 
 
 class Group(BaseModel):
@@ -14,70 +22,64 @@ class Group(BaseModel):
 
 
 class ExternalGroup(Group):
-    name: str | None = Field(None, description="another prepared set that the validation set is taken from")
-    mapping: str | None = Field(
-        None, description="YAML file with its classes for each class, or the name of one in configs/mappings"
-    )
-    unique: bool = Field(True, description="false: 50 images of each class twice, as in FedVG's code")
+    name: str | None = key(None, "another prepared set that the validation set is taken from")
+    mapping: str | None = key(None, "YAML file with its classes for each class, or the name of one in configs/mappings")
+    unique: bool = key(True, "false: 50 images of each class twice, as in FedVG's code")
 
 
 class ValidationSetGroup(Group):
-    subset: float = Field(1.0, gt=0, le=1, description="fraction of the validation rows that is kept, stratified")
-    imbalance: float | None = Field(
-        None, gt=0, le=1, description="rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)"
+    subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
+    imbalance: float | None = key(
+        None, "rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
-    label_noise: float = Field(0.0, ge=0, le=1, description="fraction of the validation rows with a wrong label")
-    order: Literal["stratified", "client"] = Field(
+    label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
+    order: Literal["stratified", "client"] = key(
         "stratified",
-        description="order of the validation batches; client: client after client, an external set's class after class",
+        "order of the validation batches; client: client after client, an external set's class after class",
     )
     external: ExternalGroup = Field(default_factory=ExternalGroup)
 
 
 class DataGroup(Group):
-    name: str = Field("digits", description="which prepared set")
-    root: str = Field(
+    name: str = key("digits", "which prepared set")
+    root: str = key(
         "data",
-        description="folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
+        "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
     )
-    split: Literal["fraction", "official"] = Field(
-        "fraction", description="official: the set's own test rows, and validation rows if it has any"
+    split: Literal["fraction", "official"] = key(
+        "fraction", "official: the set's own test rows, and validation rows if it has any"
     )
-    split_within_clients: bool = Field(False, description="partition first, then hold out inside each client")
-    test: float = Field(0.25, ge=0, lt=1, description="fraction held out for testing; not with split official")
-    validation: float = Field(0.10, ge=0, lt=1, description="fraction held by the server for validation")
+    split_within_clients: bool = key(False, "partition first, then hold out inside each client")
+    test: float = key(0.25, "fraction held out for testing; not with split official", ge=0, lt=1)
+    validation: float = key(0.10, "fraction held by the server for validation", ge=0, lt=1)
     validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
-    test_sets: list[str] = Field(
-        default_factory=list,
-        description="other prepared sets of the same classes, scored beside the set's own test rows",
-    )
-    normalise: str = Field("none", description="channel statistics that inputs are normalised by, by name")
-    resize: int | None = Field(None, ge=1, description="height and width that images are resized to")
-    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="how images are resized")
-    crop: int | None = Field(None, ge=1, description="height and width of the crop: central, or the augmentation's")
-    channels: Literal[3] | None = Field(None, description="3: grey images are repeated to three channels")
-    augment: str = Field("none", description="augmentation of training batches, by name")
+    test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
+    normalise: str = key("none", "channel statistics that inputs are normalised by, by name")
+    resize: int | None = key(None, "height and width that images are resized to", ge=1)
+    interpolation: Literal["bilinear", "bicubic"] = key("bilinear", "how images are resized")
+    crop: int | None = key(None, "height and width of the crop: central, or the augmentation's", ge=1)
+    channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
+    augment: str = key("none", "augmentation of training batches, by name")
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "joint"] = Field(
-        "dirichlet",
-        description="how examples go to clients; joint: one client has all, num_clients and cohort do not count",
+    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "joint"] = key(
+        "dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count"
     )
-    form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = Field(
-        None, description="form of the scheme; by default dirichlet: class, quantity: dirichlet"
+    form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
+        None, "form of the scheme; by default dirichlet: class, quantity: dirichlet"
     )
-    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more heterogeneous")
-    num_clients: int = Field(20, ge=1, description="population")
-    min_samples: int = Field(
-        1, ge=1, description="fewest examples of a client: for training, or in all with data.split_within_clients"
+    alpha: float = key(0.1, "Dirichlet concentration; smaller is more heterogeneous", gt=0)
+    num_clients: int = key(20, "population", ge=1)
+    min_samples: int = key(
+        1, "fewest examples of a client: for training, or in all with data.split_within_clients", ge=1
     )
-    shards_per_client: int = Field(2, ge=1, description="scheme shards: pieces of the sorted set for each client")
-    domains_per_client: int = Field(1, ge=1, description="scheme domain: domains for each client")
-    samples_per_client: int | None = Field(
-        None, ge=1, description="scheme nine_plus_one: examples of every client; as many as possible if not given"
+    shards_per_client: int = key(2, "scheme shards: pieces of the sorted set for each client", ge=1)
+    domains_per_client: int = key(1, "scheme domain: domains for each client", ge=1)
+    samples_per_client: int | None = key(
+        None, "scheme nine_plus_one: examples of every client; as many as possible if not given", ge=1
     )
-    seed: int | None = Field(None, description="seed of the split and partition; the run's seed if not given")
+    seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")
 
 
 #: Forms of the schemes that have several.
@@ -85,100 +87,92 @@ FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("d
 
 
 class LoraGroup(Group):
-    rank: int = Field(16, ge=1, description="rank of the adapters")
-    alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha / rank; the rank if not given")
-    targets: list[str] = Field(
-        ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], min_length=1, description="layers that get adapters"
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' input while training")
+    rank: int = key(16, "rank of the adapters", ge=1)
+    alpha: float | None = key(None, "adapters are scaled by alpha / rank; the rank if not given", gt=0)
+    targets: list[str] = key(["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], "layers that get adapters", min_length=1)
+    dropout: float = key(0.0, "of the adapters' input while training", ge=0, lt=1)
 
 
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
-    name: str = Field("cnn", description="model name; the other keys are its options")
-    pretrained: str | None = Field(
-        None, description="initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+    name: str = key("cnn", "model name; the other keys are its options")
+    pretrained: str | None = key(
+        None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
-    blocks: Literal["residual", "stage", "width"] = Field(
-        "residual", description="what a layer block is; width: neighbouring residual blocks of one output width"
+    blocks: Literal["residual", "stage", "width"] = key(
+        "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
-    channels_last: bool | Literal["auto"] = Field("auto", description="memory order of convolutions")
-    lora: LoraGroup | None = Field(None, description="train low-rank adapters and the head only; {} for the defaults")
+    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions")
+    lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
 
 class LocalGroup(Group):
-    lr: float = Field(0.01, gt=0, description="client learning rate; 0.01 is common")
-    epochs: float = Field(1.0, gt=0, description="local epochs, may be fractional")
-    steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
+    lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)
+    epochs: float = key(1.0, "local epochs, may be fractional", gt=0)
+    steps: int | None = key(None, "local steps, instead of epochs", ge=1)
     batch_size: int = Field(32, ge=1)
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(0.0, ge=0)
-    lr_decay: float = Field(1.0, gt=0, le=1, description="learning-rate factor per round, with schedule exponential")
-    schedule: Literal["constant", "exponential", "cosine"] = Field(
-        "exponential", description="of the learning rate over the rounds; exponential without lr_decay is constant"
+    lr_decay: float = key(1.0, "learning-rate factor per round, with schedule exponential", gt=0, le=1)
+    schedule: Literal["constant", "exponential", "cosine"] = key(
+        "exponential", "of the learning rate over the rounds; exponential without lr_decay is constant"
     )
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    max_grad_norm: float | None = Field(None, gt=0, description="gradients are scaled down to this L2 norm")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of forward and backward passes; parameters, losses, sums and norms stay float32"
+    max_grad_norm: float | None = key(None, "gradients are scaled down to this L2 norm", gt=0)
+    precision: Literal["float32", "bfloat16"] = key(
+        "float32", "of forward and backward passes; parameters, losses, sums and norms stay float32"
     )
 
 
 class CohortGroup(Group):
-    size: int | None = Field(None, ge=1, description="clients per round")
-    fraction: float | None = Field(None, gt=0, le=1, description="clients per round as a fraction of the population")
-    dropout: float = Field(0.0, ge=0, lt=1, description="chance that a chosen client never reports")
-    stragglers: float = Field(0.0, ge=0, le=1, description="chance that a client does only a share of its local work")
-    straggler_work: float = Field(0.2, gt=0, le=1, description="least share of the work that a straggler does")
+    size: int | None = key(None, "clients per round", ge=1)
+    fraction: float | None = key(None, "clients per round as a fraction of the population", gt=0, le=1)
+    dropout: float = key(0.0, "chance that a chosen client never reports", ge=0, lt=1)
+    stragglers: float = key(0.0, "chance that a client does only a share of its local work", ge=0, le=1)
+    straggler_work: float = key(0.2, "least share of the work that a straggler does", gt=0, le=1)
 
 
 class EvaluationGroup(Group):
-    every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
+    every: int = key(1, "rounds between evaluations; 0: only after the last", ge=0)
     batch_size: int = Field(256, ge=1)
-    metrics: list[str] = Field(
-        default_factory=list, description="further metrics of the test set: auroc, or module:function of your own"
-    )
+    metrics: list[str] = key([], "further metrics of the test set: auroc, or module:function of your own")
 
 
 class CheckpointGroup(Group):
-    every_s: float = Field(30.0, ge=0, description="seconds between checkpoints; 0: after every round")
+    every_s: float = key(30.0, "seconds between checkpoints; 0: after every round", ge=0)
     keep_last: int = Field(2, ge=1)
 
 
 class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = "ray"
-    trainers: int | Literal["auto"] = Field("auto", description="trainer processes")
-    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        "auto", description="cores and threads of a trainer"
-    )
-    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        "auto", description="GPU fraction of a trainer"
-    )
-    placement: Literal["pack", "spread"] = Field("pack", description="trainers on few nodes, or over many")
+    trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
+    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key("auto", "cores and threads of a trainer")
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPU fraction of a trainer")
+    placement: Literal["pack", "spread"] = key("pack", "trainers on few nodes, or over many")
+
+    @property
+    def cpus(self) -> float:
+        """Cores of a trainer; auto is one."""
+        return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
 
 
 class TuneGroup(Group):
-    param_space: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py"
+    param_space: dict[str, Settings] = key({}, "axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py")
+    settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
+    only: dict[str, dict[str, list[object]]] = key(
+        {}, "axis -> other axis -> labels of that one with which the axis counts"
     )
-    settings: dict[str, dict[str, dict[str, Any]]] = Field(
-        default_factory=dict, description="axis -> label -> settings, for axes that choose among labels"
-    )
-    only: dict[str, dict[str, list[Any]]] = Field(
-        default_factory=dict, description="axis -> other axis -> labels of that one with which the axis counts"
-    )
-    skip_refused: bool = Field(False, description="start the other trials where a check refuses some")
-    num_samples: int = Field(1, ge=1, description="draws of the whole space; a grid is repeated for each")
-    metric: str = Field(
-        "server/accuracy",
-        description="what trials are compared by: a column of progress.csv, or an accuracy of summary.json",
+    skip_refused: bool = key(False, "start the other trials where a check refuses some")
+    num_samples: int = key(1, "draws of the whole space; a grid is repeated for each", ge=1)
+    metric: str = key(
+        "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
     mode: Literal["max", "min"] = "max"
-    max_concurrent: int | None = Field(None, ge=1, description="trials at a time; as many as there is room for if null")
-    scheduler: Literal["asha", "median"] | None = Field(None, description="what stops trials early")
-    grace_rounds: int = Field(1, ge=1, description="rounds that every trial gets before asha or median may stop it")
-    reduction_factor: float = Field(4.0, gt=1, description="asha: one trial in so many goes on at each rung")
+    max_concurrent: int | None = key(None, "trials at a time; as many as there is room for if null", ge=1)
+    scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
+    grace_rounds: int = key(1, "rounds that every trial gets before asha or median may stop it", ge=1)
+    reduction_factor: float = key(4.0, "asha: one trial in so many goes on at each rung", gt=1)
 
 
 Quantile = Annotated[float, Field(ge=0, le=1)]
@@ -187,25 +181,21 @@ Quantile = Annotated[float, Field(ge=0, le=1)]
 class CalibrateGroup(Group):
     """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it."""
 
-    partitions: int = Field(3, ge=1, description="partitions, of consecutive seeds")
-    seeds: int = Field(3, ge=1, description="runs on each partition, of consecutive seeds")
-    constraint: Literal["nonnegative", "simplex", "box"] = Field(
-        "nonnegative", description="of the target coefficients: >= 0, and sum 1, or between 0 and 1"
+    partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
+    seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
+    constraint: Literal["nonnegative", "simplex", "box"] = key(
+        "nonnegative", "of the target coefficients: >= 0, and sum 1, or between 0 and 1"
     )
-    ridge: float = Field(
-        1e-6, ge=0, description="pull of the coefficients to 1/K, as a share of the mean squared update"
+    ridge: float = key(1e-6, "pull of the coefficients to 1/K, as a share of the mean squared update", ge=0)
+    features: Literal["quantile", "raw"] = key("quantile", "importances as ranks inside their run, or as they are")
+    count_feature: bool = key(False, "the client's number of examples as a third feature")
+    trees: int = key(500, "of the random forest", ge=1)
+    min_leaf: int = key(5, "fewest rows in a leaf", ge=1)
+    seed: int = key(0, "of the random forest", ge=0)
+    cuts_a: tuple[Quantile, Quantile] = key(
+        (0.25, 0.50), "quantiles of I_A below which it is low, above which it is high"
     )
-    features: Literal["quantile", "raw"] = Field(
-        "quantile", description="importances as ranks inside their run, or as they are"
-    )
-    count_feature: bool = Field(False, description="the client's number of examples as a third feature")
-    trees: int = Field(500, ge=1, description="of the random forest")
-    min_leaf: int = Field(5, ge=1, description="fewest rows in a leaf")
-    seed: int = Field(0, ge=0, description="of the random forest")
-    cuts_a: tuple[Quantile, Quantile] = Field(
-        (0.25, 0.50), description="quantiles of I_A below which it is low, above which it is high"
-    )
-    cuts_b: tuple[Quantile, Quantile] = Field((0.60, 0.80), description="the same of I_B")
+    cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same of I_B")
 
 
 #: Kinds of figures, and the papers' numbers of them: FedVG's plain, the others' with the paper's name.
@@ -241,56 +231,46 @@ FigureName = Literal[
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
-    metric: str = Field(
+    metric: str = key(
         "best_accuracy",
-        description="what the tables hold: a key of summary.json, or a column of progress.csv (its last value; with best: or "
+        "what the tables hold: a key of summary.json, or a column of progress.csv (its last value; with best: or "
         "mean_last_10pct: before it the best one, or the mean of the last 10 % of the rounds)",
     )
-    metrics: dict[str, dict[str, str]] = Field(
-        default_factory=dict,
+    metrics: dict[str, dict[str, str]] = key(
+        {},
+        "label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
         max_length=1,
-        description="label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
     )
-    mode: Literal["max", "min"] = Field("max", description="which values of the metric are better")
-    rows: str = Field("method", description="label whose values are the rows")
-    columns: list[str] = Field(
-        default_factory=list, description="labels whose values are the columns; every label that varies if empty"
+    mode: Literal["max", "min"] = key("max", "which values of the metric are better")
+    rows: str = key("method", "label whose values are the rows")
+    columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
+    ignore: list[str] = key([], "labels that make neither columns nor tables, though they vary")
+    published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
+    figures: list[FigureName] | None = key(
+        None, "which figures; by default bars, lines and curves where they make sense"
     )
-    ignore: list[str] = Field(
-        default_factory=list, description="labels that make neither columns nor tables, though they vary"
+    baseline: str | None = key(None, "row that gains are counted from")
+    gain: str | None = key(
+        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value"
     )
-    published: list[str] = Field(
-        default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
+    time: str | None = key(None, "row whose training time is 1 in a table of relative times")
+    target: float | str | None = key(
+        None, "accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there"
     )
-    figures: list[FigureName] | None = Field(
-        None, description="which figures; by default bars, lines and curves where they make sense"
-    )
-    baseline: str | None = Field(None, description="row that gains are counted from")
-    gain: str | None = Field(
-        None,
-        description="X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value",
-    )
-    time: str | None = Field(None, description="row whose training time is 1 in a table of relative times")
-    target: float | str | None = Field(
-        None,
-        description="accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there",
-    )
-    against: str | None = Field(None, description="row that is tested against every other one")
-    client: int | None = Field(None, ge=0, description="client with the bold line in figure weights")
+    against: str | None = key(None, "row that is tested against every other one")
+    client: int | None = key(None, "client with the bold line in figure weights", ge=0)
 
 
 class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
-    name: str | None = Field(
-        None, pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$", description="run name: letters, digits, . _ + = - and /"
-    )
-    storage: str = Field("runs", description="folder for run directories, relative to RAYSIM_HOME where that is set")
+    name: str | None = key(None, "run name: letters, digits, . _ + = - and /", pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$")
+    storage: str = key("runs", "folder for run directories, relative to RAYSIM_HOME where that is set")
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     resume: Literal["auto", "never"] = "auto"
     on_nonfinite: Literal["error", "skip"] = "error"
-    methods: list[str | dict[str, Any]] = Field(default_factory=list, description="methods, applied in this order")
+    methods: list[str | Settings] = key([], "methods, applied in this order")
     data: DataGroup = Field(default_factory=DataGroup)
     partition: PartitionGroup = Field(default_factory=PartitionGroup)
     model: ModelGroup = Field(default_factory=ModelGroup)
@@ -299,14 +279,12 @@ class Config(Group):
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
-    labels: dict[str, str | int | float] = Field(
-        default_factory=dict, description="what this run is called in tables, as a sweep writes it"
-    )
+    labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
     calibrate: CalibrateGroup = Field(
         default_factory=CalibrateGroup, description="a calibration, for `raysim calibrate`; a run ignores it"
     )
-    scale: dict[str, Any] = Field(default_factory=dict, description="settings laid over the file with --scaled")
+    scale: Settings = key({}, "settings laid over the file with --scaled")
     report: ReportGroup = Field(default_factory=ReportGroup)
 
     @property
@@ -328,3 +306,8 @@ class Config(Group):
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
         return max(1, int(self.num_clients * fraction + 1e-9))
+
+
+def methods_label(specs: Sequence[str | Settings]) -> str:
+    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
+    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs) or "fedavg"

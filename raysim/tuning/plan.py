@@ -19,7 +19,7 @@ from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.remote import is_remote
 from raysim.find import MAPPINGS
-from raysim.run import FREE_KEYS
+from raysim.run_folder import FREE_KEYS
 
 #: Draws one value of a domain: (generator) -> value.
 Draw = Callable[[np.random.Generator], Any]

@@ -86,7 +86,7 @@ def prepared(name: str, root: Path, case: dict, **groups) -> tuple[Plan, Recipe]
     }
     plan = check(raw, name)
     shards = build_shards(plan.manifest, root / "shards")
-    return plan, Recipe(plan.config.model_dump(mode="json"), str(shards), 10, plan.info.shape)
+    return plan, plan.recipe(shards)
 
 
 def server_of(recipe: Recipe) -> RayServer:

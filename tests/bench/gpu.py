@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from raysim.build import Recipe, make_server, make_trainer
+from raysim.build import make_server, make_trainer
 from raysim.check import check
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import in_batches, write_set
@@ -217,7 +217,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
     }
     plan = check(raw, name)
     shards = build_shards(plan.manifest, root / "shards")
-    recipe = Recipe(plan.config.model_dump(mode="json"), str(shards), 10, plan.info.shape, 1, True)
+    recipe = plan.recipe(shards, wants_gpu=True)
     options = {key: value for key, value in config["model"].items() if key != "name"}
     spec = ModelSpec(plan.config.model.name, 10, plan.info.shape, options)
     made: dict[str, Timed] = {}

@@ -141,7 +141,7 @@ def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
     for trial in trials_of(path):
         name = trial.raw["labels"].get("validation_set")
         if name in printed and trial.raw["labels"]["alpha"] == 0.1 and trial.raw["labels"]["seed"] == 0:
-            _, info, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, "")
+            info, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, "")
             assert len(manifest.validation) == printed[name]
             assert dict(zip(info.classes, manifest.validation_counts.tolist(), strict=True)) == by_class[name]
             seen.add(name)

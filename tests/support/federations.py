@@ -68,8 +68,7 @@ def steps_plan(root: Path, methods=(), *, steps: int, **groups) -> Plan:
 
 
 def recipe_of(plan: Plan, root: Path) -> Recipe:
-    shards = build_shards(plan.manifest, root / "shards")
-    return Recipe(plan.config.model_dump(mode="json"), str(shards), len(plan.info.classes), plan.info.shape)
+    return plan.recipe(build_shards(plan.manifest, root / "shards"))
 
 
 def server_on(plan: Plan, root: Path, pool=None) -> Server:
