@@ -1,3 +1,40 @@
-"""raysim: a federated-learning simulator for research that runs on Ray, from a laptop to a cluster."""
+"""raysim: a federated-learning simulator for research that runs on Ray, from a laptop to a cluster.
+
+    import raysim
+    run = raysim.run("configs/quickstart.yaml", rounds=5)
+
+All of it is in `raysim.api`, `raysim.results` and `raysim.method_names`, which are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from raysim.api import arrays as arrays
+    from raysim.api import report as report
+    from raysim.api import run as run
+    from raysim.api import tune as tune
+    from raysim.method_names import methods as methods
+    from raysim.results import Run as Run
+    from raysim.results import Runs as Runs
+    from raysim.results import load as load
+
+_HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
+_HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.results") | {"methods": "raysim.method_names"}
+
+__all__ = ["Run", "Runs", "__version__", "arrays", "load", "methods", "report", "run", "tune"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raysim' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

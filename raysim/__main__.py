@@ -67,7 +67,7 @@ def run(
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
     from raysim.check import check
-    from raysim.run import execute
+    from raysim.runner import execute
 
     began = command_began()
     progress = Progress(began)

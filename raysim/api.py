@@ -1,19 +1,20 @@
 """What `import raysim` offers: runs, sweeps and reports from Python. The command is a thin layer over the same functions.
 
-    run = raysim.run("configs/quickstart.yaml", rounds=5, methods=["fedprox", {"fedvg": {"granularity": "block"}}])
-    run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
+run = raysim.run("configs/quickstart.yaml", rounds=5, methods=["fedprox", {"fedvg": {"granularity": "block"}}])
+run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.settings import Settings
 from raysim.own_code import named_methods
-from raysim.results import Run, Runs, load
+from raysim.results import Run, Runs
 from raysim.sweep import scaled
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(
     """
     from raysim.check import check
     from raysim.engine.simulation import Interrupted
-    from raysim.run import execute
+    from raysim.runner import execute
     from raysim.terminal import Progress
 
     raw, source = settings_of(config, overrides, settings, scale=scale)
@@ -74,7 +75,7 @@ def run(
         where = "" if ended.next_round is None else f" after round {ended.next_round}; the same call goes on from there"
         raise KeyboardInterrupt(f"the run ended{where}") from ended
     assert progress.folder is not None
-    return Run(progress.folder)
+    return Run(progress.folder).reload()
 
 
 def tune(
@@ -184,20 +185,17 @@ def arrays(
 
 
 def settings_of(
-    config: ConfigSource,
-    overrides: Mapping[str, object] | None,
-    settings: Mapping[str, object],
-    *,
-    scale: bool = False,
-) -> tuple[dict[str, object], str]:
+    config: ConfigSource, overrides: Mapping[str, object] | None, settings: Mapping[str, object], *, scale: bool = False
+) -> tuple[Settings, str]:
     """(the raw configuration, what to call its source in messages)."""
-    is_file = isinstance(config, str | Path)
-    source = str(config) if is_file else "the call"
-    raw = read_config(Path(config)) if is_file else _copied(config or {})
+    if isinstance(config, str | Path):
+        raw, source = read_config(Path(config)), str(config)
+    else:
+        raw, source = _copied(config or {}), "the call"
     given = {**(overrides or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     if scale:
-        name = {"name": given["name"]} if "name" in given else {}
-        raw = scaled({**raw, "scale": {**raw.get("scale", {}), **name}} if name else raw, source)
+        own_name = {"name": given["name"]} if "name" in given else {}
+        raw = scaled({**raw, "scale": {**raw.get("scale", {}), **own_name}}, source)
     for key, value in given.items():
         _lay(raw, key, value)
     if isinstance(raw.get("methods"), list | tuple):
@@ -205,20 +203,21 @@ def settings_of(
     return raw, source
 
 
-def _copied(group: Mapping[str, object]) -> dict[str, object]:
+def _copied(group: Mapping[str, Any]) -> Settings:
     """Dictionaries anew, all else as it is: functions and arrays are not to be copied."""
     return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in group.items()}
 
 
-def _lay(raw: dict[str, object], key: str, value: object) -> None:
+def _lay(raw: Settings, key: str, value: object) -> None:
     """Set a dotted key; a dictionary is laid over the group that is there."""
     *parents, last = key.split(".")
     group = raw
     for parent in parents:
-        below = group.setdefault(parent, {})
-        if not isinstance(below, dict):
+        group = group.setdefault(parent, {})
+        if not isinstance(group, dict):
             raise ConfigError([Fault(key, f"{parent} is no group of keys")], "the call")
-        group = below
     before = group.get(last)
-    is_group = isinstance(value, Mapping) and isinstance(before, dict)
-    group[last] = {**before, **_copied(value)} if is_group else value
+    if isinstance(value, Mapping):
+        group[last] = {**(before if isinstance(before, dict) else {}), **_copied(value)}
+    else:
+        group[last] = value

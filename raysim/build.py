@@ -6,15 +6,15 @@ What crosses to actors is a `Recipe`, names and numbers, from which each process
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from raysim.config import CohortGroup, Config, ModelGroup
+from raysim.config import CohortGroup, Config, ModelGroup, method_names
 from raysim.core.errors import ConfigError
 from raysim.core.layout import Layout, layout_of
 from raysim.core.method import Method
@@ -29,6 +29,7 @@ from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.find import build_methods, further_metrics
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.own_code import pickled, receive
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -56,7 +57,8 @@ def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Paramete
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes.
+    shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes;
+    own_functions: methods that no module holds, see `raysim.own_code`.
     """
 
     config: Config
@@ -66,12 +68,14 @@ class Recipe:
     num_threads: int = 1
     wants_gpu: bool = False
     shard_host: str = ""
+    own_functions: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
         return model_spec(self.config, self.num_classes, self.shape)
 
     def methods(self) -> list[Method]:
+        receive(self.own_functions)
         methods, faults = build_methods(self.config.methods)
         if faults:  # checked by the driver, so a worker sees another code than the driver
             raise ConfigError(faults, "the recipe, in a worker")
@@ -102,6 +106,13 @@ class Plan:
     def num_rounds(self) -> int:
         return sum(phase.rounds for phase in make_phases(self.config, self.methods))
 
+    @property
+    def depends_on_length(self) -> str:
+        """What makes a round depend on the number of rounds, in words; empty if nothing does."""
+        if self.config.local.schedule == "cosine":
+            return "local.schedule cosine"
+        return next((method.name for method in self.methods if method.is_phase), "")
+
     def recipe(self, shards: Path, *, num_threads: int = 1, wants_gpu: bool = False, shard_host: str = "") -> Recipe:
         """What crosses to the processes of this run."""
         config, weights = self.config, self.config.model.pretrained
@@ -109,7 +120,8 @@ class Plan:
             group = config.model.model_copy(update={"pretrained": str(Path(weights).expanduser().absolute())})
             config = config.model_copy(update={"model": group})
         info = self.info
-        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host)
+        own = pickled(method_names(config.methods))
+        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host, own)
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:

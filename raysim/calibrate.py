@@ -29,8 +29,8 @@ from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.files import write_file
 from raysim.models.pretrained import read_weights
-from raysim.run import changes, execute
 from raysim.run_folder import RunFolder
+from raysim.runner import changes, execute
 
 FILE = "calibration.json"
 #: What the paper's own table is called beside another.

@@ -7,13 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config
 from raysim.config import nearest as nearest_name
 from raysim.core.errors import DataError, Fault
 from raysim.core.method import Method
+from raysim.own_code import by_value
 from raysim.training.metrics import METRICS, Metric
 
 T = TypeVar("T")
@@ -73,13 +74,15 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """
     if name in known:
         return known[name]
-    module_name, colon, function = name.partition(":")
+    if (function := by_value(name)) is not None:
+        return cast("T", function)
+    module_name, colon, attribute = name.partition(":")
     if not colon:
         raise LookupError(
             f"unknown {kind} {name!r}. {nearest_name(name, list(known))}; or module:function for your own"
         )
     try:
-        return getattr(importlib.import_module(module_name), function)
+        return getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # whatever the module's own code raises
         raise LookupError(f"cannot import {kind} {name!r}: {error}; is the module on the Python path?") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -41,6 +42,9 @@ def name_of(function: Callable[..., object], key: str) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__qualname__)
     if module not in (None, "__main__") and _imported(module, name) is function:
         return f"{module}:{name}"
+    if inspect.isfunction(function):  # annotations kept as text would look for names that do not travel
+        with contextlib.suppress(NameError):
+            function.__annotations__ = inspect.get_annotations(function, eval_str=True)
     try:
         cloudpickle.dumps(function)
     except Exception as error:  # whatever the objects that it refers to raise

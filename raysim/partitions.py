@@ -14,8 +14,8 @@ from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.files import write_file
 from raysim.pictures import partition_pictures
-from raysim.run import partition_csv
 from raysim.run_folder import RunFolder
+from raysim.runner import partition_csv
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,24 @@ class Recorder:
         if record.arrays:
             self.folder.write_arrays(number, record.arrays)
         if record.confusion is not None:
-            self._write_confusion(record.confusion, number)
-        if number == self.num_rounds - 1 or number % max(1, self.num_rounds // 8) == 0:
+            self._write_confusion(record.confusion)
+        if self._is_pictured(number):
             self._pictures(record)
+
+    def write_last(self, record: RoundRecord) -> None:
+        """The pictures that belong to the last round, which was written as every other one."""
+        number = record.round_index
+        if not self._is_pictured(number):
+            self._pictures(record)
+        if record.confusion is not None:
+            from PIL import Image
+
+            pixels = confusion_picture(record.confusion, self.classes, f"test examples by class, round {number}")
+            Image.fromarray(pixels).save(self.folder.picture("confusion"))
+            self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
+
+    def _is_pictured(self, number: int) -> bool:
+        return number % max(1, self.num_rounds // 8) == 0
 
     def flush(self) -> None:
         """Make everything so far durable; called before each checkpoint."""
@@ -146,18 +161,12 @@ class Recorder:
         self._csv = open(self.folder.progress, "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
         self._writer = csv.DictWriter(self._csv, self._columns)
 
-    def _write_confusion(self, matrix: np.ndarray, number: int) -> None:
-        """confusion.csv: test examples by true class (row) and predicted class; at the end a picture, here and there."""
-        from PIL import Image
-
+    def _write_confusion(self, matrix: np.ndarray) -> None:
+        """confusion.csv: test examples by true class (row) and predicted class."""
         with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
-        if number == self.num_rounds - 1:
-            pixels = confusion_picture(matrix, self.classes, f"test examples by class, round {number}")
-            Image.fromarray(pixels).save(self.folder.picture("confusion"))
-            self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
 
     def _pictures(self, record: RoundRecord) -> None:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""

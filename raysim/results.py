@@ -123,8 +123,10 @@ class Run:
         return module.eval()
 
     def reload(self) -> Run:
-        """The same run, read anew: what a run under way has written since."""
-        return Run(self.folder)
+        """The same run, its files read now: what has been written since, and what may be written over later."""
+        run = Run(self.folder)
+        _ = run.config, run.summary, run.history, run.clients
+        return run
 
     def _scores(self, metric: str) -> pd.Series[float]:
         import pandas as pd
@@ -156,7 +158,9 @@ class Runs(Sequence[Run]):
         return iter(self._runs)
 
     def __repr__(self) -> str:
-        return f"Runs of {len(self)}: " + ", ".join(run.name for run in self._runs[:5]) + (" ..." if len(self) > 5 else "")
+        return (
+            f"Runs of {len(self)}: " + ", ".join(run.name for run in self._runs[:5]) + (" ..." if len(self) > 5 else "")
+        )
 
     def frame(self) -> pd.DataFrame:
         """A row a run, by its name: the settings or labels in which the runs differ, its accuracies, its status."""
@@ -174,7 +178,12 @@ class Runs(Sequence[Run]):
 
     def best(self, metric: str = "server/accuracy") -> Run:
         """The run with the highest last value of a metric."""
-        return max(self, key=lambda run: run._number(metric) if run._number(metric) is not None else -np.inf)
+
+        def value(run: Run) -> float:
+            last = run._number(metric)
+            return -np.inf if last is None else last
+
+        return max(self, key=value)
 
 
 def load(folder: str | Path) -> Run | Runs:

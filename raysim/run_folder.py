@@ -27,7 +27,19 @@ Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
 
 #: Keys that a resumed run may change: they do not move the result of a round.
-FREE_KEYS = ("name", "storage", "resume", "checkpoint", "resources", "labels", "report", "tune", "calibrate", "scale")
+FREE_KEYS = (
+    "name",
+    "storage",
+    "resume",
+    "checkpoint",
+    "resources",
+    "labels",
+    "report",
+    "tune",
+    "calibrate",
+    "scale",
+    "stop",
+)
 
 #: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
 FREE_PARTS = {"data": ("root",)}
@@ -38,7 +50,7 @@ MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAIL
 
 @dataclass(frozen=True)
 class Status:
-    """What a run directory says of its run; message: the first line of a STOPPED or FAILED file."""
+    """What a run directory says of its run; message: the first line of its mark's file."""
 
     name: Name
     message: str = ""
@@ -128,9 +140,9 @@ class RunFolder:
         """Write COMPLETED, STOPPED or FAILED."""
         write_file(self.path / mark, message.encode())
 
-    def clear_marks(self) -> None:
-        """Take back what an unfinished end left, before the run goes on."""
-        for mark in ("STOPPED", "FAILED"):
+    def clear(self, *marks: Mark) -> None:
+        """Take marks back, before the run goes on."""
+        for mark in marks:
             (self.path / mark).unlink(missing_ok=True)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -63,10 +63,11 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
 
 
 class Progress:
-    """A live line on a terminal; elsewhere a plain line a round, at most a hundred in all."""
+    """A live line on a terminal and in a notebook; elsewhere a plain line a round, at most a hundred in all."""
 
-    def __init__(self, began: float):
-        self._began, self._rounds_began = began, began
+    def __init__(self, began: float | None = None, *, is_quiet: bool = False):
+        self._began = self._rounds_began = time.monotonic() if began is None else began
+        self._is_quiet, self._notebook_line = is_quiet, None
         self.folder: Path | None = None
         self._first, self._total = 0, 0
         self._accuracy = ""
@@ -74,10 +75,14 @@ class Progress:
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         self.folder, self._first, self._total = folder, first_round, num_rounds
         self._rounds_began = time.monotonic()
+        if self._is_quiet:
+            return
         where = f"resuming at round {first_round} of" if first_round else "running"
         out.print(f"{where} {num_rounds} rounds in {folder} ({self._rounds_began - self._began:.1f} s to start)")
 
     def round(self, record: RoundRecord) -> None:
+        if self._is_quiet:
+            return
         number = record.round_index + 1
         if "server/accuracy" in record.metrics:
             self._accuracy = f"accuracy {record.metrics['server/accuracy']:.4f}  "
@@ -87,11 +92,24 @@ class Progress:
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         line = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
         is_last = number == self._total
-        if out.is_terminal:
+        if out.is_jupyter:
+            self._notebook_line = _shown(line, self._notebook_line)
+        elif out.is_terminal:
             out.print(line, end="\n" if is_last else "\r")
         elif is_last or number % max(1, self._total // 100) == 0:
             out.print(line)
             out.file.flush()
+
+
+def _shown(line: str, place: Any) -> Any:
+    """Show a line of a notebook in the place of the one before; returns the place."""
+    from IPython.display import Pretty, display
+
+    text = Pretty(line)
+    if place is None:
+        return display(text, display_id=True)
+    place.update(text)
+    return place
 
 
 def command_began() -> float:

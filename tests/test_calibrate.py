@@ -21,7 +21,7 @@ from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError
 from raysim.report.calibration import curves_figure, prediction_figure, table_figure
-from raysim.run import execute
+from raysim.runner import execute
 from tests.support.federations import ADAMW, LORA_VIT, lora_plan, raw_config, run
 
 TABLE_A = [[0.038, 0.100, 0.193], [0.038, 0.089, 0.118], [0.038, 0.078, 0.093]]

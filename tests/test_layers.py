@@ -49,7 +49,7 @@ ROOTS = {
     "raysim/find.py",
     "raysim/resources.py",
     "raysim/build.py",
-    "raysim/run.py",
+    "raysim/runner.py",
     "raysim/start.py",
     "raysim/__main__.py",
     "raysim/doctor.py",

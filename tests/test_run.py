@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from raysim.engine.simulation import Interrupted
-from raysim.run import execute
+from raysim.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
 

@@ -9,7 +9,9 @@ from raysim.config.schema import (
     Config,
     ModelGroup,
     ReportGroup,
+    StopGroup,
     TuneGroup,
+    method_names,
     methods_label,
 )
 
@@ -20,11 +22,13 @@ __all__ = [
     "Config",
     "ModelGroup",
     "ReportGroup",
+    "StopGroup",
     "TuneGroup",
     "data_cache",
     "home_folder",
     "located",
     "located_root",
+    "method_names",
     "methods_label",
     "nearest",
     "parse_config",

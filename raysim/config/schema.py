@@ -144,6 +144,14 @@ class CheckpointGroup(Group):
     keep_last: int = Field(2, ge=1)
 
 
+class StopGroup(Group):
+    accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
+    patience: int | None = key(None, "rounds without a better test accuracy after which the run ends", ge=1)
+    seconds: float | None = key(
+        None, "seconds of rounds after which the run ends; the only condition that depends on the machine", gt=0
+    )
+
+
 class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = "ray"
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
@@ -278,6 +286,7 @@ class Config(Group):
     cohort: CohortGroup = Field(default_factory=CohortGroup)
     evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
     checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
+    stop: StopGroup = Field(default_factory=StopGroup, description="what ends the run before its last round")
     resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
     labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
     tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
@@ -308,6 +317,11 @@ class Config(Group):
         return max(1, int(self.num_clients * fraction + 1e-9))
 
 
+def method_names(specs: Sequence[str | Settings]) -> list[str]:
+    """The names in a list of methods."""
+    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
+
+
 def methods_label(specs: Sequence[str | Settings]) -> str:
     """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
-    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs) or "fedavg"
+    return " + ".join(method_names(specs)) or "fedavg"

@@ -30,6 +30,7 @@ class Recorder(Protocol):
     """Who keeps what rounds leave behind; `flush` makes it durable."""
 
     def write(self, record: RoundRecord) -> None: ...
+    def write_last(self, record: RoundRecord) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -63,14 +64,18 @@ def simulate(
     recorder: Recorder,
     store: CheckpointStore,
     checkpoint_every_s: float,
-    on_round: Callable[[RoundRecord], None],
-) -> None:
-    """Run the rounds first_round .. num_rounds - 1.
+    on_round: Callable[[RoundRecord], object],
+    reason_to_stop: Callable[[], str] = lambda: "",
+) -> tuple[int, str]:
+    """Run the rounds first_round .. num_rounds - 1, or fewer.
 
     A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
     last round, and when SIGTERM or SIGINT asks the run to stop (which it does after the round at hand). `on_round` is
-    called when the round is recorded and its checkpoint, if any, written; what it raises ends the run.
+    called when the round is recorded and its checkpoint, if any, written; what it raises ends the run, and the run
+    ends as well, as if this had been its last round, where it returns "stop" or `reason_to_stop` gives a reason.
 
+    Returns:
+      (the number of rounds that were run in all, why there are no more: empty after the last round).
     Raises:
       Interrupted: a signal came.
     """
@@ -83,19 +88,29 @@ def simulate(
         store.save(next_round, server.snapshot(), memories)
         saved_at, next_saved = time.monotonic(), next_round
 
+    if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end
+        return first_round, reason
     with collected_signals() as received:
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
             recorder.write(record)
             next_round = round_index + 1
-            is_last = next_round == num_rounds
+            reason = reason_to_stop()
+            is_last = next_round == num_rounds or bool(reason)
             if is_last or received or time.monotonic() - saved_at >= checkpoint_every_s:
                 save(next_round)
-            on_round(record)
-            if received and not is_last:
+            if on_round(record) == "stop" and not is_last:
+                reason, is_last = "on_round returned stop", True
+                if next_saved != next_round:
+                    save(next_round)
+            if is_last:
+                recorder.write_last(record)
+                return next_round, reason
+            if received:
                 if next_saved != next_round:  # the signal came just now
                     save(next_round)
                 raise Interrupted(received[0], next_round)
+    return num_rounds, ""
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RunExists
 from raysim.files import write_file
 from raysim.record import judged
-from raysim.run import changes
 from raysim.run_folder import RunFolder
+from raysim.runner import changes
 from raysim.tuning.plan import Sweep, SweepTrial
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv. The last one chooses a round

@@ -15,8 +15,8 @@ from raysim.check import check
 from raysim.config import TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
-from raysim.run import execute
 from raysim.run_folder import RunFolder
+from raysim.runner import execute
 from raysim.tuning.outcome import SUMMARY_METRICS
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.

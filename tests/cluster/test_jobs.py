@@ -11,7 +11,7 @@ import pytest
 
 from raysim.check import check
 from raysim.config import read_config
-from raysim.run import execute
+from raysim.runner import execute
 from tests.cluster.conftest import wait_for
 
 pytestmark = pytest.mark.slow

@@ -34,7 +34,7 @@ from raysim.engine.plan import assign, choose_cohort, cut_blocks
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.trainer import Trainer
-from raysim.run import execute
+from raysim.runner import execute
 from tests.support.federations import plan_of, raw_config, recipe_of, run
 
 PROJECT = Path(__file__).parent.parent.parent

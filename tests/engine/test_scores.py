@@ -19,7 +19,7 @@ from raysim.data.sources import prepare, set_path
 from raysim.engine.plan import ClientBlock
 from raysim.engine.scores import metrics_of
 from raysim.record import judged
-from raysim.run import execute
+from raysim.runner import execute
 from raysim.training.evaluate import Score
 from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
 

@@ -10,7 +10,7 @@ import torch
 
 from raysim.build import make_server, make_trainer
 from raysim.engine.serial import SerialPool
-from raysim.run import execute
+from raysim.runner import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.support.federations import lora_plan, plan_of, run
 

@@ -20,7 +20,7 @@ from raysim.models import find_architecture
 from raysim.report.build import make_report, write
 from raysim.report.names import is_network
 from raysim.report.published import canonical, match, published
-from raysim.run import execute
+from raysim.runner import execute
 from raysim.sweep import Trial, grid, scaled
 
 PROJECT = Path(__file__).parent.parent.parent

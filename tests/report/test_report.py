@@ -23,8 +23,8 @@ from raysim.report.runs import find_runs, method_names
 from raysim.report.significance import wilcoxon_greater
 from raysim.report.statement import winners
 from raysim.report.tables import cells_of, make_tables, mean_and_std, published_cells
-from raysim.run import hyperparameters
 from raysim.run_folder import FREE_KEYS
+from raysim.runner import hyperparameters
 from raysim.sweep import grid
 from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 

@@ -17,7 +17,7 @@ import yaml
 from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, RunExists
-from raysim.run import execute
+from raysim.runner import execute
 from raysim.tuning import trial as trial_module
 from raysim.tuning.driver import MOST_LINES, _Watch, run_sweep
 from raysim.tuning.outcome import outcome, ranked, write_results

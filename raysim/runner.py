@@ -32,20 +32,22 @@ from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
 from raysim.start import started_server
+from raysim.stop import reason_to_stop
 
 
 def execute(
     plan: Plan,
     *,
     on_start: Callable[[Path, int, int], None] = lambda *_: None,
-    on_round: Callable[[RoundRecord], None] = lambda _: None,
+    on_round: Callable[[RoundRecord], object] = lambda _: None,
     wait_s: float = 0.0,
 ) -> Settings:
     """Run a plan to its end and return the summary.
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
-      on_round: on_round(record) after each round; Stopped, raised there, ends the run unfinished but not failed.
+      on_round: on_round(record) after each round; "stop" ends the run, completed; Stopped, raised there, ends it unfinished but
+        not failed.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
@@ -57,7 +59,7 @@ def execute(
         store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
         checkpoint = open_run(plan, folder, store)
         first_round = checkpoint.next_round if checkpoint else 0
-        folder.clear_marks()
+        folder.clear("STOPPED", "FAILED")
         with _failure_marked(folder), started_server(plan, folder) as server:
             if checkpoint is not None:
                 restore(server, checkpoint, store)
@@ -73,7 +75,7 @@ def execute(
                 if first_round == 0:
                     recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
                 on_start(folder.path, first_round, num_rounds)
-                simulate(
+                rounds_run, reason = simulate(
                     server,
                     first_round=first_round,
                     num_rounds=num_rounds,
@@ -81,11 +83,14 @@ def execute(
                     store=store,
                     checkpoint_every_s=config.checkpoint.every_s,
                     on_round=on_round,
+                    reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows),
                 )
+                recorder.num_rounds = rounds_run
                 write_file(folder.model, save(final_model(plan, server)))
                 facts = {
                     "methods": config.methods,
-                    "rounds": num_rounds,
+                    "rounds": rounds_run,
+                    "stopped_by": reason,
                     "num_clients": config.num_clients,
                     "num_classes": len(plan.info.classes),
                     "image_shape": plan.info.shape,
@@ -93,45 +98,63 @@ def execute(
                     "partition_sha256": plan.manifest.checksum,
                 }
                 summary = recorder.summary(facts)
-            folder.mark("COMPLETED")
+            folder.mark("COMPLETED", reason)
             return summary
 
 
 def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to go on from if the folder holds an unfinished run; else its configuration is written there.
+    """The checkpoint to go on from if the folder holds such a run; else its configuration is written there.
+
+    A run goes on that is unfinished, or that wants more rounds than it has: more `rounds`, or another `stop`.
 
     Raises:
-      RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: an
-      unfinished run with another configuration or other data.
+      RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: a run
+      with another configuration or other data, or more rounds where the length of the run decides its earlier rounds.
     """
     config, name, where = plan.config, folder.name, str(folder.path)
     other = "choose another name, or delete that folder"
-    if folder.status.name == "completed":
-        raise RunExists(f"run {name!r} is finished", where, other)
+    is_finished = folder.status.name == "completed"
     now = config.model_dump(mode="json")
     if not folder.config.exists():
+        if is_finished:
+            raise RunExists(f"run {name!r} is finished", where, other)
         write_file(folder.partition, plan.manifest.to_json().encode())
         write_file(folder.partition_table, partition_csv(plan.manifest, plan.info).encode())
         folder.write_config(now)
         return None
-    if config.resume == "never":
+    if config.resume == "never" and not is_finished:
         raise RunExists(f"run {name!r} exists, unfinished, and resume is never", where, f"set resume=auto, {other}")
     try:
         before = folder.read_config()
-        partition = folder.read_json(folder.partition)["checksum"]
+        partition, rounds_before = folder.read_json(folder.partition)["checksum"], int(before["rounds"])
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
+        if is_finished:
+            raise RunExists(f"run {name!r} is finished", where, other) from error
         text = f"run {name!r} cannot be resumed: its config.yaml or partition.json is damaged ({error})"
         raise RunExists(text, where, other) from error
+    is_longer = config.rounds > rounds_before
+    has_other_end = now["stop"] != before.get("stop") and not reason_to_stop(config.stop, folder.progress_rows())
+    if is_finished and not (config.resume == "auto" and (is_longer or has_other_end)):
+        raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
+    kind = "run" if is_finished else "unfinished run"
     faults = [
-        Fault(key, f"is {new!r}, but the unfinished run in {where} has {old!r}; set it back, or choose another name")
+        Fault(key, f"is {new!r}, but the {kind} in {where} has {old!r}; set it back, or choose another name")
         for key, old, new in changes(before, now)
+        if key != "rounds" or not is_longer
     ]
+    if (is_longer or has_other_end) and (cause := plan.depends_on_length):
+        text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
+        faults.append(Fault("rounds", text))
     if not faults and partition != plan.manifest.checksum:
-        text = f"the set changed since the unfinished run in {where} began; choose another name"
+        text = f"the set changed since the {kind} in {where} began; choose another name"
         faults.append(Fault("data", text))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
-    return store.latest()
+    checkpoint = store.latest()
+    if is_longer or has_other_end:
+        folder.write_config(now)
+        folder.clear("COMPLETED")
+    return checkpoint
 
 
 @contextmanager

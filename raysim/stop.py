@@ -1,0 +1,28 @@
+"""When a run ends before its last round: conditions that look at its records alone, so that a resumed run agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raysim.config import StopGroup
+from raysim.record import judged
+
+
+def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]]) -> str:
+    """Why the run ends after these rounds; empty if it goes on.
+
+    Args:
+      rows: of progress.csv, from the first round on.
+    """
+    if not rows or stop == StopGroup():
+        return ""
+    scores = judged(rows, len(rows))
+    best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])
+    if stop.accuracy is not None and best is not None and best >= stop.accuracy:
+        return f"accuracy {best:.4f} in round {best_round}: {stop.accuracy:g} was asked for"
+    if stop.patience is not None and best_round is not None and last_round - best_round >= stop.patience:
+        return f"no better accuracy than {best:.4f} for {last_round - int(best_round)} rounds"
+    seconds = sum(float(row["system/round_s"]) for row in rows)
+    if stop.seconds is not None and seconds >= stop.seconds:
+        return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
+    return ""
