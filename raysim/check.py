@@ -236,7 +236,7 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
 
 # --- the partition ----------------------------------------------------------------------------------------------------
 
-#: A set's file and checksum: what a partition depends on.
+#: A set's file and checksum; a partition depends on no more of a set.
 _Source = tuple[Path, str]
 
 
@@ -265,7 +265,7 @@ def _manifest_of(
     others = {name: ImageSet(path) for name, (path, _) in tests}
     try:
         return make_manifest(ImageSet(images[0]), spec, ImageSet(external[0]) if external else None, others)
-    except DataError as error:  # kept as well: to find that no draw succeeds takes ten seconds
+    except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
         return error
 
 

@@ -12,9 +12,8 @@ from raysim.check import check_partition
 from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.files import write_file
 from raysim.pictures import partition_pictures
-from raysim.run import partition_csv
+from raysim.run import write_partition
 from raysim.run_folder import RunFolder
 
 
@@ -69,8 +68,7 @@ def write(partition: Partition, folder: Path) -> Path:
     try:
         target.mkdir(parents=True, exist_ok=True)
         files = RunFolder(target)  # named as in a run directory
-        write_file(files.partition, manifest.to_json().encode())
-        write_file(files.partition_table, partition_csv(manifest, partition.info).encode())
+        write_partition(files, manifest, partition.info)
         pictures = partition_pictures(manifest.class_counts, manifest.validation_counts, partition.info.classes)
         for name, figure in pictures.items():
             figure.savefig(files.picture(name), dpi=110)

@@ -38,7 +38,7 @@ MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAIL
 
 @dataclass(frozen=True)
 class Status:
-    """What a run directory says of its run; message: the first line of a STOPPED or FAILED file."""
+    """How a run ended, if it did; message: the first line of its STOPPED or FAILED file."""
 
     name: Name
     message: str = ""
@@ -66,7 +66,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
 
 
 class RunFolder:
-    """Names and contents of the files of one run. Nothing is kept open; every reading is of what is there now."""
+    """Names and contents of the files of one run. It keeps no file open and reads anew each time."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -129,7 +129,7 @@ class RunFolder:
         write_file(self.path / mark, message.encode())
 
     def clear_marks(self) -> None:
-        """Take back what an unfinished end left, before the run goes on."""
+        """Delete STOPPED and FAILED, before an unfinished run goes on."""
         for mark in ("STOPPED", "FAILED"):
             (self.path / mark).unlink(missing_ok=True)
 
@@ -168,7 +168,7 @@ class RunFolder:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
     def results(self) -> list[Path]:
-        """What the run left of results; TensorBoard's events stay with the run that wrote them."""
+        """The files that hold results; TensorBoard's events stay with the run that wrote them."""
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
         hidden = (".", "events.out")
         return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
