@@ -34,8 +34,8 @@ from raysim.data.federation import build_shards, write_serially
 from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.metrics import RoundRecord
-from raysim.engine.serial import SerialPool
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
+from raysim.engine.trainer import SerialPool
 from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.models.trained import trained_tensors
