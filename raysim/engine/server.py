@@ -98,6 +98,7 @@ class Server:
         message, start = self._broadcast(round_index, phase_index)
         queues = self._queues(phase, round_index)
         cohort = Cohort(list(self.pool.train(message, queues, self._memories)), self.pool, self.layout)
+        # Before anything is weighed: one NaN in a report would make every weight NaN.
         self._drop_nonfinite(cohort, round_index)
         self._commit_memories(cohort)
         trained = time.perf_counter()
@@ -226,10 +227,12 @@ class Server:
 
     def restore_memory(self, client: int, memory: Packed) -> None:
         """Put back the packed memory of one client."""
+        # Put where trainers can fetch it; the server itself never looks inside.
         self._memories[client] = self.pool.put(memory)
 
     def changed_clients(self) -> list[int]:
         """Clients whose memory changed since this was last asked."""
+        # Asking empties the list: a checkpoint writes a memory once for each change, not in every checkpoint.
         changed, self._changed = sorted(self._changed), set()
         return changed
 
@@ -251,6 +254,7 @@ def state_sha256(layout: Layout, state: Tensor) -> str:
     digest = hashlib.sha256()
     for name, value in layout.views(state).items():
         digest.update(f"{name}{tuple(value.shape)}".encode())
+        # In the leaf's own shape: how it lies in the vector (channels-last) differs between machines and is no result.
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -95,6 +95,7 @@ class Trainer:
     _round: Round | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
         torch.set_num_threads(self.num_threads)
         keep_freed_memory()
         if self.device != "cpu":
@@ -165,6 +166,7 @@ class Trainer:
                 generator=torch_generator(derive_seed(self.seed, "batches", current.index, client)),
                 share=phase.share_of(client, self.seed, current.index),
             )
+        # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
         peaks = {"update": take_update(vectors["update"][row], model.state, start, self.layout)}
@@ -187,6 +189,7 @@ class Trainer:
             methods=methods,
             personal=self._personal_accuracy(client)[None] if is_scored else None,
         )
+        # Last, so that the time of the report and of the memory counts, too.
         return replace(report, seconds=np.array([time.perf_counter() - began])), kept
 
     def _load(self, current: Round, memory: Mapping[str, State]) -> Tensor:
@@ -196,6 +199,7 @@ class Trainer:
             return current.state
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
+        # Personal leaves make this start the client's own; the update is taken from here.
         return self.model.state.clone()
 
     def _views(
@@ -317,6 +321,7 @@ class Trainer:
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
         self.model.load(unpack(point.state), point.counters)
+        # An override may have another shape than its leaf (LIVAR's merged adapters), so it cannot be loaded like a state.
         with self.model.replaced(unpack(dict(point.override))):
             yield
 
