@@ -16,8 +16,8 @@ from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import Options
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
+from raysim.engine.metrics import evaluation
 from raysim.engine.plan import ClientBlock
-from raysim.engine.scores import metrics_of
 from raysim.record import judged
 from raysim.run import execute
 from raysim.training.evaluate import Score
@@ -57,7 +57,7 @@ def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
     draws = np.random.default_rng(0).uniform(size=len(labels))
     hits = draws < np.array([0.9, 0.6, 0.3, 0.0])[domains]
     score = Score(labels, np.where(hits, labels, (labels + 1) % 10), np.full(len(labels), 0.5, np.float32), 0.0)
-    metrics = metrics_of(score, facts)
+    metrics, _ = evaluation({"test": score}, facts, {})
     for index, name in enumerate(STYLES[:4]):
         assert metrics[f"server/accuracy_domain_{name}"] == pytest.approx(hits[domains == index].mean(), abs=1e-12)
     wanted = []
@@ -117,7 +117,7 @@ def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
 
 
 def test_one_pass_gives_scikit_learns_metrics(root):
-    plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_scores:top_2"]})
+    plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_metrics:top_2"]})
     server = server_on(plan, root)
     record = [server.run_round(index) for index in range(plan.num_rounds)][-1]
     metrics, confusion = record.metrics, record.confusion
@@ -153,8 +153,8 @@ def test_faults_of_metrics_name_the_remedy(root):
     cases = {
         "aurok": "Did you mean 'auroc'",
         "nowhere:function": "cannot import",
-        "tests.engine.test_scores:NO_FUNCTION": "is no function",
-        "tests.engine.test_scores:accuracy": "server/accuracy is there already",
+        "tests.engine.test_metrics:NO_FUNCTION": "is no function",
+        "tests.engine.test_metrics:accuracy": "server/accuracy is there already",
     }
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
