@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, write_set
+from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
 from raysim.data.validation import fit_to
 
@@ -93,11 +93,8 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
             if not is_sound(folder):
                 _build(manifest, folder, write)
     except OSError as error:
-        raise DataError(
-            f"cannot write shards ({error.strerror or error})",
-            str(cache),
-            "free some space there, or set data.root to a folder that can be written",
-        ) from error
+        mend = "free some space there, or set data.root to a folder that can be written"
+        raise DataError(f"cannot write shards ({error.strerror or error})", str(cache), mend) from error
     return folder
 
 
@@ -129,25 +126,21 @@ def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], 
             "form": FORM,
             "manifest": manifest.checksum,
             "clients_per_shard": CLIENTS_PER_SHARD,
-            "class_counts": manifest.class_counts.tolist(),
+            "class_counts": manifest.class_counts,
             "num_test": len(manifest.test),
             "num_validation": len(manifest.validation),
-            "domains": list(manifest.domains),
-            "domain_counts": _listed(manifest.domain_counts),
-            "test_domains": _listed(manifest.test_domains),
-            "test_sizes": _listed(manifest.test_sizes),
+            "domains": manifest.domains,
+            "domain_counts": manifest.domain_counts,
+            "test_domains": manifest.test_domains,
+            "test_sizes": manifest.test_sizes,
             "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
             "files": {path.name: path.stat().st_size for path in sorted(building.iterdir())},
         }
-        (building / "index.json").write_text(json.dumps(index) + "\n")
+        (building / "index.json").write_text(json.dumps(index, default=np.ndarray.tolist) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _listed(array: np.ndarray | None) -> list[Any] | None:
-    return None if array is None else array.tolist()
 
 
 class Federation:
@@ -169,14 +162,9 @@ class Federation:
         if fetch is not None:  # always anew: it says how long the files must be
             folder.mkdir(parents=True, exist_ok=True)
             fetch("index.json")
-        try:
+        mend = "delete this folder; the next run rebuilds it"
+        with explained("the shard index is missing or damaged", folder, mend, OSError, ValueError):
             index = json.loads((folder / "index.json").read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"the shard index is missing or damaged ({error})",
-                str(folder),
-                "delete this folder; the next run rebuilds it",
-            ) from error
         self._sizes: dict[str, int] = index["files"]
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)
@@ -227,11 +215,8 @@ class Federation:
             if not self._is_whole(name):
                 self._fetch(name)
         if not self._is_whole(name):
-            raise DataError(
-                f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)",
-                str(self.folder),
-                "check the free space there; the next run fetches it again",
-            )
+            what = f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)"
+            raise DataError(what, str(self.folder), "check the free space there; the next run fetches it again")
 
     def _is_whole(self, name: str) -> bool:
         path = self.folder / name

@@ -200,9 +200,8 @@ def prepare(
       DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
     """
     if name not in SOURCES:
-        raise DataError(
-            f"unknown data set {name!r}", "prepare", "without a name, `raysim prepare` lists the known ones"
-        )
+        mend = "without a name, `raysim prepare` lists the known ones"
+        raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
     if Path(save_as).name != save_as:
         raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
@@ -212,9 +211,9 @@ def prepare(
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     path = set_path(root, save_as)
     if path.is_file() and describe(path).is_file() and not again:
-        kept = ImageSet(path)
-        kept.verify()
-        return kept.info
+        images = ImageSet(path)
+        images.verify()
+        return images.info
     contents = source.read(Request(name, source.origin, files, options, parallel_map))
     return write_set(
         path,
