@@ -157,7 +157,10 @@ def _from_record(record: pa.RecordBatch) -> Batch:
 
 
 class ImageSet:
-    """A memory-mapped set: no pixel is read before it is asked for."""
+    """A memory-mapped set: no pixel is read before it is asked for.
+
+    batches: as they were written, views of the mapped file.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -169,8 +172,8 @@ class ImageSet:
             self.info = SetInfo.read(path)
         with explained("not a readable Arrow IPC file", path, _AGAIN, pa.ArrowInvalid, OSError):
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            self._batches = [_from_record(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-        self._starts = np.cumsum([0, *(len(batch.labels) for batch in self._batches)])
+            self.batches = [_from_record(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+        self._starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
             raise DataError(what, str(path), _AGAIN)
@@ -181,7 +184,7 @@ class ImageSet:
     @property
     def labels(self) -> np.ndarray:
         """(n,) int64."""
-        return np.concatenate([batch.labels for batch in self._batches])
+        return np.concatenate([batch.labels for batch in self.batches])
 
     @property
     def domains(self) -> np.ndarray | None:
@@ -194,17 +197,13 @@ class ImageSet:
         return self._optional("split")
 
     def _optional(self, column: str) -> np.ndarray | None:
-        parts = [batch.columns[column] for batch in self._batches if column in batch.columns]
+        parts = [batch.columns[column] for batch in self.batches if column in batch.columns]
         return np.concatenate(parts) if parts else None
-
-    def batches(self) -> Iterator[Batch]:
-        """The record batches as they were written: views of the mapped file."""
-        yield from self._batches
 
     def verify(self) -> None:
         """Read the whole set; DataError if it does not have the checksum of its description."""
         digest = hashlib.sha256()
-        for batch in self._batches:
+        for batch in self.batches:
             _update(digest, batch)
         if digest.hexdigest() != self.info.checksum:
             what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
@@ -216,15 +215,15 @@ class ImageSet:
         labels = np.empty(len(rows), np.int64)
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for index in np.unique(owners):
-            places, batch = np.flatnonzero(owners == index), self._batches[index]
+            places, batch = np.flatnonzero(owners == index), self.batches[index]
             local = rows[places] - self._starts[index]
             images[places], labels[places] = batch.images[local], batch.labels[local]
         return images, labels
 
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels) of a set written as one record batch: views of the mapped file."""
-        if len(self._batches) == 1:
-            return self._batches[0].images, self._batches[0].labels
+        if len(self.batches) == 1:
+            return self.batches[0].images, self.batches[0].labels
         return self.take(np.arange(len(self)))
 
 

@@ -104,12 +104,11 @@ def is_sound(folder: Path) -> bool:
         index = json.loads((folder / "index.json").read_text())
         if index.get("form") != FORM:
             return False
-        for name, size in index["files"].items():
-            path = folder / name
-            if path.stat().st_size != size:
-                return False
-            if path.suffix == ".arrow":
-                ImageSet(path)
+        sizes: dict[str, int] = index["files"]
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            return False
+        for path in folder.glob("*.arrow"):
+            ImageSet(path)
     except (OSError, ValueError, KeyError, DataError):
         return False
     return True
@@ -177,21 +176,15 @@ class Federation:
             for name in ("domain_counts", "test_domains", "test_sizes")
         )
         self.test_sets: dict[str, int] = index["test_sets"]
-        self._ends = np.cumsum(self.sizes)
+        self._starts = np.cumsum([0, *self.sizes])
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """(images (n, height, width, channels) uint8, labels (n,) int64) of one client: read-only views, no copy."""
         shard = client // self._per_shard
-        images, labels = self._map(f"clients-{shard:05d}")
-        first = shard * self._per_shard
-        base = self._ends[first - 1] if first else 0
-        start, end = (self._ends[client - 1] if client else 0) - base, self._ends[client] - base
+        images, labels = self.held_out(f"clients-{shard:05d}")
+        start, end = self._starts[client : client + 2] - self._starts[shard * self._per_shard]
         return images[start:end], labels[start:end]
-
-    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(images, labels) of "validation", "test" or, for a further test set, "test-NAME"."""
-        return self._map(name)
 
     def test_range(self, client: int) -> tuple[int, int]:
         """(start, end) of the client's own test rows; all of them where nobody has own ones."""
@@ -200,7 +193,8 @@ class Federation:
         end = int(self.test_sizes[: client + 1].sum())
         return end - int(self.test_sizes[client]), end
 
-    def _map(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(images, labels) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
         if name not in self._maps:
             self._need(f"{name}.json")
             self._need(f"{name}.arrow")

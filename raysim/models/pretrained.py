@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,9 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
+        weights: object = (
+            _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
+        )
     except Exception as error:  # of two formats and their parsers
         raise ModelError(
             f"not a readable file of weights ({error})", str(path), "save a state dict as .safetensors, .pth or .pt"
@@ -74,7 +75,7 @@ def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
         return {name: torch.empty(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def _read_torch(path: Path, on_meta: bool) -> Any:
+def _read_torch(path: Path, on_meta: bool) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
