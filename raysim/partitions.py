@@ -40,8 +40,8 @@ def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = Fals
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         different.setdefault(manifest.checksum, (trial.values, info, manifest))
     values = [chosen for chosen, _, _ in different.values()]
-    every = dict.fromkeys(axis for chosen in values for axis in chosen)  # some trials lack an axis, see `tune.only`
-    axes = dict.fromkeys(axis for axis in every if len({repr(chosen.get(axis)) for chosen in values}) > 1)
+    all_axes = dict.fromkeys(axis for chosen in values for axis in chosen)  # some trials lack one, see `tune.only`
+    axes = dict.fromkeys(axis for axis in all_axes if len({repr(chosen.get(axis)) for chosen in values}) > 1)
 
     def name(chosen: Mapping[str, object]) -> str:
         telling = {axis: chosen[axis] for axis in axes if axis in chosen}

@@ -94,8 +94,8 @@ def write_set(
     limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
     with full_disk(path.parent), replaced_file(describe(path)) as description, replaced_file(path) as data:
-        for given in batches:
-            batch = Batch(*given)
+        for columns in batches:
+            batch = Batch(*columns)
             shape = shape or batch.images.shape[1:]
             batch = _checked(batch, shape, limits, name, count)
             record = _to_record(batch)

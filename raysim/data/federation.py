@@ -151,8 +151,8 @@ class Federation:
       test_sets: examples of each further test set.
 
     Args:
-      fetch: fetch(name) puts a missing file of the folder there; on a node without the driver's disk it copies the
-        file over. Files are asked for when they are first needed, each once per node.
+      fetch: fetch(name) copies a missing file into the folder, on a node without the driver's disk. A file is fetched
+        when it is first needed, once per node.
     """
 
     def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None):

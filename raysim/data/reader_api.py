@@ -1,4 +1,4 @@
-"""What every reader is given and gives: a request, the contents, and the checks of source files."""
+"""What readers take and return (a request, the contents), and their checks of source files."""
 
 from __future__ import annotations
 

@@ -154,9 +154,9 @@ def read_cifar(request: Request, *, kind: str) -> Contents:
     root = _above(request.root, reader.base_folder)
     _download(request, partial(reader, root, download=True))
     folder = root / reader.base_folder
-    wanted = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
+    published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
     # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
-    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in wanted]
+    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in published]
     with damaged(folder):
         train, test = (reader(root, train=is_train) for is_train in (True, False))
     parts = [Part(half.data, np.array(half.targets, np.int64), code, folder) for code, half in ((0, train), (2, test))]

@@ -108,11 +108,11 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
     if not _config_of(network).has_weights:
         raise LookupError(f"timm has no weights for {network}")
     arguments = options.get("arguments")
-    chosen = dict(arguments) if isinstance(arguments, Mapping) else {}
+    known = dict(arguments) if isinstance(arguments, Mapping) else {}
     if "patch" in options:
-        chosen["patch_size"] = options["patch"]
+        known["patch_size"] = options["patch"]
     on_meta = torch.get_default_device().type == "meta"
-    return _create(network, shape, classes, chosen, pretrained=not on_meta).state_dict()
+    return _create(network, shape, classes, known, pretrained=not on_meta).state_dict()
 
 
 def knows(network: str) -> bool:

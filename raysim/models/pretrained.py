@@ -93,21 +93,22 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
       ModelError: names every tensor that does not fit; nothing was copied then.
     """
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    is_counter = {name: not value.is_floating_point() and value.dim() == 0 for name, value in own.items()}
-    first = next((name for name, value in own.items() if value.dim() == 4), "")
-    given = dict(weights)
-    if first in given and given[first].dim() == 4 and (own[first].shape[1], given[first].shape[1]) == (1, 3):
-        given[first] = given[first].sum(1, keepdim=True)
-    kept = set()
-    row = f"{head}.weight"
-    if row in given and given[row].shape[1:] == own[row].shape[1:] and len(given[row]) != len(own[row]):
-        kept = {name for name in own if name.startswith(head + ".")}
-    faults = [f"{name} is missing" for name in own if name not in given and not is_counter[name] and name not in kept]
-    faults += [f"{name} is not in the model" for name in given if name not in own]
+    loaded = dict(weights)
+    first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
+    if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
+        loaded[first] = loaded[first].sum(1, keepdim=True)
+    if row in loaded and loaded[row].shape[1:] == own[row].shape[1:] and len(loaded[row]) != len(own[row]):
+        for name in [name for name in own if name.startswith(f"{head}.")]:
+            del own[name]
+            loaded.pop(name, None)
+    counters = {name for name, value in own.items() if not value.is_floating_point() and value.dim() == 0}
+    common = own.keys() & loaded.keys()
+    faults = [f"{name} is missing" for name in own if name not in common and name not in counters]
+    faults += [f"{name} is not in the model" for name in loaded if name not in common]
     faults += [
-        f"{name} is {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        f"{name} is {tuple(loaded[name].shape)} instead of {tuple(own[name].shape)}"
         for name in own
-        if name in given and name not in kept and given[name].shape != own[name].shape
+        if name in common and loaded[name].shape != own[name].shape
     ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
@@ -117,6 +118,5 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
             "choose the model, its options, model.lora and data.resize as the weights need them",
         )
     with torch.no_grad():
-        for name, value in own.items():
-            if name in given and name not in kept:
-                value.copy_(given[name])
+        for name in common:
+            own[name].copy_(loaded[name])
