@@ -84,7 +84,7 @@ def redraw(
     min_samples: int,
     on_drawn: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """(classes, clients) int64: the first draw in which every client has `min_samples`; there are seconds for it, not days.
+    """(classes, clients) int64: the first draw in which every client has `min_samples`, within MAX_S seconds.
 
     Args:
       on_drawn: on_drawn(number of that draw, from 1).
@@ -98,11 +98,9 @@ def redraw(
     rng.bit_generator.state = pickle.loads(after)
     least = int(counts.sum(axis=0).min())
     if least < min_samples:
-        raise DataError(
-            f"no draw of {tried} gave every client {min_samples} examples; the best left one with {least}",
-            f"partition dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients",
-            _remedy(draw, totals, num_clients, alpha, min_samples),
-        )
+        what = f"no draw of {tried} gave every client {min_samples} examples; the best left one with {least}"
+        where = f"partition dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients"
+        raise DataError(what, where, _remedy(draw, totals, num_clients, alpha, min_samples))
     if on_drawn is not None:
         on_drawn(tried)
     return counts.copy()
@@ -181,9 +179,7 @@ def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_
 def check_enough(num_examples: int, num_clients: int, min_samples: int, where: str) -> None:
     """Raise DataError unless there are `min_samples` examples for every client."""
     if num_examples < num_clients * min_samples:
-        raise DataError(
-            f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each",
-            f"partition {where}",
-            f"lower partition.num_clients to {max(1, num_examples // min_samples)}, or partition.min_samples to "
-            f"{max(1, num_examples // num_clients)}",
-        )
+        what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
+        clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
+        mend = f"lower partition.num_clients to {clients}, or partition.min_samples to {samples}"
+        raise DataError(what, f"partition {where}", mend)

@@ -87,14 +87,12 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
       DataError: no space, or no permission, to write them.
     """
     folder = cache / manifest.checksum[:24]
-    try:
+    mend = "free some space there, or set data.root to a folder that can be written"
+    with explained("cannot write shards", cache, mend, OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f".{folder.name}.lock"):
             if not is_sound(folder):
                 _build(manifest, folder, write)
-    except OSError as error:
-        mend = "free some space there, or set data.root to a folder that can be written"
-        raise DataError(f"cannot write shards ({error.strerror or error})", str(cache), mend) from error
     return folder
 
 

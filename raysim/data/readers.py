@@ -37,11 +37,8 @@ def read_medmnist(request: Request) -> Contents:
     flag, _, size = request.name.partition("_")
     about = medmnist.INFO[flag]
     if "multi-label" in about["task"]:
-        raise DataError(
-            f"{flag} has {len(about['label'])} labels an image",
-            "",
-            "a set has one label an image; choose one, and give it with the images as an .npz to `npz`",
-        )
+        mend = "a set has one label an image; choose one, and give it with the images as an .npz to `npz`"
+        raise DataError(f"{flag} has {len(about['label'])} labels an image", "", mend)
     library_set = getattr(medmnist, about["python_class"])
     _download(request, lambda: library_set("train", root=request.root, size=int(size or 28), download=True))
     path = request.root if request.root.is_file() else request.root / f"{request.name}.npz"

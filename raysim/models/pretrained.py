@@ -36,10 +36,9 @@ def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tens
     except LookupError as error:
         raise ModelError(str(error), mend="give the path of a file, or drop pretrained") from error
     except Exception as error:  # of the network, the hub, the disk: each library has its own kinds
-        raise ModelError(
-            f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})",
-            mend="fetch them where there is a network and set model.pretrained to the path of the file",
-        ) from error
+        what = f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})"
+        mend = "fetch them where there is a network and set model.pretrained to the path of the file"
+        raise ModelError(what, mend=mend) from error
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -56,9 +55,8 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
             _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
         )
     except Exception as error:  # of two formats and their parsers
-        raise ModelError(
-            f"not a readable file of weights ({error})", str(path), "save a state dict as .safetensors, .pth or .pt"
-        ) from error
+        mend = "save a state dict as .safetensors, .pth or .pt"
+        raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     return weights
@@ -112,11 +110,8 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
-        raise ModelError(
-            f"the model needs other tensors: {'; '.join(faults[:8])}{more},",
-            source,
-            "choose the model, its options, model.lora and data.resize as the weights need them",
-        )
+        mend = "choose the model, its options, model.lora and data.resize as the weights need them"
+        raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
     with torch.no_grad():
         for name in common:
             own[name].copy_(loaded[name])
