@@ -12,7 +12,7 @@ CORE, TRAINING, DATA, CONFIG = "raysim.core", "raysim.training", "raysim.data", 
 ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/core": [CORE],
     "raysim/training": [CORE, TRAINING],
-    "raysim/data": [CORE, DATA],
+    "raysim/data": [CORE, DATA, "raysim.files"],
     "raysim/models": [CORE, "raysim.models"],
     "methods": [CORE, TRAINING, "methods"],
     "raysim/config": [CORE, CONFIG],
