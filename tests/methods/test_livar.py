@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from methods.ccvr import ccvr
 from methods.fisher import fisher
 from methods.livar import livar
-from methods.livar_math import (
+from methods.livar.math import (
     TABLES,
     adapters_of,
     class_variances,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from methods.livar_math import (
+from methods.livar.math import (
     Adapter,
     Reduction,
     adapters_of,
