@@ -93,7 +93,7 @@ def perturbation(
         for leaf in layout.params:
             if leaf.is_head != (perturbs == "head"):
                 uphill[leaf.offset : leaf.end] = 0
-    size = torch.linalg.vector_norm(uphill)
+    size: Tensor = torch.linalg.vector_norm(uphill)
     if not bool(size >= max(floor, torch.finfo(uphill.dtype).tiny)):
         return torch.zeros_like(uphill)
     if form == "fixed":
