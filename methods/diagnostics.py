@@ -134,17 +134,17 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
 def _missing(layout: Layout) -> dict[str, str]:
     """Measure -> why this layout does not have it."""
-    found = {}
+    reasons = {}
     if not any(leaf.is_shared for leaf in layout.params):
-        found["drift"] = "no parameter is shared, so there is no update to compare"
-        found["gradient"] = "no parameter is shared, so there is no global gradient"
+        reasons["drift"] = "no parameter is shared, so there is no update to compare"
+        reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
-        found["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
     if _classifier(layout) is None:
-        found["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
+        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
     if any(not leaf.is_head for leaf in layout.personal):
-        found["features"] = "layers below the classifier are personal, so the global model has no features"
-    return found
+        reasons["features"] = "layers below the classifier are personal, so the global model has no features"
+    return reasons
 
 
 def _shared_layers(layout: Layout) -> dict[str, Leaf]:

@@ -146,9 +146,9 @@ def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
     begin = 0
     for batch in client.batches():
         end = begin + len(batch.labels)
-        mine = chosen[begin:end].to(batch.labels.device)
+        is_drawn = chosen[begin:end].to(batch.labels.device)
         begin = end
-        images, labels = batch.images[mine], batch.labels[mine]
+        images, labels = batch.images[is_drawn], batch.labels[is_drawn]
         if rest is not None:
             images, labels = torch.cat([rest.images, images]), torch.cat([rest.labels, labels])
         while len(labels) > client.batch_size + 1:

@@ -92,10 +92,10 @@ def block_of(layout: Layout, wanted: str | None) -> str:
     """Path of the block: the one wanted, or the last layer block with weights in front of the classifier."""
     bodies = [leaf for leaf in layout.params if not leaf.is_head]
     if wanted is None:
-        found = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
-        if not found:
+        blocks = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
+        if not blocks:
             raise ValueError("fedalign: there is no trained block in front of the classifier; use a deeper model")
-        return found[-1]
+        return blocks[-1]
     if not any(leaf.name.startswith(f"{wanted}.") for leaf in bodies):
         known = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))
         raise ValueError(f"fedalign: there is no block {wanted!r} in front of the classifier; there are {known}")

@@ -73,8 +73,8 @@ def distillation(reference: Tensor, temperature: float) -> LossFn:
     target = (reference / temperature).log_softmax(dim=1)
 
     def loss(outputs: Outputs, batch: Batch) -> Tensor:
-        found = (outputs.logits / temperature).log_softmax(dim=1)
-        return F.kl_div(found, target, reduction="batchmean", log_target=True)
+        logs = (outputs.logits / temperature).log_softmax(dim=1)
+        return F.kl_div(logs, target, reduction="batchmean", log_target=True)
 
     return loss
 

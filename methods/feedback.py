@@ -98,13 +98,13 @@ def feedback_layers(layout: Layout) -> dict[str, Leaf]:
 
     Not the output projection inside torch's MultiheadAttention, whose weight is used without calling the layer.
     """
-    found = {}
+    weights = {}
     for leaf in layout.params:
         parent = leaf.layer.rpartition(".")[0]
         is_hidden = f"{parent}.in_proj_weight" in layout.by_name
         if leaf.name == f"{leaf.layer}.weight" and len(leaf.shape) in (2, 4) and not is_hidden:
-            found[leaf.layer] = leaf
-    return found
+            weights[leaf.layer] = leaf
+    return weights
 
 
 def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:

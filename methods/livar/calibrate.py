@@ -1,4 +1,4 @@
-"""`raysim calibrate`: LIVAR's table made anew, from pairs of runs, federated and joint, of one initialisation.
+"""`raysim calibrate`: LIVAR's table from pairs of runs, federated and joint, of one initialisation.
 
 Each pair is two runs like any others, in `<storage>/<name>/p0-s0/federated` and `.../joint`; the same command again runs
 what is not finished, and fits and draws anew. The one module of `methods` that knows of runs: only the verb imports it.
@@ -168,7 +168,7 @@ def _own_faults(config: Config) -> list[Fault]:
 
 
 def _holds_adapters(pretrained: str | None) -> bool:
-    """Whether it is a file of weights with adapters in it; what else is wrong with a file is told by the runs' check."""
+    """Whether it is a file of weights with adapters in it; the runs' own check names other faults of the file."""
     if pretrained in (None, "default"):
         return False
     with contextlib.suppress(ModelError), torch.device("meta"):

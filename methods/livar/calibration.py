@@ -217,7 +217,7 @@ class Result(TypedDict):
 def calibration(
     rows: pd.DataFrame, explanation: Explanation, cuts: Sequence[Sequence[float]], settings: dict[str, object]
 ) -> Result:
-    """The table of the rows and everything that is told about it. settings: kept as they are."""
+    """The table of the rows, and the numbers beside it. settings: kept as they are."""
     table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
     quantiles = (rows["quantile_a"].to_numpy(), rows["quantile_b"].to_numpy(), ranks(rows["num_examples"].to_numpy()))
     shap_values = dict(zip(explanation.features, explanation.contributions.T, strict=True))

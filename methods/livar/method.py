@@ -84,8 +84,6 @@ def livar(
     def init(params: Tensor, layout: Layout) -> State:
         if has_head:
             linear_head(layout, "livar")
-        if has_lora:
-            adapters_of(layout)
         return {}
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
