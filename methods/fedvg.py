@@ -139,7 +139,13 @@ def fedvg(
             )
         else:
             fedvg_weights = weights_from_norms(
-                part, values, usable, granularity=granularity, eps=eps, module_power=module_power, buffers=buffers
+                part,
+                values,
+                server.is_active,
+                granularity=granularity,
+                eps=eps,
+                module_power=module_power,
+                buffers=buffers,
             )
         chosen = {name: fedvg_weights[name] for name in weights if name in fedvg_weights}
         if mix == "average":
@@ -206,7 +212,7 @@ def layer_norms(layout: Layout, vector: Tensor, norm: Norm, *, one_axis: str = "
 def weights_from_norms(
     layout: Layout,
     norms: Tensor,
-    usable: Tensor,
+    is_active: Tensor,
     *,
     granularity: str,
     eps: float,
@@ -217,7 +223,7 @@ def weights_from_norms(
 
     Args:
       norms: (K, parameter leaves) float64, see `layer_norms`.
-      usable: (K,) bool, clients that took a step and whose norms are finite.
+      is_active: (K,) bool, clients that took a step.
       module_power: combine the tensors of a module into one layer, as their p-norm; None: a layer is a tensor.
       buffers: "uniform": with granularity "layer" they get the same weight from every usable client.
     Returns:
@@ -226,6 +232,7 @@ def weights_from_norms(
     layer_of = {leaf.name: leaf.name if module_power is None else leaf.layer for leaf in layout.params}
     block_of = {layer_of[leaf.name]: leaf.block for leaf in layout.params}
     sizes = _layer_sizes(norms, list(layer_of.values()), module_power or 1)
+    usable = is_active & ~norms.isinf().any(dim=1)
     uniform = normalised(usable.double())
 
     def weights_of(layers: Iterable[str]) -> Tensor:
