@@ -124,23 +124,12 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
-    from raysim.calibrate import PUBLISHED, plan_calibration, rows_beside
-    from raysim.calibrate import calibrate as make
+    from methods.livar.calibrate import calibrate_and_print
     from raysim.config import read_config
     from raysim.sweep import scaled
 
     raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
-    planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
-    found = make(planned, say, beside or [])
-    title = f"raw coefficients ({PUBLISHED}), base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}"
-    table = Table(title=title)
-    for column in ("", "I_B low", "I_B mid", "I_B high"):
-        table.add_column(column, justify="right")
-    for name, cells in rows_beside(found["table"]):
-        table.add_row(name, *cells)
-    out.print(table)
-    out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
-    out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
+    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, beside or [], out, say)
 
 
 def _with_own_name(raw: Settings, overrides: Sequence[str] | None) -> Settings:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.calibrate import calibrate, plan_calibration
+from methods.livar.calibrate import calibrate, plan_calibration
 from raysim.check import check
 from raysim.config import parse_config, read_config
 from raysim.data.reader_api import Options

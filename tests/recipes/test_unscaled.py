@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import save_file
 
 import raysim.check
+from methods.livar.calibrate import plan_calibration
 from raysim.build import model_spec
-from raysim.calibrate import plan_calibration
 from raysim.check import check, check_partition
 from raysim.config import parse_config, read_config
 from raysim.models import build_model

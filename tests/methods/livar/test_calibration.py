@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from methods.livar import livar
-from methods.livar_calibration import (
+from methods.livar.calibration import (
     SMALLEST,
     Explanation,
     curve,
@@ -19,9 +20,8 @@ from methods.livar_calibration import (
     rows_of_run,
     table_from,
     target_coefficients,
-    together,
 )
-from methods.livar_math import CUTS, TABLES, plain_table, raw_coefficients, table_of
+from methods.livar.math import CUTS, TABLES, plain_table, raw_coefficients, table_of
 
 CONSTRAINTS = ["nonnegative", "simplex", "box"]
 
@@ -133,9 +133,11 @@ def made_rows(seed=0, clients=6, layers=12):
         coefficients = 0.05 + 0.1 * (places[..., 1] > 0.8) - 0.03 * (places[..., 0] > 0.5)
         names = [f"layer{index}" for index in range(layers)]
         parts.append(
-            rows_of_run(run, np.arange(clients), names, importance, rng.integers(5, 50, clients), coefficients, CUTS)
+            rows_of_run(
+                str(run), np.arange(clients), names, importance, rng.integers(5, 50, clients), coefficients, CUTS
+            )
         )
-    return together(parts)
+    return pd.concat(parts, ignore_index=True)
 
 
 @pytest.mark.parametrize("features", ["quantile", "raw"])
@@ -145,7 +147,7 @@ def test_base_and_contributions_are_the_prediction(features, count_feature):
     found = explain(rows, features=features, count_feature=count_feature, trees=8, min_leaf=3, seed=1)
     assert found.contributions.shape == (len(rows), 3 if count_feature else 2)
     assert np.allclose(found.base + found.contributions.sum(1), found.predictions, atol=1e-10)
-    assert found.base == pytest.approx(rows.coefficients.mean(), rel=0.1)
+    assert found.base == pytest.approx(rows.coefficient.mean(), rel=0.1)
 
 
 def test_ranks_say_more_than_raw_importances_where_runs_differ_in_size():
@@ -173,16 +175,18 @@ def test_table_is_base_and_mean_contributions_of_each_cell():
 
 def test_planted_table_comes_back():
     rows = made_rows(clients=10, layers=24)
+    bins = rows[["bin_a", "bin_b"]].to_numpy()
     table, counts = table_from(
-        explain(rows, features="quantile", count_feature=False, trees=30, min_leaf=2, seed=0), rows.bins
+        explain(rows, features="quantile", count_feature=False, trees=30, min_leaf=2, seed=0), bins
     )
     assert counts.sum() == len(rows)
     want = 0.05 + 0.1 * np.array([0, 0, 1])[None] - 0.03 * np.array([0, 0, 1])[:, None]
     assert np.abs(table - want).max() < 0.01
-    importance = torch.from_numpy(rows.importances[: len(rows) // 2].reshape(10, 24, 2))
+    first = rows[rows.run == "0"]
+    importance = torch.from_numpy(first[["importance_a", "importance_b"]].to_numpy().reshape(10, 24, 2))
     assert torch.equal(
         raw_coefficients(importance, table_of(table.tolist())).flatten(),
-        torch.from_numpy(table[tuple(rows.bins[:240].T)]),
+        torch.from_numpy(table[tuple(bins[:240].T)]),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class Table(NamedTuple):
     cuts: Sequence[Sequence[float]] = CUTS
 
 
-def table_of(value: Any) -> Table:
+def table_of(value: object) -> Table:
     """The table of a name, of three rows, or of a mapping with `table` and perhaps `cuts`.
 
     Raises:
@@ -56,20 +57,21 @@ def table_of(value: Any) -> Table:
     return table
 
 
-def plain_table(content: Mapping[str, Any]) -> dict[str, Any]:
+def plain_table(content: Mapping[str, object]) -> dict[str, list[list[float]]]:
     """What the option `table` takes of a calibration. Raises ValueError as `table_of`."""
     table = table_of(content)
     return {"table": [list(row) for row in table.values], "cuts": [list(pair) for pair in table.cuts]}
 
 
-def _numbers(value: Any, rows: int, columns: int, what: str) -> list[list[float]]:
+def _numbers(value: object, rows: int, columns: int, what: str) -> list[list[float]]:
+    message = f"livar: {what} must be {rows} rows of {columns} numbers, got {value!r}"
     try:
-        numbers = [[float(number) for number in row] for row in value]
+        numbers = np.array(value, dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"livar: {what} must be {rows} rows of {columns} numbers, got {value!r}") from error
-    if [len(row) for row in numbers] != [columns] * rows:
-        raise ValueError(f"livar: {what} must be {rows} rows of {columns} numbers, got {value!r}")
-    return numbers
+        raise ValueError(message) from error
+    if numbers.shape != (rows, columns):
+        raise ValueError(message)
+    return [[float(number) for number in row] for row in numbers]
 
 
 class Adapter(NamedTuple):
@@ -179,7 +181,7 @@ def class_variances(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
       (classes,) float64; NaN for a class with fewer than two examples.
     """
     variances = torch.full((num_classes,), torch.nan, dtype=torch.float64)
-    for label in labels.unique().tolist():
+    for label in set(labels.tolist()):
         own = values[labels == label].double()
         if len(own) >= 2:
             # Two passes: identical features must give exactly 0, which counts as missing.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from methods.livar_math import (
+from methods.livar.math import (
     Adapter,
     Reduction,
     adapters_of,
@@ -20,8 +20,8 @@ from methods.livar_math import (
     table_of,
     truncated,
 )
-from methods.moments import Features, local_features, one_thread
-from raysim.core.layout import Layout, Leaf
+from methods.moments import Features, linear_head, local_features, one_thread
+from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 from raysim.core.options import warn_of_ignored
 from raysim.core.weights import Weights, normalised
@@ -33,7 +33,7 @@ def livar(
     layers: Literal["importance", "examples"] = "importance",
     importance: Reduction = "abs_of_sum",
     accumulate: Literal["run", "round"] = "run",
-    table: Literal["released", "paper"] | list[list[float]] | dict[str, Any] = "released",
+    table: Literal["released", "paper"] | list[list[float]] | dict[str, object] = "released",
     variance: Literal["correct", "all", "released"] = "correct",
     next: Literal["factors", "svd"] = "factors",
     evaluate: Literal["merged", "code", "factors"] = "merged",
@@ -83,9 +83,7 @@ def livar(
 
     def init(params: Tensor, layout: Layout) -> State:
         if has_head:
-            _head_leaves(layout)
-        if has_lora:
-            adapters_of(layout)
+            linear_head(layout, "livar")
         return {}
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
@@ -123,11 +121,14 @@ def livar(
         merged = dict(weights)
         if has_lora:
             adapters = adapters_of(server.layout)
+            names = [pair.layer for pair in adapters]
             coefficients = shares[:, None].expand(-1, len(adapters))
             if counts:
                 importances = server.report["importance"]
                 coefficients = layer_coefficients(importances, server.is_active, shares, coefficient_table)
-            _log(server, adapters, coefficients)
+                server.log("importance_a", importances[..., 0], names)
+                server.log("importance_b", importances[..., 1], names)
+            server.log("coefficients", coefficients, names)
             for index, pair in enumerate(adapters):
                 merged |= dict.fromkeys((pair.a.name, pair.b.name), coefficients[:, index].clone())
         if has_head:
@@ -135,27 +136,28 @@ def livar(
             last = [] if variance == "released" else [server.class_counts.double()]
             rows = row_weights([*first, server.report["variance_all"], *last], server.is_active)
             server.log("head_weights", rows, [f"class {label}" for label in range(rows.shape[1])])
-            merged |= {leaf.name: rows for leaf in _head_leaves(server.layout)}
+            merged |= {leaf.name: rows for leaf in linear_head(server.layout, "livar")}
         return merged
 
+    @one_thread()
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if not bool(server.is_active.any()):
             return update, state
         update = update.clone()
         old, views = server.layout.views(server.start), server.layout.views(update)
-        for pair, weights, a, b in _products(server, None):
-            new_a, new_b = truncated(*stacked(weights, a, b), pair.a.shape[0])
+        for pair, left, right in _merged(server, None):
+            new_a, new_b = truncated(left, right, pair.a.shape[0])
             views[pair.a.name].copy_(new_a - old[pair.a.name])
             views[pair.b.name].copy_(new_b - old[pair.b.name])
         return update, state
 
+    @one_thread()
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
         shares = normalised(server.num_examples.double() * server.is_active) if evaluate == "code" else None
         tensors: dict[str, Tensor] = {}
-        for pair, weights, a, b in _products(server, shares):
-            left, right = stacked(weights, a, b)
+        for pair, left, right in _merged(server, shares):
             tensors |= {pair.a.name: right.float(), pair.b.name: left.float()}
         return tensors
 
@@ -175,14 +177,14 @@ def livar(
         grads=grads if counts else None,
         report=report,
         weigh=weigh,
-        server_update=_on_one_thread(server_update) if has_lora and next != "factors" else None,
-        evaluation_override=_on_one_thread(evaluation_override) if is_override else None,
+        server_update=server_update if has_lora and next != "factors" else None,
+        evaluation_override=evaluation_override if is_override else None,
         claims=frozenset(claims),
         needs=frozenset(needs),
     )
 
 
-def _warn(given: dict[str, Any]) -> None:
+def _warn(given: Mapping[str, object]) -> None:
     """Say which of the options have no effect beside the others."""
     counting = ("importance", "accumulate", "table")
     if given["components"] == "head":
@@ -232,16 +234,16 @@ def backbone_features(client: ClientView) -> Features:
     return local_features(client, point, is_normalised=False)
 
 
-def _products(server: ServerView, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor, Tensor]]:
-    """(adapter, weights (K,), A, B) of every layer, see `factors_of`.
+def _merged(server: ServerView, shares: Tensor | None) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
+    """(adapter, left, right) of every layer, whose product is the merged update of eq. 3; see `stacked`.
 
     Args:
       shares: (K,) weights of the products; None: the final weights of the leaves.
     """
     for pair, a, b in factors_of(server):
-        weights = server.weights[pair.a.name]
+        weights = server.weights[pair.a.name] if shares is None else shares
         assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
-        yield pair, weights if shares is None else shares, a, b
+        yield pair, *stacked(weights, a, b)
 
 
 def factors_of(server: ServerView) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
@@ -253,41 +255,17 @@ def factors_of(server: ServerView) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
     for pair in adapters_of(server.layout):
         blocks.setdefault(pair.a.block, []).append(pair)
     for pairs in blocks.values():
-        spans = [(leaf.offset, leaf.end) for pair in pairs for leaf in (pair.a, pair.b)]
-        updates = server.map_updates(parts_of, spans)
-        for index, pair in enumerate(pairs):
-            a = torch.stack([_value(server, pair.a, parts[2 * index]) for parts in updates])
-            b = torch.stack([_value(server, pair.b, parts[2 * index + 1]) for parts in updates])
-            yield pair, a, b
+        leaves = [leaf for pair in pairs for leaf in (pair.a, pair.b)]
+        updates = server.map_updates(parts_of, [(leaf.offset, leaf.end) for leaf in leaves])
+        values = {
+            leaf: server.start[leaf.offset : leaf.end].double()
+            + torch.stack([parts[index] for parts in updates]).double()
+            for index, leaf in enumerate(leaves)
+        }
+        for pair in pairs:
+            yield pair, values[pair.a].view(-1, *pair.a.shape), values[pair.b].view(-1, *pair.b.shape)
 
 
 def parts_of(update: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Stretches of one client's update."""
     return [update[start:end] for start, end in spans]
-
-
-def _value(server: ServerView, leaf: Leaf, update: Tensor) -> Tensor:
-    return (server.start[leaf.offset : leaf.end].double() + update.double()).view(leaf.shape)
-
-
-def _head_leaves(layout: Layout) -> list[Leaf]:
-    leaves = [leaf for leaf in layout.params if leaf.is_head]
-    if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
-        raise ValueError(f"livar: the head must be one linear layer, got {[leaf.name for leaf in leaves]}")
-    return leaves
-
-
-def _log(server: ServerView, adapters: list[Adapter], coefficients: Tensor) -> None:
-    layers = [pair.layer for pair in adapters]
-    for factor, name in enumerate(("importance_a", "importance_b")):
-        if "importance" in server.report:
-            server.log(name, server.report["importance"][..., factor], layers)
-    server.log("coefficients", coefficients, layers)
-
-
-def _on_one_thread(hook: Any) -> Any:
-    def run(*values: Any) -> Any:
-        with one_thread():
-            return hook(*values)
-
-    return run

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import nnls
 from typer.testing import CliRunner
 
+from methods.livar.calibrate import FILE, plan_calibration, rows_of
+from methods.livar.figures import curves_figure, prediction_figure, table_figure
 from raysim.__main__ import app
-from raysim.calibrate import FILE, plan_calibration, rows_of
 from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import ConfigError
-from raysim.report.calibration import curves_figure, prediction_figure, table_figure
 from raysim.run import execute
 from tests.support.federations import ADAMW, LORA_VIT, lora_plan, raw_config, run
 
@@ -124,7 +124,7 @@ def test_rows_find_the_client_that_the_joint_run_is_made_of(calibrated, root, tm
     rows = rows_of(plan_calibration(raw_calibration(root, tmp_path), "a test"))
     assert rows.client.tolist() == np.repeat(arrays["livar.importance_a:clients"], 4).tolist()
     assert rows.layer.tolist() == LAYERS * 4
-    assert np.allclose(rows.coefficients.reshape(4, 4), np.diag([0.2, 0.4, 0.6, 0.8]), atol=1e-3)
+    assert np.allclose(rows.coefficient.to_numpy().reshape(4, 4), np.diag([0.2, 0.4, 0.6, 0.8]), atol=1e-3)
 
 
 def test_forest_with_the_number_of_examples_leaves_the_table_alone(calibrated, tmp_path):

@@ -1,19 +1,20 @@
 """LIVAR's calibration (eq. 4, figure 2, table A): target coefficients, what importances say of them, and the 3 x 3 table.
 
-Numbers in, numbers out; `raysim/calibrate.py` makes the runs and keeps the files.
+Numbers in, numbers out; `methods/livar/calibrate.py` makes the runs and keeps the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from methods.livar_math import bins_of
+from methods.livar.math import bins_of
 from methods.moments import one_thread
 
 Constraint = Literal["nonnegative", "simplex", "box"]
@@ -36,7 +37,7 @@ def gram(a: Tensor, b: Tensor) -> np.ndarray:
     a, b = a.double(), b.double()
     with one_thread():
         left, right = torch.einsum("iop,joq->ijpq", b, b), torch.einsum("ipd,jqd->ijpq", a, a)
-        return (left * right).sum((2, 3)).numpy()
+        return np.asarray((left * right).sum((2, 3)))
 
 
 def target_coefficients(
@@ -67,69 +68,43 @@ def target_coefficients(
     matrix = roots[:, None] * vectors[:, is_there].T
     wanted = vectors[:, is_there].T @ (target + tau / count) / roots
     if constraint == "nonnegative":
-        return nnls(matrix, wanted)[0]
+        return np.asarray(nnls(matrix, wanted)[0])
     if constraint == "box":
-        return lsq_linear(matrix, wanted, bounds=(0, 1), method="bvls", tol=1e-14).x
+        return np.asarray(lsq_linear(matrix, wanted, bounds=(0, 1), method="bvls", tol=1e-14).x)
     moved = matrix - wanted[:, None]
     moved = moved / max(np.abs(moved).max(), np.finfo(float).tiny)
     shares = nnls(np.vstack([moved, np.ones(count)]), np.append(np.zeros(len(moved)), 1.0))[0]
-    return shares / shares.sum()
+    return np.asarray(shares / shares.sum())
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One row per run, client that took a step, and layer; n rows, all float64 unless said otherwise.
-
-    Attributes:
-      run, client: (n,) int64; layer: (n,) names.
-      importances: (n, 2) I_A, I_B; quantiles: (n, 2) their ranks among the values of the run, 0 to 1.
-      bins: (n, 2) int64, 0 low, 1 mid, 2 high.
-      num_examples, coefficients: (n,) n_i and lambda.
-    """
-
-    run: np.ndarray
-    client: np.ndarray
-    layer: np.ndarray
-    importances: np.ndarray
-    quantiles: np.ndarray
-    bins: np.ndarray
-    num_examples: np.ndarray
-    coefficients: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.run)
-
-
 def rows_of_run(
-    run: int,
+    run: str,
     clients: np.ndarray,
     layers: Sequence[str],
     importance: np.ndarray,
     num_examples: np.ndarray,
     coefficients: np.ndarray,
     cuts: Sequence[Sequence[float]],
-) -> Rows:
-    """The rows of one run. clients, num_examples: (K,); importance: (K, L, 2); coefficients: (K, L)."""
-    count, width = coefficients.shape
-    bins = bins_of(torch.from_numpy(importance), cuts)
-    return Rows(
-        run=np.full(count * width, run),
-        client=np.repeat(clients, width),
-        layer=np.tile(np.array(layers), count),
-        importances=importance.reshape(-1, 2),
-        quantiles=np.stack([ranks(importance[..., factor].ravel()) for factor in (0, 1)], axis=1),
-        bins=torch.stack(bins, dim=2).reshape(-1, 2).numpy(),
-        num_examples=np.repeat(num_examples.astype(float), width),
-        coefficients=coefficients.ravel(),
-    )
+) -> pd.DataFrame:
+    """One row per client that took a step, and layer.
 
-
-def together(parts: Sequence[Rows]) -> Rows:
-    """The rows of several runs."""
-    return Rows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__annotations__})
+    Args:
+      clients, num_examples: (K,); importance: (K, L, 2), I_A and I_B; coefficients: (K, L), lambda.
+    Returns:
+      Columns run, client, layer, importance_a and _b, quantile_a and _b (ranks among the values of the run, 0 to 1),
+      bin_a and _b (0 low, 1 mid, 2 high), num_examples, coefficient.
+    """
+    width = len(layers)
+    rows = pd.DataFrame({"run": run, "client": np.repeat(clients, width), "layer": [*layers] * len(clients)})
+    for factor, bins in enumerate(bins_of(torch.from_numpy(importance), cuts)):
+        name = "ab"[factor]
+        rows[f"importance_{name}"] = importance[..., factor].ravel()
+        rows[f"quantile_{name}"] = ranks(importance[..., factor].ravel())
+        rows[f"bin_{name}"] = bins.flatten().numpy()
+    return rows.assign(num_examples=np.repeat(num_examples.astype(float), width), coefficient=coefficients.ravel())
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -138,7 +113,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
     if len(values) == 1:
         return np.array([0.5])
-    return (rankdata(values) - 1) / (len(values) - 1)
+    return np.asarray((rankdata(values) - 1) / (len(values) - 1))
 
 
 # --- forest, explanation, table ---------------------------------------------------------------------------------------
@@ -159,7 +134,13 @@ class Explanation:
 
 
 def explain(
-    rows: Rows, *, features: Literal["quantile", "raw"], count_feature: bool, trees: int, min_leaf: int, seed: int
+    rows: pd.DataFrame,
+    *,
+    features: Literal["quantile", "raw"],
+    count_feature: bool,
+    trees: int,
+    min_leaf: int,
+    seed: int,
 ) -> Explanation:
     """A random forest from importances to coefficients, and the SHAP values of its training rows (tree explainer).
 
@@ -170,11 +151,11 @@ def explain(
     import shap
     from sklearn.ensemble import RandomForestRegressor
 
-    inputs = rows.quantiles if features == "quantile" else rows.importances
-    if count_feature:
-        inputs = np.column_stack([inputs, rows.num_examples])
+    kind = "quantile" if features == "quantile" else "importance"
+    names = [f"{kind}_a", f"{kind}_b", *(["num_examples"] if count_feature else [])]
+    inputs = np.ascontiguousarray(rows[names])
     forest = RandomForestRegressor(trees, min_samples_leaf=min_leaf, oob_score=True, random_state=seed, n_jobs=1)
-    forest.fit(inputs, rows.coefficients)
+    forest.fit(inputs, rows["coefficient"].to_numpy())
     explainer = shap.TreeExplainer(forest)
     contributions = np.asarray(explainer.shap_values(inputs), dtype=float)
     return Explanation(
@@ -186,57 +167,71 @@ def explain(
     )
 
 
-def table_from(found: Explanation, bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def table_from(explanation: Explanation, bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(3, 3) coefficients, rows by the bin of I_A, columns by that of I_B, and how many rows each cell has.
 
     A cell is the base and the mean of SHAP_A + SHAP_B over its rows. Where there are none: the base and both bins' own
     means, 0 for a bin that is empty as well.
+
+    Args:
+      bins: (n, 2) int64, of I_A and I_B.
     """
-    parts = found.contributions[:, :2]
+    shap_values = explanation.contributions[:, :2]
     table, counts = np.empty((3, 3)), np.zeros((3, 3), np.int64)
-    alone = [[_mean(parts[bins[:, factor] == level, factor]) for level in range(3)] for factor in (0, 1)]
-    for low, column in np.ndindex(3, 3):
-        mine = (bins[:, 0] == low) & (bins[:, 1] == column)
-        counts[low, column] = mine.sum()
-        share = parts[mine].sum(1).mean() if mine.any() else alone[0][low] + alone[1][column]
-        table[low, column] = max(found.base + share, SMALLEST)
+    alone = [[_mean(shap_values[bins[:, factor] == level, factor]) for level in range(3)] for factor in (0, 1)]
+    for row, column in np.ndindex(3, 3):
+        inside = shap_values[(bins[:, 0] == row) & (bins[:, 1] == column)]
+        counts[row, column] = len(inside)
+        share = inside.sum(1).mean() if len(inside) else alone[0][row] + alone[1][column]
+        table[row, column] = max(explanation.base + share, SMALLEST)
     return table, counts
 
 
 def curve(quantiles: np.ndarray, contributions: np.ndarray, num_bins: int = 20) -> dict[str, list[float]]:
     """Mean and deviation of a feature's SHAP values in equal stretches of its quantile; empty ones are left out."""
-    place = np.minimum((quantiles * num_bins).astype(int), num_bins - 1)
-    found: dict[str, list[float]] = {"quantile": [], "mean": [], "std": [], "count": []}
-    for number in np.unique(place):
-        mine = contributions[place == number]
-        values = ((number + 0.5) / num_bins, mine.mean(), mine.std(), len(mine))
-        for name, value in zip(found, values, strict=True):
-            found[name].append(float(value))
-    return found
-
-
-def calibration(rows: Rows, found: Explanation, cuts: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What is kept of a calibration: plain lists and numbers, and `table` and `cuts` as livar takes them."""
-    table, counts = table_from(found, rows.bins)
-    quantiles: Mapping[str, np.ndarray] = {
-        "importance_a": rows.quantiles[:, 0],
-        "importance_b": rows.quantiles[:, 1],
-        "num_examples": ranks(rows.num_examples),
+    stretch = np.minimum((quantiles * num_bins).astype(int), num_bins - 1)
+    parts = {int(number): contributions[stretch == number] for number in np.unique(stretch)}
+    return {
+        "quantile": [(number + 0.5) / num_bins for number in parts],
+        "mean": [float(values.mean()) for values in parts.values()],
+        "std": [float(values.std()) for values in parts.values()],
+        "count": [float(len(values)) for values in parts.values()],
     }
+
+
+class Result(TypedDict):
+    """What is kept of a calibration: `table` and `cuts` as livar takes them, the forest's numbers, by feature its SHAP."""
+
+    table: list[list[float]]
+    cuts: list[list[float]]
+    counts: list[list[int]]
+    base: float
+    oob_r2: float
+    num_rows: int
+    num_runs: int
+    mean_abs_shap: dict[str, float]
+    curves: dict[str, dict[str, list[float]]]
+    settings: dict[str, object]
+
+
+def calibration(
+    rows: pd.DataFrame, explanation: Explanation, cuts: Sequence[Sequence[float]], settings: dict[str, object]
+) -> Result:
+    """The table of the rows, and the numbers beside it. settings: kept as they are."""
+    table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
+    quantiles = (rows["quantile_a"].to_numpy(), rows["quantile_b"].to_numpy(), ranks(rows["num_examples"].to_numpy()))
+    shap_values = dict(zip(explanation.features, explanation.contributions.T, strict=True))
     return {
         "table": table.tolist(),
         "cuts": [[float(cut) for cut in pair] for pair in cuts],
         "counts": counts.tolist(),
-        "base": found.base,
-        "oob_r2": found.oob_r2,
+        "base": explanation.base,
+        "oob_r2": explanation.oob_r2,
         "num_rows": len(rows),
-        "num_runs": len(np.unique(rows.run)),
-        "mean_abs_shap": {
-            name: float(np.abs(found.contributions[:, place]).mean()) for place, name in enumerate(found.features)
-        },
-        "curves": {
-            name: curve(quantiles[name], found.contributions[:, place]) for place, name in enumerate(found.features)
-        },
+        "num_runs": rows["run"].nunique(),
+        "mean_abs_shap": {name: float(np.abs(values).mean()) for name, values in shap_values.items()},
+        "curves": {name: curve(quantiles[place], values) for place, (name, values) in enumerate(shap_values.items())},
+        "settings": settings,
     }
 
 
