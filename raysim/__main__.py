@@ -363,14 +363,9 @@ def doctor(
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
     """Check this installation, what a job would upload, and every node of a running cluster."""
-    from raysim.config import home_folder
-    from raysim.doctor import findings
+    from raysim.doctor import examine
 
-    is_good = True
-    for is_ok, line in findings(address, home_folder() / storage, working_dir):
-        out.print(f"{'ok  ' if is_ok else 'FAIL'} {line}", markup=False)
-        is_good = is_good and is_ok
-    if not is_good:
+    if not examine(address, storage, working_dir):
         raise typer.Exit(1)
 
 

@@ -38,8 +38,7 @@ FORBIDDEN = {  # outside packages that a layer must not see
 }
 TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "twins")}
 # Everything in raysim/engine/ray may import Ray.
-# ray_facts.py: doctor's questions to a cluster, none of which runs a federation; the rest of the engine does not use it.
-RAY_FILES = {"raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
+RAY_FILES = {"raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - {
     f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "twins")
 }  # part of the root: Tune by configuration
