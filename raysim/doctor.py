@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from raysim.config import home_folder
 from raysim.terminal import say
@@ -39,11 +40,8 @@ UPLOAD_LIMIT = 100 * 2**20
 MOST_FILES = 50_000
 
 
-class Finding(NamedTuple):
-    """Whether something is well, and a line about it."""
-
-    is_ok: bool
-    line: str
+#: Whether something is well, and a line about it.
+Finding = tuple[bool, str]
 
 
 def examine(address: str | None, storage: Path, working_dir: Path) -> bool:
@@ -62,7 +60,7 @@ def examine(address: str | None, storage: Path, working_dir: Path) -> bool:
 
 def _finding(is_ok: bool, line: str, fault: str) -> Finding:
     """A finding whose line goes on with the fault, and how to mend it, where something is not well."""
-    return Finding(is_ok, line if is_ok else line + fault)
+    return is_ok, line if is_ok else line + fault
 
 
 # --- this process -----------------------------------------------------------------------------------------------------
@@ -70,39 +68,39 @@ def _finding(is_ok: bool, line: str, fault: str) -> Finding:
 
 def installation() -> Iterator[Finding]:
     """Versions, cores, memory and GPUs of this machine."""
-    yield Finding((3, 11) <= sys.version_info[:2] <= (3, 13), f"Python {sys.version.split()[0]} (3.11 to 3.13)")
+    yield (3, 11) <= sys.version_info[:2] <= (3, 13), f"Python {sys.version.split()[0]} (3.11 to 3.13)"
     for name in PACKAGES:
         try:
-            yield Finding(True, f"{name} {version(name)}")
+            yield True, f"{name} {version(name)}"
         except PackageNotFoundError:
-            yield Finding(False, f"{name} is not installed: pip install -c constraints.txt -e .")
+            yield False, f"{name} is not installed: pip install -c constraints.txt -e ."
     fault = ""
     try:
         from torchvision.ops import nms  # noqa: F401 (does not resolve where torch and torchvision do not fit)
     except (ImportError, RuntimeError, AttributeError) as error:
         fault = f" ({error}): use the versions of constraints.txt"
-    yield Finding(not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}")
+    yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"
     import psutil
     import torch
 
     free, total = psutil.virtual_memory().available / 2**30, psutil.virtual_memory().total / 2**30
-    yield Finding(True, f"{os.cpu_count()} CPUs, {free:.0f} of {total:.0f} GiB of memory free")
+    yield True, f"{os.cpu_count()} CPUs, {free:.0f} of {total:.0f} GiB of memory free"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    yield Finding(True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}")
+    yield True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}"
 
 
 def disks(storage: Path) -> Iterator[Finding]:
     """Free space where Ray and the runs write, and whether the storage can be written."""
-    yield from (_disk(place, place) for place in (".", "/dev/shm", "/tmp") if os.path.isdir(place))
+    yield from (_disk(Path(place), place) for place in (".", "/dev/shm", "/tmp") if os.path.isdir(place))
     try:
         _write_probe(storage).unlink()
         yield _disk(_existing(storage), f"{storage} (storage)")
     except OSError as error:
         remedy = "set storage, or RAYSIM_HOME, to a folder that can"
-        yield Finding(False, f"storage {storage} cannot be written ({error}): {remedy}")
+        yield False, f"storage {storage} cannot be written ({error}): {remedy}"
 
 
-def _disk(folder: Path | str, name: str) -> Finding:
+def _disk(folder: Path, name: str) -> Finding:
     free = shutil.disk_usage(folder).free
     return _finding(free > MIN_DISK, f"{_size(free)} free in {name}", ": Ray and the runs need 2 GiB or more")
 
@@ -113,7 +111,7 @@ def upload(working_dir: Path) -> Finding:
     paths = list(islice(uploaded_files(folder), MOST_FILES + 1))
     if len(paths) > MOST_FILES:
         remedy = "start from the clone, or write a .rayignore"
-        return Finding(False, f"a job from {folder} would upload more than {MOST_FILES} files: {remedy}")
+        return False, f"a job from {folder} would upload more than {MOST_FILES} files: {remedy}"
     sizes = sorted(((path.stat().st_size, path.relative_to(folder).as_posix()) for path in paths), reverse=True)
     total = sum(size for size, _ in sizes)
     largest = "".join(f"\n         {_size(size):>10}  {name}" for size, name in sizes[:10])
@@ -154,44 +152,45 @@ def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) ->
 
 def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
     """Every node of a running Ray, and its dashboard."""
-    from raysim.engine.ray.nodes import ask_nodes, connected, question
-
     if not address:
         remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
-        yield Finding(True, f"no cluster looked at: {remedy}")
-    elif address.startswith(("http://", "https://")):
-        yield _dashboard(address)
+        yield True, f"no cluster looked at: {remedy}"
+        return
+    from raysim.engine.ray.nodes import ask_nodes, connected, question
+
+    if address.startswith(("http://", "https://")):
+        yield dashboard(address)
         command = "ray job submit --working-dir . -- python -m raysim doctor"
-        yield Finding(True, f"the nodes are seen from within: {command}")
-    else:
-        probe = None
-        try:
-            with connected(address) as dashboard_url:
-                yield Finding(True, f"connected to Ray at {address}")
-                yield _dashboard(dashboard_url)
-                with contextlib.suppress(OSError):  # a finding of its own already
-                    probe = _write_probe(storage)
-                yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
-        except ConnectionError as error:
-            token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
-            remedy = f"is it running, is its port open from here, and do {token} match?"
-            yield Finding(False, f"cannot connect to Ray at {address} ({error}): {remedy}")
-        finally:
-            if probe is not None:
-                probe.unlink(missing_ok=True)
+        yield True, f"the nodes are seen from within: {command}"
+        return
+    probe = None
+    try:
+        with connected(address) as url:
+            yield True, f"connected to Ray at {address}"
+            yield dashboard(url)
+            with contextlib.suppress(OSError):  # a finding of its own already
+                probe = _write_probe(storage)
+            yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
+    except ConnectionError as error:
+        token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+        remedy = f"is it running, is its port open from here, and do {token} match?"
+        yield False, f"cannot connect to Ray at {address} ({error}): {remedy}"
+    finally:
+        if probe is not None:
+            probe.unlink(missing_ok=True)
 
 
-def _dashboard(url: str) -> Finding:
+def dashboard(url: str) -> Finding:
+    """Whether jobs can be submitted to a dashboard; url: "" if there is none."""
     from raysim.engine.ray.nodes import dashboard_error
 
     if not url:
-        remedy = "start the head with --include-dashboard=true"
-        return Finding(False, f"no dashboard: `ray job submit` needs one; {remedy}")
+        return False, "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true"
     if error := dashboard_error(url):
         reason = "it listens on the head's loopback unless started with --dashboard-host"
         remedy = "go through `ray dashboard CLUSTER.yaml`, and give the token"
-        return Finding(False, f"the dashboard at {url} does not answer ({error}): {reason}; {remedy}")
-    return Finding(True, f"the dashboard at {url} takes jobs")
+        return False, f"the dashboard at {url} does not answer ({error}): {reason}; {remedy}"
+    return True, f"the dashboard at {url} takes jobs"
 
 
 def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path) -> Iterator[Finding]:
@@ -202,45 +201,44 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
     """
     for node in nodes:
         if node.error:
-            checks = [Finding(False, f"ran no task: {node.error}; look at `ray status` and at the node's logs")]
+            yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
         else:
-            checks = [_versions(node, here), _gpus(node), _store(node), _temp(node), _storage(node, storage)]
-        yield from (Finding(is_ok, f"{node.name}: {line}") for is_ok, line in checks)
+            checks = (_versions(node, here), _gpus(node), _store(node), _temp(node), _storage(node, storage))
+            yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
     closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
     if closed:
-        yield Finding(False, f"cannot reach {', '.join(closed)}: open the ports of cluster/env.sh between the nodes")
+        yield False, f"cannot reach {', '.join(closed)}: open the ports of cluster/env.sh between the nodes"
     else:
-        yield Finding(True, f"the ports of {len(nodes)} node{'s' if len(nodes) != 1 else ''} can be reached")
+        yield True, f"the ports of {len(nodes)} node{'s' if len(nodes) != 1 else ''} can be reached"
 
 
 def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
-    def core(name: str, text: str) -> str:
-        """The part that must be equal: Python without its last number, torch without +cpu or +cu130."""
-        return text.rpartition(".")[0] if name == "python" else text.partition("+")[0]
-
     there = ", ".join(f"{name} {text}" if text else f"no {name}" for name, text in node.versions.items())
-    others = [
-        f"{name} {here[name]}" for name, text in node.versions.items() if core(name, text) != core(name, here[name])
-    ]
+    others = [name for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])]
+    driver = ", ".join(f"{name} {here[name]}" for name in others)
     remedy = (
         "install the same on every node (constraints.txt), or submit with --working-dir ., which brings raysim along"
     )
-    return _finding(not others, there, f"; the driver has {', '.join(others)}: {remedy}")
+    return _finding(not others, there, f"; the driver has {driver}: {remedy}")
+
+
+def _core(name: str, text: str) -> str:
+    """The part of a version that must be equal: Python without its last number, torch without +cpu or +cu130."""
+    return text.rpartition(".")[0] if name == "python" else text.partition("+")[0]
 
 
 def _gpus(node: NodeFacts) -> Finding:
     line, names = f"{node.cpus:g} CPUs, {node.gpus:g} GPUs", ", ".join(node.gpu_names)
     if names and not node.gpus:
-        return Finding(True, f"{line}; {names} is there, but Ray was not told: ray start --num-gpus")
+        return True, f"{line}; {names} is there, but Ray was not told: ray start --num-gpus"
     fault = ", but PyTorch sees none: check nvidia-smi there, and that torch is a CUDA build"
-    return _finding(bool(names) or not node.gpus, line + (f" ({names})" if names else ""), fault)
+    return _finding(bool(names) or not node.gpus, f"{line} ({names})" if names else line, fault)
 
 
 def _store(node: NodeFacts) -> Finding:
     fault = ": below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
     if node.store_bytes > node.shm_bytes:
-        remedy = "enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
-        fault = f": Ray keeps objects on a disk; {remedy}"
+        fault = ": Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
     is_ok = MIN_STORE <= node.store_bytes <= node.shm_bytes
     return _finding(is_ok, f"object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}", fault)
 
@@ -253,10 +251,10 @@ def _temp(node: NodeFacts) -> Finding:
 
 def _storage(node: NodeFacts, storage: Path) -> Finding:
     if node.sees_storage:
-        return Finding(True, f"sees {storage}")
+        return True, f"sees {storage}"
     remedy = "mount shared storage on every node and set RAYSIM_HOME to it"
     scope = "a single run needs it on the head alone, a sweep everywhere"
-    return Finding(False, f"does not see what the driver writes to {storage}: {remedy} ({scope})")
+    return False, f"does not see what the driver writes to {storage}: {remedy} ({scope})"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -274,8 +272,5 @@ def _existing(folder: Path) -> Path:
 
 
 def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    power = min(3, int(math.log2(max(count, 1)) // 10))
+    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} bytes"

@@ -169,7 +169,7 @@ def test_disks_and_storage(tmp_path, monkeypatch):
 
 
 def test_dashboard_findings():
-    assert doctor._dashboard("") == (
+    assert doctor.dashboard("") == (
         False,
         "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true",
     )

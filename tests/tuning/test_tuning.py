@@ -135,12 +135,11 @@ def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_pa
     found = outcome(sweep, sweep.trials[0])
     assert (found.score, found.best_round) == (0.2, 1)
     told = []
-    monkeypatch.setattr(trial_module, "_report", lambda result: told.append(result["accuracy_at_best_validation"]))
     monkeypatch.setattr(trial_module.tune, "report", lambda result: told.append(result["accuracy_at_best_validation"]))
-    reporter = trial_module._Reporter(sweep.base.tune, folder)
+    reporter = trial_module._Reporter(sweep.base.tune)
     reporter.num_rounds = 4
     for index, row in enumerate(metrics):
-        reporter._tell(index, row)
+        reporter._report(index, row)
     reporter.finish()
     assert told == [0.1, 0.2, 0.2, 0.2]
     with pytest.raises(ConfigError, match=r"tune.metric: .* needs a validation set, and trial seed=0 has none"):
