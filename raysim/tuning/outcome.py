@@ -103,18 +103,16 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     sign = 1 if settings.mode == "max" else -1
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
-    seconds = sum(float(row["system/round_s"]) for row in rows)
-    labels = dict(trial.config.labels)
-    score = values[-1][0] if values else None
     if settings.metric in SUMMARY_METRICS:
         score = judged(rows, trial.num_rounds)[settings.metric]
+    else:
+        score = values[-1][0] if values else None
     status = folder.status
-    if status.name == "completed":
-        summary = folder.read_json(folder.summary)
-        score = summary[settings.metric] if settings.metric in SUMMARY_METRICS else score
-        return Outcome("completed", labels, score, best_round, seconds)
-    message = f"the same run as {trial.same_as}" if trial.same_as and status.name == "unfinished" else status.message
-    return Outcome(status.name, labels, score, best_round, seconds, message)
+    message = "" if status.name == "completed" else status.message
+    if trial.same_as and status.name == "unfinished":
+        message = f"the same run as {trial.same_as}"
+    seconds = sum(float(row["system/round_s"]) for row in rows)
+    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message)
 
 
 def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
