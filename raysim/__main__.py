@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
-from raysim.terminal import Progress, command_began, err, out, run_table, say, sweep_table
+from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,31 +87,12 @@ def tune(
     is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim.tuning.driver import SweepEnded, run_sweep
-    from raysim.tuning.outcome import ranked, write_results
-    from raysim.tuning.plan import plan_sweep, read_sweep
-    from raysim.tuning.resources import draws
+    from raysim.tuning.command import tune as run_sweep
+    from raysim.tuning.plan import read_sweep
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
-    sweep = plan_sweep(raw, config, draws, is_scaled=is_scaled)
-    try:
-        outcomes = run_sweep(sweep, say)
-    except SweepEnded as ended:
-        err.print("stopped by a signal; the same command runs what is not finished")
-        raise typer.Exit(128 + ended.signal_number) from ended
-    write_results(sweep, outcomes)
-    out.print(sweep_table(sweep, ranked(sweep, outcomes), outcomes))
-    for status in ("failed", "unfinished"):
-        names = [name for name, found in outcomes.items() if found.status == status]
-        for name in names[:10]:
-            err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
-        if len(names) > 10:
-            err.print(f"{status}: {len(names) - 10} more, see results.csv")
-    out.print(f"sweep directory: {sweep.folder}  (results.csv, best.yaml for `raysim run`)", markup=False)
-    out.print(f"TensorBoard:     tensorboard --logdir {sweep.folder}", markup=False)
-    if not all(found.is_finished for found in outcomes.values()):
-        err.print("the same command runs what is not finished")
-        raise typer.Exit(1)
+    if status := run_sweep(raw, config, is_scaled=is_scaled):
+        raise typer.Exit(status)
 
 
 @app.command()
@@ -355,14 +336,9 @@ def doctor(
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
     """Check this installation, what a job would upload, and every node of a running cluster."""
-    from raysim.config import home_folder
-    from raysim.doctor import findings
+    from raysim.doctor import examine
 
-    is_good = True
-    for is_ok, line in findings(address, home_folder() / storage, working_dir):
-        out.print(f"{'ok  ' if is_ok else 'FAIL'} {line}", markup=False)
-        is_good = is_good and is_ok
-    if not is_good:
+    if not examine(address, storage, working_dir):
         raise typer.Exit(1)
 
 

@@ -26,7 +26,6 @@ from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
-from raysim.engine.trainer import SerialPool
 from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.models.trained import trained_tensors

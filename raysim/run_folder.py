@@ -134,7 +134,7 @@ class RunFolder:
             (self.path / mark).unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self, wait_s: float = 0.0) -> Iterator[None]:
+    def locked(self, wait_s: float = 0.0, *, kind: str = "run") -> Iterator[None]:
         """Hold the directory for this process alone.
 
         Raises:
@@ -145,7 +145,7 @@ class RunFolder:
             lock.acquire(timeout=wait_s)
         except Timeout as error:
             remedy = "wait for it, or choose another name"
-            raise RunExists(f"run {self.name!r} is running", str(self.path), remedy) from error
+            raise RunExists(f"{kind} {self.name!r} is running", str(self.path), remedy) from error
         try:
             yield
         finally:

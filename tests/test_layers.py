@@ -40,12 +40,11 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/run_folder.py": {"ray", "torch", "pydantic"},
     "raysim/report": {"ray", "torch", "pandas"},
 }
-TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "twins")}
+TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "command")}
 # Everything in raysim/engine/ray may import Ray.
-# ray_facts.py: doctor's questions to a cluster, none of which runs a federation; the rest of the engine does not use it.
-RAY_FILES = {"raysim/engine/ray_facts.py", "raysim/data/pipeline.py"}
+RAY_FILES = {"raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - {
-    f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "twins")
+    f"raysim/tuning/{name}.py" for name in ("plan", "outcome", "command")
 }  # part of the root: Tune by configuration
 ROOTS = {
     "raysim/check.py",
