@@ -52,6 +52,7 @@ ROOTS = {
     "raysim/__main__.py",
     "raysim/doctor.py",
     "raysim/report/build.py",
+    "raysim/report/command.py",
 }
 ROOTS |= {"raysim/calibrate.py", "raysim/partitions.py"}
 ROOTS |= TUNING | {"raysim/terminal.py"}

@@ -20,17 +20,8 @@ from raysim.report.published import ACCURACIES, Label, published
 from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, Settings, find_runs
-from raysim.report.significance import over_seeds, over_tables
-from raysim.report.tables import (
-    ACCURACY,
-    Table,
-    all_rows,
-    bounds_of,
-    cells_of,
-    make_tables,
-    published_cells,
-    row_of,
-)
+from raysim.report.significance import over_seeds, over_tables, pairs_of
+from raysim.report.tables import ACCURACY, all_rows, cells_of, make_tables, published_cells, row_of
 from raysim.report.targets import costs, target_of
 
 if TYPE_CHECKING:
@@ -137,7 +128,7 @@ def make_report(paths: Sequence[Path], given: Settings) -> Report:
         beside = []  # shares of layers have no labels of a set that published ones could be matched by
     if "selection" in _kinds(group.figures or ()):
         extras += selection.selections(tables, group.rows, beside)
-    pairs = _pairs(tables, subject, baseline)
+    pairs = pairs_of(tables, subject, baseline)
     return Report(
         group=group,
         runs=runs,
@@ -151,15 +142,6 @@ def make_report(paths: Sequence[Path], given: Settings) -> Report:
         extras=extras,
         changed=changed(finished, theirs, group.published),
     )
-
-
-def _pairs(tables: Sequence[Table], subject: str | None, baseline: str | None) -> list[tuple[str, str]]:
-    """Which rows are tested against which: the subject against all, else all against the baseline; no bounds."""
-    bounds = bounds_of(tables)
-    competing = [row for row in all_rows(tables) if row not in bounds]
-    if subject is not None:
-        return [(subject, row) for row in competing if row != subject and subject in competing]
-    return [(row, baseline) for row in competing if row != baseline and baseline in competing]
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:

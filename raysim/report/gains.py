@@ -6,16 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from raysim.config import nearest
 from raysim.report.contents import Extra
 from raysim.report.metrics import by_round
-from raysim.report.published import Published, canonical, is_same, match
+from raysim.report.published import Label, Published, canonical, is_same, match
 from raysim.report.render import Entry, Line, header_of, published_line, signed
-from raysim.report.tables import Cell, Column, Gain, Place, Table, all_columns, all_rows, bounds_of, heading
+from raysim.report.tables import Cell, Column, Place, Table, all_columns, all_rows, bounds_of, cell_of, heading
 
 #: How the published tables call the row of gains, their unit and that of times.
 AVERAGE = "average over methods"
@@ -43,17 +42,16 @@ def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Publi
     return with_them
 
 
-def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Gain]:
+def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Cell]:
     """The gain of each column over the cells it is counted from."""
-    pairs: dict[Column, list[tuple[Cell, Cell]]] = {}
-    for place, base in _bases(table, gain).items():
-        if place in table.cells and base in table.cells:
-            pairs.setdefault(place[1], []).append((table.cells[place], table.cells[base]))
+    bases = {place: table.cells[base] for place, base in _bases(table, gain).items() if base in table.cells}
     gains = {}
-    for column, cells in pairs.items():
-        printed = match(theirs, {**cells[0][0].labels, "method": AVERAGE}, metrics=GAINS)
-        mean = float(np.mean([cell.mean - base.mean for cell, base in cells]))
-        gains[column] = Gain(mean, len(cells), printed.value if printed else None)
+    for column in table.columns:
+        cells = {row: cell for row, cell in table.column_cells(column).items() if (row, column) in bases}
+        if cells:
+            labels = {**next(iter(cells.values())).labels, "method": AVERAGE}
+            scores: dict[Label, float] = {row: cell.mean - bases[row, column].mean for row, cell in cells.items()}
+            gains[column] = cell_of(labels, scores, match(theirs, labels, metrics=GAINS))
     return gains
 
 
@@ -119,23 +117,16 @@ def mean_train_seconds(folder: Path) -> float | None:
     return float(np.mean(seconds)) if seconds else None
 
 
-class Average(NamedTuple):
-    """Mean of a row's means in one column over tables; n: how many tables have both."""
-
-    mean: float
-    n: int
-
-
-def averages_of(tables: Sequence[Table]) -> dict[Place, Average]:
-    """(row, column) -> its average over the tables that have it."""
-    means: dict[Place, list[float]] = {}
+def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
+    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
+    means: dict[Place, dict[Label, float]] = {}
     for table in tables:
         for place, cell in table.cells.items():
-            means.setdefault(place, []).append(cell.mean)
-    return {place: Average(float(np.mean(values)), len(values)) for place, values in means.items()}
+            means.setdefault(place, {})[table.title] = cell.mean
+    return {place: cell_of({}, scores) for place, scores in means.items()}
 
 
-def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Average]]]:
+def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:
     """Column -> its rows with a cell in the most tables, best average first: only these compare. Bounds are left out.
 
     A column that only one table has, or only one such row, is left out.
@@ -161,9 +152,9 @@ def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
     def entry(row: str, column: Column) -> Entry:
         if (row, column) not in means:
             return Entry("-")
-        (mean, n), (first, (_, most)) = means[row, column], best[column]
-        few = f" ({n} of {most})" if n != most else ""
-        return Entry(f"{mean:.{tables[0].metric.digits}f}{few}", "best" if row == first else "")
+        average, (first, most) = means[row, column], best[column]
+        few = f" ({average.n} of {most.n})" if average.n != most.n else ""
+        return Entry(f"{average.mean:.{tables[0].metric.digits}f}{few}", "best" if row == first else "")
 
     caption = (
         f"Mean of the means above over {max(average.n for _, average in best.values())} tables, each weighing the same; "

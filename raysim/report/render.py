@@ -79,13 +79,7 @@ def _gain_lines(table: Table) -> list[Line]:
     pairs = {gain.n for gain in table.gains.values()}
     name = f"{table.gain_name} ({pairs.pop()} pairs)" if len(pairs) == 1 else table.gain_name
     texts = [signed(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
-    published = [
-        f"{signed(gain.published)} ({signed(gain.mean - gain.published)})"
-        if gain and gain.published is not None
-        else ""
-        for gain in gains
-    ]
-    return [(name, tuple(map(Entry, texts))), *published_line(published)]
+    return [(name, tuple(map(Entry, texts))), *published_line([_theirs(gain, signed) for gain in gains])]
 
 
 def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
@@ -94,12 +88,14 @@ def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
     return accuracy(cell.mean, cell.std, digits) + (f" (n={cell.n})" if has_count and cell.n else "")
 
 
-def _theirs(cell: Cell | None) -> str:
+def _theirs(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
+    """The published number in a form, by default with its deviation, and the difference to ours."""
     if cell is None or not cell.n or cell.published is None:
         return ""
-    if cell.published.value is None:
+    value, std = cell.published.value, cell.published.std
+    if value is None or cell.difference is None:
         return cell.published.text
-    return f"{accuracy(cell.published.value, cell.published.std)} ({signed(cell.difference or 0.0)})"
+    return f"{form(value) if form else accuracy(value, std)} ({signed(cell.difference)})"
 
 
 def accuracy(mean: float, std: float | None, digits: int = 2) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from raysim.report.published import Label
-    from raysim.report.tables import Column, Table
+from raysim.report.published import Label
+from raysim.report.tables import Column, Place, Table, all_columns, all_rows, bounds_of
 
 LEVEL = 0.05
 
@@ -92,11 +90,20 @@ class Comparison:
     result: Wilcoxon
 
 
+def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None) -> list[tuple[str, str]]:
+    """Which rows are tested against which: the subject against all, else all against the baseline; no bounds."""
+    bounds = bounds_of(tables)
+    competing = [row for row in all_rows(tables) if row not in bounds]
+    if subject is not None:
+        return [(subject, row) for row in competing if row != subject and subject in competing]
+    return [(row, baseline) for row in competing if row != baseline and baseline in competing]
+
+
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
     return _compare(
         pairs,
-        list(dict.fromkeys(column for table in tables for column in table.columns)),
+        all_columns(tables),
         lambda place: {index: table.cells[place].mean for index, table in enumerate(tables) if place in table.cells},
     )
 
@@ -109,7 +116,7 @@ def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Compariso
 def _compare(
     pairs: Sequence[tuple[str, str]],
     columns: Sequence[Column],
-    values_of: Callable[[tuple[str, Column]], Mapping[Label, float]],
+    values_of: Callable[[Place], Mapping[Label, float]],
 ) -> list[Comparison]:
     """A test of each pair of rows in each column, over what both have values for."""
     comparisons = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -32,7 +32,8 @@ Rank = tuple[int, bool, float, str]
 class Cell:
     """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
 
-    A cell of a published table has no scores, and n = 0. `is_joint`: all its runs trained on all examples together.
+    scores: mostly by seed. A cell of a published table has none, and n = 0.
+    is_joint: whether all its runs trained on all examples together.
     """
 
     labels: Mapping[str, Label]
@@ -56,19 +57,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Mean difference of so many pairs of cells of one column, in points, and the published one."""
-
-    mean: float
-    n: int
-    published: float | None
-
-
-@dataclass(frozen=True)
 class Table:
     """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
 
-    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. `metric`: what the cells hold.
+    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. A score of such a cell is the
+    difference of a pair of cells, in points. `metric`: what the cells hold.
     """
 
     labels: Mapping[str, Label]
@@ -76,7 +69,7 @@ class Table:
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
     cells: Mapping[Place, Cell]
-    gains: Mapping[Column, Gain] = field(default_factory=dict)
+    gains: Mapping[Column, Cell] = field(default_factory=dict)
     gain_name: str = ""
     metric: Metric = ACCURACY
 
@@ -170,14 +163,14 @@ def _cell(seeds: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric,
     runs = {seed: seeds[seed] for seed in sorted(seeds, key=_ascending)}
     scores = {seed: score(run, metric) for seed, run in runs.items()}
     labels = {**next(iter(seeds.values())).labels, **more}
-    return Cell(
-        labels,
-        *mean_and_std(list(scores.values())),
-        scores,
-        {seed: run.folder for seed, run in runs.items()},
-        match(tables, labels),
-        is_joint=all(run.is_joint for run in runs.values()),
-    )
+    folders = {seed: run.folder for seed, run in runs.items()}
+    is_joint = all(run.is_joint for run in runs.values())
+    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint)
+
+
+def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
+    """The cell of some scores."""
+    return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
