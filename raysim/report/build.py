@@ -13,7 +13,7 @@ from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.report import figures, inside, selection, traces
 from raysim.report.contents import Report
 from raysim.report.document import document
-from raysim.report.gains import GAINS, averages, mean_train_seconds, relative_times, with_gains
+from raysim.report.gains import GAINS, averages, relative_times, with_gains
 from raysim.report.metrics import Metric
 from raysim.report.panels import NothingToDraw, styles_of
 from raysim.report.published import ACCURACIES, Label, published
@@ -120,8 +120,7 @@ def make_report(paths: Sequence[Path], given: Settings) -> Report:
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
     extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
-        seconds = {run.folder: mean_train_seconds(run.folder) for run in finished}
-        extras += relative_times(tables, group.rows, timed, seconds, beside)
+        extras += relative_times(tables, group.rows, timed, beside)
     if target is not None and runs:
         extras += costs(tables, group.rows, target)
     if any(run.claimed for run in finished):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,14 +70,11 @@ def _bases(table: Table, gain: str) -> dict[Place, Place]:
     return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
 
 
-def relative_times(
-    tables: Sequence[Table], rows: str, baseline: str, seconds: Mapping[Path, float | None], theirs: Sequence[Published]
-) -> list[Extra]:
+def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> list[Extra]:
     """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
 
     Args:
       rows: the label of the rows.
-      seconds: run directory -> mean seconds of training in a round.
     """
     caption = (
         f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
@@ -87,10 +84,11 @@ def relative_times(
     for table in tables:
         lines: list[Line] = []
         for row in table.rows:
-            cells = [(table.cells.get((row, column)), table.cells.get((baseline, column))) for column in table.columns]
-            ratios = [_ratio(cell, base, seconds) if cell and base else None for cell, base in cells]
+            cells = [table.cells.get((row, column)) for column in table.columns]
+            bases = [table.cells.get((baseline, column)) for column in table.columns]
+            ratios = list(map(_ratio, cells, bases))
             if any(ratio is not None for ratio in ratios):
-                printed = [match(theirs, cell.labels, metrics=TIMES) if cell else None for cell, _ in cells]
+                printed = [match(theirs, cell.labels, metrics=TIMES) if cell else None for cell in cells]
                 lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
                 lines += published_line([_beside(*pair) for pair in zip(ratios, printed, strict=True)])
         if lines:
@@ -98,9 +96,11 @@ def relative_times(
     return extras
 
 
-def _ratio(cell: Cell, base: Cell, seconds: Mapping[Path, float | None]) -> float | None:
-    folders = [(folder, base.folders[seed]) for seed, folder in cell.folders.items() if seed in base.folders]
-    times = [(seconds.get(one), seconds.get(other)) for one, other in folders]
+def _ratio(cell: Cell | None, base: Cell | None) -> float | None:
+    if cell is None or base is None:
+        return None
+    seeds = [seed for seed in cell.folders if seed in base.folders]
+    times = [(mean_train_seconds(cell.folders[seed]), mean_train_seconds(base.folders[seed])) for seed in seeds]
     ratios = [one / other for one, other in times if one and other]
     return float(np.mean(ratios)) if ratios else None
 
