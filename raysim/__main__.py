@@ -332,7 +332,7 @@ def report(
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    show_report(paths or [], settings, out_dir)
+    show_report(paths or [], settings, out_dir, out)
 
 
 @app.command()

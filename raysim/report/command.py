@@ -11,13 +11,12 @@ from raysim.report.build import make_report, write
 from raysim.report.document import conclusions
 from raysim.report.render import terminal
 from raysim.report.runs import Settings
-from raysim.terminal import out
 
 #: How many runs that are not in the tables are listed.
 MOST_MISSING = 10
 
 
-def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) -> None:
+def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None, out: Console) -> None:
     """Print tables and conclusions, and write the report.
 
     Args:
