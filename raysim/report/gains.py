@@ -120,9 +120,9 @@ def mean_train_seconds(folder: Path) -> float | None:
 def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
     """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
     means: dict[Place, dict[Label, float]] = {}
-    for table in tables:
+    for index, table in enumerate(tables):
         for place, cell in table.cells.items():
-            means.setdefault(place, {})[table.title] = cell.mean
+            means.setdefault(place, {})[index] = cell.mean
     return {place: cell_of({}, scores) for place, scores in means.items()}
 
 
