@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -302,28 +301,11 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
-    from raysim.report.build import make_report, write
-    from raysim.report.document import conclusions
-    from raysim.report.render import terminal
+    from raysim.report.command import show_report
 
-    given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
-    given |= {"baseline": baseline, "against": against, "gain": gain, "time": time}
-    given |= {"target": target, "mode": mode}
-    made = make_report(paths or [], {key: value for key, value in given.items() if value})
-    # A pipe or a file has no width that a table should be squeezed into.
-    page = out if out.is_terminal else Console(highlight=False, width=400)
-    for table in made.tables:
-        page.print(terminal(table, made.group.rows))
-    for line in conclusions(made):
-        out.print(f"- {line}", markup=False)
-    missing = [run for run in made.runs if not run.is_finished]
-    for run in missing[:10]:
-        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
-    if len(missing) > 10:
-        out.print(f"not in the tables: {len(missing) - 10} more, listed in the report")
-    folder = out_dir or (paths[0] / "report" if paths else None)
-    if folder is not None:
-        out.print(f"report: {write(made, folder)}")
+    settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
+    settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
+    show_report(paths or [], settings, out_dir, out)
 
 
 @app.command()

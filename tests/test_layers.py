@@ -56,6 +56,7 @@ ROOTS = {
     "raysim/__main__.py",
     "raysim/doctor.py",
     "raysim/report/build.py",
+    "raysim/report/command.py",
 }
 ROOTS |= {"raysim/partitions.py"}
 # A method may own an experiment, with its verb and its pictures. It makes runs, so it stands above the root, though it lies

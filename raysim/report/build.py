@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from raysim.config import ReportGroup, nearest, parse_report, read_config
+from raysim.config import ReportGroup, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.report import figures, inside, selection, traces
-from raysim.report.contents import Extra, Report
+from raysim.report.contents import Report
 from raysim.report.document import document
-from raysim.report.gains import GAINS, averages, mean_train_seconds, relative_times, with_gains
+from raysim.report.gains import GAINS, averages, relative_times, with_gains
 from raysim.report.metrics import Metric
 from raysim.report.panels import NothingToDraw, styles_of
-from raysim.report.published import ACCURACIES, Label, Published, number, published
+from raysim.report.published import ACCURACIES, Label, published
 from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
-from raysim.report.runs import Run, find_runs
-from raysim.report.significance import over_seeds, over_tables
-from raysim.report.tables import Cell, Table, all_rows, bounds_of, cells_of, make_tables, published_cells, resolve_row
-from raysim.report.targets import costs, percent
+from raysim.report.runs import Run, Settings, find_runs
+from raysim.report.significance import over_seeds, over_tables, pairs_of
+from raysim.report.tables import ACCURACY, all_rows, cells_of, make_tables, published_cells, row_of
+from raysim.report.targets import costs, target_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("columns", "ignore", "published", "figures")
@@ -46,7 +49,29 @@ KINDS = {
 }
 
 
-def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
+@dataclass(frozen=True)
+class Requests:
+    """Names of rows and columns that a report is asked for.
+
+    One that the runs lack is a fault if the command line has it. In a recipe it becomes a note: a row may be missing
+    because its runs are not finished yet, and the rest of the report can be made.
+    """
+
+    given: Settings
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
+        """What `make` returns, or `otherwise` if it raises a LookupError. Raises ConfigError."""
+        try:
+            return make()
+        except LookupError as error:
+            if key in self.given:
+                raise ConfigError([Fault(f"report.{key}", str(error))], "the command line") from error
+            self.notes.append(f"`report.{key}`: {error}")
+            return otherwise
+
+
+def make_report(paths: Sequence[Path], given: Settings) -> Report:
     """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
@@ -56,7 +81,7 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """
     runs = find_runs(paths) if paths else []
-    group = settings(runs, given)
+    group, requests = settings(runs, given), Requests(given)
     theirs = [cell for name in group.published for cell in published(name)]
     if not paths and not theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], "the command line")
@@ -71,43 +96,51 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
         raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
-    notes: list[str] = []
-    columns = _columns(group.columns, cells, given, notes)
-    ends = {"first": [group.baseline] if group.baseline else [], "last": [group.against] if group.against else []}
+    known = {key for cell in cells for key in cell.labels}
+    columns = group.columns
+    if "columns" not in given and not known.issuperset(columns):
+        requests.notes.append(
+            f"`report.columns`: no run has a label {', '.join(c for c in columns if c not in known)}."
+        )
+        columns = [name for name in columns if name in known]
     tables = make_tables(
         cells,
         rows=group.rows,
         columns=columns,
+        first=[group.baseline] if group.baseline and not theirs else [],
+        last=[group.against] if group.against and not theirs else [],
         order=theirs,
         ignore=group.ignore,
-        metric=metrics[0][1] if runs else None,
-        **({} if theirs else ends),
+        metric=metrics[0][1] if runs else ACCURACY,
     )
-    if group.gain is not None:
-        tables = _with_gains(tables, group.gain, beside, given, notes)
-    subject = _row(group.against, "against", tables, given, notes)
-    baseline = _row(group.baseline, "baseline", tables, given, notes)
-    competing = [row for row in all_rows(tables) if row not in bounds_of(tables)]
-    if subject is not None:
-        pairs = [(subject, row) for row in competing if row != subject and subject in competing]
-    else:
-        pairs = [(row, baseline) for row in competing if row != baseline] if baseline in competing else []
-    by_table = over_tables(tables, pairs) if len(tables) > 1 else []
-    by_seed = {table.title: found for table in tables if (found := over_seeds(table, pairs))}
-    extras: list[Extra] = averages(tables, group.rows) if len(tables) > 1 else []
-    timed = _row(group.time, "time", tables, given, notes)
+    tables = requests.attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
+    subject = requests.attempt("against", lambda: row_of(group.against, tables), None)
+    baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
+    timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
+    target = requests.attempt("target", lambda: target_of(group.target, tables), None)
+    extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
-        seconds = {run.folder: mean_train_seconds(run.folder) for run in finished}
-        extras += relative_times(tables, group.rows, timed, seconds, beside)
-    target = _target(group.target, tables, given, notes)
+        extras += relative_times(tables, group.rows, timed, beside)
     if target is not None and runs:
         extras += costs(tables, group.rows, target)
-    # Shares of layers have no labels of a set that published ones could be matched by.
-    beside = [] if any(run.claimed for run in finished) else beside
+    if any(run.claimed for run in finished):
+        beside = []  # shares of layers have no labels of a set that published ones could be matched by
     if "selection" in _kinds(group.figures or ()):
         extras += selection.selections(tables, group.rows, beside)
-    differences = changed(finished, theirs, group.published)
-    return Report(group, runs, tables, beside, subject, baseline, by_table, by_seed, notes, extras, differences)
+    pairs = pairs_of(tables, subject, baseline)
+    return Report(
+        group=group,
+        runs=runs,
+        tables=tables,
+        theirs=beside,
+        subject=subject,
+        baseline=baseline,
+        by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
+        by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
+        notes=requests.notes,
+        extras=extras,
+        changed=changed(finished, theirs, group.published),
+    )
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
@@ -118,83 +151,37 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
     return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
 
 
-def _columns(names: Sequence[str], cells: Sequence[Cell], given: Mapping[str, Any], notes: list[str]) -> list[str]:
-    """The column labels. Those that no run has stay, as faults, only if the command line asked for them."""
-    missing = [name for name in names if not any(name in cell.labels for cell in cells)]
-    if not missing or "columns" in given:
-        return list(names)
-    notes.append(f"`report.columns`: no run has a label {', '.join(missing)}.")
-    return [name for name in names if name not in missing]
-
-
 def _kinds(names: Sequence[str]) -> list[str]:
     """Kinds of figures, each once, behind the names that papers gave them."""
     return list(dict.fromkeys(KINDS.get(name, name) for name in names))
 
 
-def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
+def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
     """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
 
     Raises:
       ConfigError: a fault in a group, or sweeps that contradict each other.
     """
-    sources: dict[str, ReportGroup] = {}
+    sources: dict[Path, object] = {}
     for run in runs:
-        sweep = next((path for path in _sweep_files(run.folder) if path.is_file()), None)
+        files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
+        sweep = next((file for file in files if file.is_file()), None)
         if sweep is None:
-            where = run.folder / "config.yaml"
-            sources[str(where)] = parse_report(run.config.get("report"), str(where))
-        elif str(sweep) not in sources:
-            sources[str(sweep)] = parse_report(read_config(sweep).get("report"), str(sweep))
+            sources[run.folder / "config.yaml"] = run.config.get("report")
+        elif sweep not in sources:
+            sources[sweep] = read_config(sweep).get("report")
     merged: dict[str, Any] = {}
     faults = []
-    for place, group in sources.items():
-        for key, value in group.model_dump(exclude_defaults=True).items():
+    for place, raw in sources.items():
+        for key, value in parse_report(raw, str(place)).model_dump(exclude_defaults=True).items():
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:
-                told = f"is {value!r} in {place}, {merged[key]!r} in another; set it on the command line"
-                faults.append(Fault(f"report.{key}", told))
+                message = f"is {value!r} in {place}, {merged[key]!r} in another; set it on the command line"
+                faults.append(Fault(f"report.{key}", message))
     if faults:
         raise ConfigError(faults, "the recipes of these runs")
-    return parse_report(merged | dict(given), "the command line")
-
-
-def _sweep_files(folder: Path) -> list[Path]:
-    return [folder.parent / "sweep.yaml", folder.parent.parent / "sweep.yaml"]
-
-
-def _row(name: str | None, key: str, tables: Sequence[Table], given: Mapping[str, Any], notes: list[str]) -> str | None:
-    """The row of that name. One that is missing is a fault if the command line asked for it, else a note."""
-    row = resolve_row(name, tables) if name is not None else None
-    if name is not None and row is None:
-        message = f"no row {name!r}. {nearest(name, all_rows(tables))}"
-        if key in given:
-            raise ConfigError([Fault(f"report.{key}", message)], "the command line")
-        notes.append(f"`report.{key}`: {message}")
-    return row
-
-
-def _target(
-    target: float | str | None, tables: Sequence[Table], given: Mapping[str, Any], notes: list[str]
-) -> float | str | None:
-    """Accuracy in percent, or a row; like other rows a fault or a note if it is missing."""
-    if target is None or number(target) is not None:
-        return None if target is None else percent(target)
-    return _row(str(target), "target", tables, given, notes)
-
-
-def _with_gains(
-    tables: list[Table], gain: str, theirs: Sequence[Published], given: Mapping[str, Any], notes: list[str]
-) -> list[Table]:
-    """Tables with average gains. Where there is not one pair: a fault if the command line asked for it, else a note."""
-    try:
-        return with_gains(tables, gain, theirs)
-    except ConfigError as error:
-        if "gain" in given:
-            raise
-        notes += [f"`{fault.key}`: {fault.message}" for fault in error.faults]
-        return tables
+    return parse_report({**merged, **given}, "the command line")
 
 
 def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:

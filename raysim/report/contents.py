@@ -49,6 +49,10 @@ class Report:
     changed: Sequence[str] = ()
 
     @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.is_finished]
+
+    @property
     def measure(self) -> Metric:
         return self.tables[0].metric
 

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from raysim.config import Config
 from raysim.report import statement
 from raysim.report.contents import Report
 from raysim.report.render import header_of, lines_of, markdown, p_values
-from raysim.report.runs import differing, flatten, misnamed, settings
+from raysim.report.runs import default_settings, differing, flatten, misnamed
 from raysim.report.significance import LEVEL, Comparison
 from raysim.report.tables import describe, text
 
 #: Settings that say what an experiment was, whether or not they are the defaults.
-ESSENTIAL = (
-    "rounds",
-    "data.name",
-    "partition.scheme",
-    "partition.alpha",
-    "partition.num_clients",
-    "model.name",
-    "local.lr",
-    "local.epochs",
-    "local.batch_size",
-    "cohort.size",
-    "cohort.fraction",
-)
+ESSENTIAL = {
+    *("rounds", "data.name", "model.name", "cohort.size", "cohort.fraction"),
+    *("partition.scheme", "partition.alpha", "partition.num_clients"),
+    *("local.lr", "local.epochs", "local.batch_size"),
+}
+#: Signs that a status may hold and Markdown takes for markup.
+SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
 GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "methods", "on_nonfinite")
 
 CAPTIONS = {
@@ -72,9 +64,7 @@ def _title(report: Report) -> str:
 
 def conclusions(report: Report) -> list[str]:
     """Plain sentences, all of them computed."""
-    wrong = misnamed([run for run in report.runs if run.is_finished])
-    lines = [statement.not_the_experiment(wrong)] if wrong else []
-    lines += [statement.not_the_recipe(report.changed)] if report.changed else []
+    lines = statement.not_labelled(misnamed(report.finished), report.changed)
     lines.append(statement.winners(report.tables, report.subject))
     if len(report.tables) > 1:
         lines.append(statement.on_average(report.tables))
@@ -83,9 +73,10 @@ def conclusions(report: Report) -> list[str]:
     if report.by_table:
         pairs = "pairs of means (one for each table)"
         lines.append(statement.significance(report.by_table, report.tables[0].names, pairs))
-    for table in report.tables if len(report.tables) == 1 else ():
-        found = report.by_seed.get(table.title, ())
-        lines.append(statement.significance(found, table.names, "pairs of runs with the same seed"))
+    if len(report.tables) == 1:
+        (table,) = report.tables
+        tests = report.by_seed.get(table.title, ())
+        lines.append(statement.significance(tests, table.names, "pairs of runs with the same seed"))
     if report.theirs and report.runs and report.measure.is_accuracy:
         lines.append(statement.against_published(report.cells))
     return [line for line in lines if line]
@@ -93,35 +84,35 @@ def conclusions(report: Report) -> list[str]:
 
 def _settings(report: Report) -> str:
     """What all finished runs have in common, and the number of seeds."""
-    finished = [run for run in report.runs if run.is_finished]
-    if not finished:
+    if not report.finished:
         sources = dict.fromkeys(cell.source for cell in report.theirs)
         return f"## Source\n\nNumbers as published: {'; '.join(sources)}. Nothing here was run.\n"
-    flat = [settings(run.config) for run in finished]
-    defaults = flatten(Config().model_dump(mode="json"))
-    varying = set(differing(flat))
+    first, *_ = report.finished
+    defaults = default_settings()
+    varying = {key for key in differing([run.settings for run in report.finished]) if key.split(".")[0] in GROUPS}
     common = {
         key: value
-        for key, value in flat[0].items()
+        for key, value in first.settings.items()
         if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
         if key in ESSENTIAL or value != defaults.get(key)
     }
-    labels = [key for key in finished[0].labels if len({repr(run.labels.get(key)) for run in finished}) == 1]
+    differing_labels = differing([run.labels for run in report.finished])
+    labels = {key: value for key, value in first.labels.items() if key not in differing_labels}
     counts = Counter(cell.n for cell in report.cells)
-    seeds = sorted({str(run.seed) for run in finished}, key=lambda seed: (len(seed), seed))
-    told = ", ".join(f"{n} in {cells} cells" for n, cells in sorted(counts.items()))
-    per_cell = f"{next(iter(counts))} in every cell" if len(counts) == 1 else told
-    lines = [
-        f"- runs: {len(finished)} finished of {len(report.runs)}",
-        f"- seeds: {per_cell} ({', '.join(seeds)})",
-        f"- labels of all runs: {describe({key: finished[0].labels[key] for key in labels})}" if labels else "",
-        "- settings of all runs: " + ", ".join(f"`{key}={_value(value)}`" for key, value in common.items()),
-        f"- settings that differ: {', '.join(f'`{key}`' for key in sorted(varying) if key.split('.')[0] in GROUPS)}",
-    ]
-    return "## Settings\n\n" + "\n".join(line for line in lines if line and not line.endswith(": ")) + "\n"
+    several = ", ".join(f"{n} in {cells} cells" for n, cells in sorted(counts.items()))
+    per_cell = f"{next(iter(counts))} in every cell" if len(counts) == 1 else several
+    seeds = sorted({str(run.seed) for run in report.finished}, key=lambda seed: (len(seed), seed))
+    lines = {
+        "runs": f"{len(report.finished)} finished of {len(report.runs)}",
+        "seeds": f"{per_cell} ({', '.join(seeds)})",
+        "labels of all runs": describe(labels) if labels else "",
+        "settings of all runs": ", ".join(f"`{key}={_value(value)}`" for key, value in common.items()),
+        "settings that differ": ", ".join(f"`{key}`" for key in sorted(varying)),
+    }
+    return "## Settings\n\n" + "".join(f"- {name}: {value}\n" for name, value in lines.items() if value)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return text(value) if isinstance(value, str | int | float) else str(value).replace("'", "")
 
 
@@ -158,20 +149,20 @@ def _significance(report: Report) -> str:
         pairs = "; ".join(table.title for table in report.tables)
         parts.append(f"### Over tables\n\nPaired are the mean accuracies in the same column of: {pairs}.\n")
         parts.append(_p_table(report.by_table, report.tables[0].names))
-    for title, found in report.by_seed.items():
+    for title, tests in report.by_seed.items():
         parts.append(f"### Over seeds: {title}\n\nPaired are the accuracies of runs with the same seed.\n")
-        parts.append(_p_table(found, report.tables[0].names))
+        parts.append(_p_table(tests, report.tables[0].names))
     return "\n".join(parts)
 
 
 def _p_table(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    used = sorted({item.result.num_used for item in comparisons})
+    used = {item.result.num_used for item in comparisons}
     dropped = sum(item.result.num_pairs - item.result.num_used for item in comparisons)
     smallest = min(item.result.smallest_p for item in comparisons)
-    n = f"n = {used[0]}" if len(used) == 1 else f"n = {used[0]} to {used[-1]}"
-    told = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
+    n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
+    equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
     return (
-        f"{markdown(*p_values(comparisons, names))}\n{n}{told}; the smallest p that can come out is {smallest:.4f}.\n"
+        f"{markdown(*p_values(comparisons, names))}\n{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n"
     )
 
 
@@ -180,28 +171,22 @@ def _missing(report: Report) -> str:
     if not missing:
         return ""
     lines = [
-        f"- `{run.folder.name}` ({describe(run.labels)}, seed {run.seed}): {_plain(run.status)}" for run in missing
+        f"- `{run.folder.name}` ({describe(run.labels)}, seed {run.seed}): {run.status.translate(SIGNS)}\n"
+        for run in missing
     ]
-    return f"## Not in the tables: {len(missing)} of {len(report.runs)} runs\n\n" + "\n".join(lines) + "\n"
-
-
-def _plain(words: str) -> str:
-    return words.replace("|", "\\|").replace("<", "\\<").replace("*", "\\*")
+    return f"## Not in the tables: {len(missing)} of {len(report.runs)} runs\n\n{''.join(lines)}"
 
 
 def _environments(report: Report) -> str:
     """Versions, commits and machines of the finished runs, each with its number of runs where they differ."""
-    finished = [run for run in report.runs if run.is_finished]
     facts: dict[str, Counter[str]] = {}
-    for run in finished:
-        flat = flatten(run.environment)
-        shown = {key.removeprefix("packages.").removeprefix("machine."): value for key, value in flat.items()}
-        for key, value in shown.items():
+    for run in report.finished:
+        for key, value in flatten(run.environment).items():
             if not key.startswith("resources."):
-                facts.setdefault(key, Counter())[_value(value)] += 1
+                name = key.removeprefix("packages.").removeprefix("machine.").replace("_", " ")
+                facts.setdefault(name, Counter())[_value(value)] += 1
     lines = []
-    for key, values in facts.items():
-        many = len(values) > 1
-        told = ", ".join(f"{value} ({count} runs)" if many else value for value, count in values.items())
-        lines.append(f"- {key.replace('_', ' ')}: {told}")
-    return "## Versions and machines\n\n" + "\n".join(lines) + "\n" if lines else ""
+    for name, counts in facts.items():
+        values = [f"{value} ({count} runs)" if len(counts) > 1 else value for value, count in counts.items()]
+        lines.append(f"- {name}: {', '.join(values)}\n")
+    return "## Versions and machines\n\n" + "".join(lines) if lines else ""

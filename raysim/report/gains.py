@@ -2,173 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from raysim.config import nearest
-from raysim.core.errors import ConfigError, Fault
 from raysim.report.contents import Extra
 from raysim.report.metrics import by_round
-from raysim.report.published import Published, canonical, is_same, match
-from raysim.report.render import PUBLISHED, Entry, Line, header_of, signed
-from raysim.report.tables import Cell, Column, Gain, Table, all_rows, bounds_of, heading
+from raysim.report.published import Label, Published, canonical, is_same, match
+from raysim.report.render import Entry, Line, header_of, published_line, signed
+from raysim.report.tables import Cell, Column, Place, Table, all_columns, all_rows, bounds_of, cell_of, heading
 
 #: How the published tables call the row of gains, their unit and that of times.
 AVERAGE = "average over methods"
 GAINS = ("avg_gain_points", "avg_gain_vs_1_layer_points")
 TIMES = ("time_rel_fedavg",)
 
-Pair = tuple[Cell, Cell]
 
-
-def with_gains(tables: Sequence[Table], gain: str, theirs: Sequence[Published]) -> list[Table]:
+def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Published]) -> list[Table]:
     """The tables with a mean difference for each column that has pairs.
 
     Args:
       gain: "FLFA": of the rows "X + FLFA" against "X"; "fa_layers=1": of the columns against the one where that label
-        has that value, row by row.
+        has that value, row by row. None: of nothing.
     Raises:
-      ConfigError: there is not one pair.
+      LookupError: there is not one pair; its text names the nearest.
     """
-    label, is_label, value = gain.partition("=")
-    found = [_against_column(table, label, value) if is_label else _against_row(table, gain) for table in tables]
-    if not any(pairs for columns in found for pairs in columns.values()):
+    if gain is None:
+        return list(tables)
+    with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=gain_label(gain)) for table in tables]
+    if not any(table.gains for table in with_them):
+        label, is_label, value = gain.partition("=")
         wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
-        known = [n for table in tables for n in (table.names if is_label else table.rows)]
-        fault = Fault("report.gain", f"no table has a {wanted}. {nearest(label, known)}")
-        raise ConfigError([fault], "the report")
-    return [
-        replace(
-            table,
-            gains={column: _gain(pairs, theirs) for column, pairs in columns.items() if pairs},
-            gain_name=gain_label(gain),
-        )
-        for table, columns in zip(tables, found, strict=True)
-    ]
+        known = [name for table in tables for name in (table.names if is_label else table.rows)]
+        raise LookupError(f"no table has a {wanted}. {nearest(label, known)}")
+    return with_them
 
 
-def _against_row(table: Table, addition: str) -> dict[Column, list[Pair]]:
-    joints = {canonical(f"{row}+{addition}"): row for row in table.rows}
-    pairs = [(row, joints[canonical(row)]) for row in table.rows if canonical(row) in joints]
-    return {
-        column: [(table.cells[a, column], table.cells[b, column]) for a, b in pairs if _has(table, column, a, b)]
-        for column in table.columns
-    }
+def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Cell]:
+    """The gain of each column over the cells it is counted from."""
+    bases = {place: table.cells[base] for place, base in _bases(table, gain).items() if base in table.cells}
+    gains = {}
+    for column in table.columns:
+        cells = {row: cell for row, cell in table.column_cells(column).items() if (row, column) in bases}
+        if cells:
+            labels = {**next(iter(cells.values())).labels, "method": AVERAGE}
+            scores: dict[Label, float] = {row: cell.mean - bases[row, column].mean for row, cell in cells.items()}
+            gains[column] = cell_of(labels, scores, match(theirs, labels, metrics=GAINS))
+    return gains
 
 
-def _has(table: Table, column: Column, *rows: str) -> bool:
-    return all((row, column) in table.cells for row in rows)
-
-
-def _against_column(table: Table, label: str, value: str) -> dict[Column, list[Pair]]:
+def _bases(table: Table, gain: str) -> dict[Place, Place]:
+    """Place of a cell -> place of the cell that its gain is counted from."""
+    label, is_label, value = gain.partition("=")
+    places = list(itertools.product(table.rows, table.columns))
+    if not is_label:
+        plain = {canonical(f"{row}+{gain}"): row for row in table.rows}
+        return {(row, column): (plain[canonical(row)], column) for row, column in places if canonical(row) in plain}
     if label not in table.names:
         return {}
-    place = table.names.index(label)
-    found: dict[Column, list[Pair]] = {}
-    for column in table.columns:
-        rest = column[:place] + column[place + 1 :]
-        for base in table.columns:
-            is_base = base[:place] + base[place + 1 :] == rest and is_same(base[place], value)
-            if is_base and base != column:
-                rows = [row for row in table.rows if (row, column) in table.cells and (row, base) in table.cells]
-                found[column] = [(table.cells[row, column], table.cells[row, base]) for row in rows]
-    return found
+    axis = table.names.index(label)
+    others = {column: column[:axis] + column[axis + 1 :] for column in table.columns}
+    bases = {others[column]: column for column in table.columns if is_same(column[axis], value)}
+    return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
 
 
-def _gain(pairs: Sequence[Pair], theirs: Sequence[Published]) -> Gain:
-    labels = {**pairs[0][0].labels, "method": AVERAGE}
-    printed = match(theirs, labels, metrics=GAINS)
-    mean = float(np.mean([cell.mean - base.mean for cell, base in pairs]))
-    return Gain(mean, len(pairs), None if printed is None else printed.value)
-
-
-def relative_times(
-    tables: Sequence[Table], rows: str, baseline: str, seconds: Mapping[Path, float | None], theirs: Sequence[Published]
-) -> list[Extra]:
+def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> list[Extra]:
     """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
 
     Args:
       rows: the label of the rows.
-      seconds: run directory -> mean seconds of training in a round.
     """
+    caption = (
+        f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
+        "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
+    )
     extras = []
     for table in tables:
         lines: list[Line] = []
         for row in table.rows:
-            ratios = [_ratio(table, row, baseline, column, seconds) for column in table.columns]
-            printed = [_printed_time(table.cells.get((row, column)), theirs) for column in table.columns]
+            cells = [table.cells.get((row, column)) for column in table.columns]
+            bases = [table.cells.get((baseline, column)) for column in table.columns]
+            ratios = list(map(_ratio, cells, bases))
             if any(ratio is not None for ratio in ratios):
-                lines.append((row, tuple(Entry("-" if r is None else f"{r:.2f}") for r in ratios)))
-                if any(value is not None for value in printed):
-                    shown = [_beside(ratio, value) for ratio, value in zip(ratios, printed, strict=True)]
-                    lines.append((PUBLISHED, tuple(Entry(text) for text in shown)))
+                printed = [match(theirs, cell.labels, metrics=TIMES) if cell else None for cell in cells]
+                lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
+                lines += published_line([_beside(*pair) for pair in zip(ratios, printed, strict=True)])
         if lines:
-            caption = (
-                f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
-                "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
-            )
             extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows), lines))
     return extras
 
 
-def _ratio(table: Table, row: str, baseline: str, column: Column, seconds: Mapping[Path, float | None]) -> float | None:
-    if not _has(table, column, row, baseline):
+def _ratio(cell: Cell | None, base: Cell | None) -> float | None:
+    if cell is None or base is None:
         return None
-    mine, base = (table.cells[name, column].folders for name in (row, baseline))
-    pairs = [(seconds.get(mine[seed]), seconds.get(base[seed])) for seed in mine if seed in base]
-    known = [one / other for one, other in pairs if one and other]
-    return float(np.mean(known)) if known else None
+    seeds = [seed for seed in cell.folders if seed in base.folders]
+    times = [(mean_train_seconds(cell.folders[seed]), mean_train_seconds(base.folders[seed])) for seed in seeds]
+    ratios = [one / other for one, other in times if one and other]
+    return float(np.mean(ratios)) if ratios else None
 
 
-def _printed_time(cell: Cell | None, theirs: Sequence[Published]) -> float | None:
-    printed = match(theirs, cell.labels, metrics=TIMES) if cell is not None else None
-    return printed.value if printed is not None else None
-
-
-def _beside(ours: float | None, theirs: float | None) -> str:
-    if theirs is None:
+def _beside(ratio: float | None, printed: Published | None) -> str:
+    if printed is None or printed.value is None:
         return ""
-    return f"{theirs:.2f}" if ours is None else f"{theirs:.2f} ({signed(ours - theirs)})"
+    return f"{printed.value:.2f}" + ("" if ratio is None else f" ({signed(ratio - printed.value)})")
 
 
 def mean_train_seconds(folder: Path) -> float | None:
     """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
-    seconds = [value for _, value in by_round(folder, "system/train_s")][1:]
+    seconds = list(by_round(folder, "system/train_s").values())[1:]
     return float(np.mean(seconds)) if seconds else None
 
 
-@dataclass(frozen=True)
-class Average:
-    """Mean of a row's means in one column over tables; n: how many tables have both."""
-
-    mean: float
-    n: int
-
-
-def averages_of(tables: Sequence[Table]) -> dict[tuple[str, Column], Average]:
-    """(row, column) -> its average over the tables that have it."""
-    means: dict[tuple[str, Column], list[float]] = {}
-    for table in tables:
+def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
+    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
+    means: dict[Place, dict[Label, float]] = {}
+    for index, table in enumerate(tables):
         for place, cell in table.cells.items():
-            means.setdefault(place, []).append(cell.mean)
-    return {place: Average(float(np.mean(found)), len(found)) for place, found in means.items()}
+            means.setdefault(place, {})[index] = cell.mean
+    return {place: cell_of({}, scores) for place, scores in means.items()}
 
 
-def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Average]]]:
+def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:
     """Column -> its rows with a cell in the most tables, best average first: only these compare. Bounds are left out.
 
     A column that only one table has, or only one such row, is left out.
     """
-    found, bounds = averages_of(tables), bounds_of(tables)
+    means, bounds = averages_of(tables), bounds_of(tables)
     sign = -1 if tables[0].metric.mode == "max" else 1
     ranked = {}
-    for column in dict.fromkeys(column for table in tables for column in table.columns):
-        rows = [(row, found[row, column]) for row in all_rows(tables) if (row, column) in found and row not in bounds]
-        most = max((average.n for _, average in rows), default=0)
-        whole = [(row, average) for row, average in rows if average.n == most]
+    for column in all_columns(tables):
+        rows = {row: means[row, column] for row in all_rows(tables) if (row, column) in means and row not in bounds}
+        most = max((average.n for average in rows.values()), default=0)
+        whole = [(row, average) for row, average in rows.items() if average.n == most]
         if most > 1 and len(whole) > 1:
             ranked[column] = sorted(whole, key=lambda item: sign * item[1].mean)
     return ranked
@@ -176,35 +145,31 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Ave
 
 def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
     """The averages as a table: a line for each row, with the number of tables where not all have it."""
-    found, ranked = averages_of(tables), best_on_average(tables)
-    columns, digits = list(ranked), tables[0].metric.digits
-    most = {column: rank[0][1].n for column, rank in ranked.items()}
-    lines: list[Line] = []
-    for row in all_rows(tables):
-        entries = []
-        for column in columns:
-            average = found.get((row, column))
-            if average is None:
-                entries.append(Entry("-"))
-                continue
-            few = f" ({average.n} of {most[column]})" if average.n != most[column] else ""
-            mark = "best" if row == ranked[column][0][0] else ""
-            entries.append(Entry(f"{average.mean:.{digits}f}{few}", mark))
-        lines.append((row, tuple(entries)))
-    if not columns:
+    means, best = averages_of(tables), {column: rows[0] for column, rows in best_on_average(tables).items()}
+    if not best:
         return []
+
+    def entry(row: str, column: Column) -> Entry:
+        if (row, column) not in means:
+            return Entry("-")
+        average, (first, most) = means[row, column], best[column]
+        few = f" ({average.n} of {most.n})" if average.n != most.n else ""
+        return Entry(f"{average.mean:.{tables[0].metric.digits}f}{few}", "best" if row == first else "")
+
     caption = (
-        f"Mean of the means above over {max(most.values())} tables, each weighing the same; the highest **bold**, among "
-        "the rows that all of them have."
+        f"Mean of the means above over {max(average.n for _, average in best.values())} tables, each weighing the same; "
+        "the highest **bold**, among the rows that all of them have."
     )
-    return [Extra("Average over tables", caption, [rows, *(heading(tables[0].names, c) for c in columns)], lines)]
+    header = [rows, *(heading(tables[0].names, column) for column in best)]
+    lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]
+    return [Extra("Average over tables", caption, header, lines)]
 
 
 def base_of(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
     """What a row is compared with: the row X of "X + something" if there is one, else the baseline; never itself."""
-    names = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
-    found = max(names, key=len) if names else baseline
-    return None if found == row else found
+    bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
+    base = max(bases, key=len) if bases else baseline
+    return None if base == row else base
 
 
 def gain_label(gain: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -96,26 +95,24 @@ class Metric:
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.scale * value
-        found = by_round(run.folder, self.column) if "/" in self.bare else []
-        return self.scale * self._of_rounds(found, run) if found else None
-
-    def _of_rounds(self, found: Sequence[tuple[int, float]], run: Run) -> float:
-        values = [value for _, value in found]
+        rounds = by_round(run.folder, self.column) if "/" in self.bare else {}
+        if not rounds:
+            return None
+        number = list(rounds.values())[-1]
         if self.way == "best":
-            return max(values) if self.mode == "max" else min(values)
-        if (
-            self.way == "mean_last_10pct"
-        ):  # the same rounds as in summary.json; the last one recorded if none of them was
-            count = int(run.summary.get("rounds") or run.config.get("rounds") or found[-1][0] + 1)
-            late = [value for index, value in found if index >= count - max(1, math.ceil(count / 10))]
-            return float(np.mean(late or values[-1:]))
-        return values[-1]
+            number = max(rounds.values()) if self.mode == "max" else min(rounds.values())
+        elif self.way == "mean_last_10pct":
+            # The same rounds as in summary.json; the last one recorded if none of them was.
+            count = int(run.summary.get("rounds") or run.config.get("rounds") or max(rounds) + 1)
+            late = [value for index, value in rounds.items() if index >= count - max(1, math.ceil(count / 10))]
+            number = float(np.mean(late or number))
+        return self.scale * number
 
 
-def by_round(folder: Path, column: str) -> list[tuple[int, float]]:
-    """(round, value) of every round that recorded a finite value."""
-    rows = [(int(row["round"]), float(row[column])) for row in RunFolder(folder).progress_rows() if row.get(column)]
-    return [(index, value) for index, value in rows if math.isfinite(value)]
+def by_round(folder: Path, column: str) -> dict[int, float]:
+    """Round -> value, of every round that recorded a finite one."""
+    rows = [row for row in RunFolder(folder).progress_rows() if row.get(column)]
+    return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
 
 
 def score(run: Run, metric: Metric) -> float:
@@ -124,9 +121,9 @@ def score(run: Run, metric: Metric) -> float:
     Raises:
       DataError: it recorded none; names what it did record.
     """
-    found = metric.score(run)
-    if found is None:
+    number = metric.score(run)
+    if number is None:
         known = [key for key, value in run.summary.items() if isinstance(value, int | float)]
         known += [key for key in next(iter(RunFolder(run.folder).progress_rows()), {}) if "/" in key]
         raise DataError(f"run has no {metric.name}", str(run.folder), nearest(metric.bare, known))
-    return found
+    return number

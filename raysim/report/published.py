@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from raysim.config import nearest
@@ -15,8 +16,11 @@ FOLDER = Path(__file__).parents[2] / "configs" / "papers" / "published"
 #: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
 ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
 
+#: Columns of a file that a cell takes over as they stand, and all of its columns.
+TEXTS = ("paper", "table", "dataset", "model", "method", "metric")
+COLUMNS = (*TEXTS[:5], "setting", "metric", "value", "std")
+
 Label = str | int | float
-COLUMNS = ("paper", "table", "dataset", "model", "method", "setting", "metric", "value", "std")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Published:
     value: float | None
     std: float | None
     text: str
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The labels of a run that this number belongs to."""
+        return {"dataset": self.dataset, "model": self.model, "method": self.method, **self.setting}
 
     @property
     def source(self) -> str:
@@ -56,23 +65,17 @@ def published(name: str) -> list[Published]:
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise DataError(f"no column {', '.join(missing)}", str(path), f"the columns are {','.join(COLUMNS)}")
-        return [_cell(row) for row in reader]
-
-
-def _cell(row: Mapping[str, str]) -> Published:
-    names = ("paper", "table", "dataset", "model", "method", "metric")
-    return Published(
-        **{name: row[name] for name in names},
-        setting=_setting(row["setting"]),
-        value=number(row["value"]),
-        std=number(row["std"]),
-        text=row["value"] or "-",
-    )
-
-
-def _setting(text: str) -> dict[str, str]:
-    """`alpha=0.05;granularity=blockwise` as a mapping; words without a value ("main setting") only describe."""
-    return dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+        return [
+            Published(
+                **{name: row[name] for name in TEXTS},
+                # Words without a value ("main setting") only describe.
+                setting=dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part),
+                value=number(row["value"]),
+                std=number(row["std"]),
+                text=row["value"] or "-",
+            )
+            for row in reader
+        ]
 
 
 def number(text: object) -> float | None:
@@ -84,7 +87,7 @@ def number(text: object) -> float | None:
 
 
 def is_same(left: object, right: object) -> bool:
-    """Whether two names or values mean the same: numbers by value, texts by their letters and digits.
+    """Whether two names or values mean the same: numbers by value, texts by letters and digits.
 
     "CIFAR-10" is "cifar10" and "FedAvg + FedVG" is "fedavg+fedvg", but "FLFA*" is not "FLFA".
     """
@@ -111,20 +114,11 @@ def match(
       labels: all labels but the seed.
       metrics: the kinds of numbers that are looked for.
     """
-    named = ("dataset", "model", "method")
-    if any(name not in labels for name in named):
-        return None
-    rest = {key: value for key, value in labels.items() if key not in named}
     for cell in cells:
-        if cell.metric not in metrics or len(cell.setting) != len(rest):
+        if cell.metric not in metrics or len(cell.labels) != len(labels):
             continue
-        if not all(is_same(getattr(cell, name), labels[name]) for name in named):
-            continue
-        found = [_label_of(key, rest) for key in cell.setting]
-        if len(set(found)) == len(rest) and all(
-            key is not None and is_same(rest[key], value)
-            for key, value in zip(found, cell.setting.values(), strict=True)
-        ):
+        wanted = {_label_of(key, labels): value for key, value in cell.labels.items()}
+        if wanted.keys() == labels.keys() and all(is_same(labels[key], wanted[key]) for key in labels):
             return cell
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,17 +26,20 @@ BELOW = (PUBLISHED, HOLM)
 MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
 RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
-LATEX_SIGNS = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "−": "$-$",
-}
+LATEX_SIGNS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "−": "$-$",
+    }
+)
+MARKDOWN_SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_|<>["})
 
 
 @dataclass(frozen=True)
@@ -53,50 +56,46 @@ def lines_of(table: Table) -> list[Line]:
 
     The average gains, if there are some, come last.
     """
-    counts = {cell.n for cell in table.cells.values()}
+    has_counts = len({cell.n for cell in table.cells.values()}) > 1
     lines: list[Line] = []
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
         marks = [table.marks.get((row, column), "") for column in table.columns]
-        shown = [
-            Entry(_ours(cell, len(counts) > 1, table.metric.digits), mark)
-            for cell, mark in zip(cells, marks, strict=True)
-        ]
-        lines.append((row, tuple(shown)))
-        if any(cell and cell.n and cell.published for cell in cells):
-            lines.append((PUBLISHED, tuple(Entry(_theirs(cell)) for cell in cells)))
+        texts = [_ours(cell, has_counts, table.metric.digits) for cell in cells]
+        lines.append((row, tuple(map(Entry, texts, marks))))
+        lines += published_line([_theirs(cell) for cell in cells])
     return lines + _gain_lines(table)
 
 
+def published_line(texts: Sequence[str]) -> list[Line]:
+    """The line with published numbers below another one, in a list; an empty list if there are none."""
+    return [(PUBLISHED, tuple(map(Entry, texts)))] if any(texts) else []
+
+
 def _gain_lines(table: Table) -> list[Line]:
-    gains = [table.gains.get(column) for column in table.columns]
-    found = [gain for gain in gains if gain is not None]
-    if not found:
+    if not table.gains:
         return []
-    pairs, digits = {gain.n for gain in found}, table.metric.digits
-    name = f"{table.gain_name} ({next(iter(pairs))} pairs)" if len(pairs) == 1 else table.gain_name
-    lines: list[Line] = [(name, tuple(Entry(signed(gain.mean, digits) if gain else "-") for gain in gains))]
-    if any(gain.published is not None for gain in found):
-        shown = [
-            f"{signed(g.published)} ({signed(g.mean - g.published)})" if g and g.published is not None else ""
-            for g in gains
-        ]
-        lines.append((PUBLISHED, tuple(Entry(text) for text in shown)))
-    return lines
+    gains = [table.gains.get(column) for column in table.columns]
+    pairs = {gain.n for gain in table.gains.values()}
+    name = f"{table.gain_name} ({pairs.pop()} pairs)" if len(pairs) == 1 else table.gain_name
+    texts = [signed(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
+    return [(name, tuple(map(Entry, texts))), *published_line([_theirs(gain, signed) for gain in gains])]
 
 
-def _ours(cell: Cell | None, with_count: bool, digits: int) -> str:
+def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
     if cell is None:
         return "-"
-    return accuracy(cell.mean, cell.std, digits) + (f" (n={cell.n})" if with_count and cell.n else "")
+    return accuracy(cell.mean, cell.std, digits) + (f" (n={cell.n})" if has_count and cell.n else "")
 
 
-def _theirs(cell: Cell | None) -> str:
+def _theirs(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
+    """The published number in a form, by default with its deviation, and the difference to ours."""
     if cell is None or not cell.n or cell.published is None:
         return ""
-    if cell.published.value is None:
+    value, std = cell.published.value, cell.published.std
+    if value is None or cell.difference is None:
         return cell.published.text
-    return f"{accuracy(cell.published.value, cell.published.std)} ({signed(cell.difference or 0.0)})"
+    return f"{form(value) if form else accuracy(value, std)} ({signed(cell.difference)})"
 
 
 def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
@@ -111,22 +110,24 @@ def signed(points: float, digits: int = 2) -> str:
 def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
     """A Markdown table; the first column is left-aligned."""
     rows = [
-        list(header),
+        [markdown_text(cell) for cell in header],
         ["---", *["---:"] * (len(header) - 1)],
         *(
-            [f"&nbsp;&nbsp;*{name}*" if name in BELOW else _markdown_text(name)]
-            + [MARKDOWN[entry.mark].format(entry.text) for entry in entries]
+            [f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)]
             for name, entries in lines
         ),
     ]
-    rows[0] = [_markdown_text(cell) for cell in rows[0]]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def _markdown_text(words: str) -> str:
-    for sign in "\\`*_|<>[":
-        words = words.replace(sign, f"\\{sign}")
-    return words
+def _marked(entries: Sequence[Entry], forms: Mapping[str, str], escape: Callable[[str], str] = str) -> list[str]:
+    """The texts of a line, the best and the second in a form of their own."""
+    return [forms[entry.mark].format(escape(entry.text)) for entry in entries]
+
+
+def markdown_text(words: str) -> str:
+    """Text with every sign escaped that Markdown takes for markup."""
+    return words.translate(MARKDOWN_SIGNS)
 
 
 def header_of(table: Table, rows: str) -> list[str]:
@@ -146,7 +147,7 @@ def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
             "\\midrule\n",
         ]
         for name, entries in lines_of(table):
-            cells = [LATEX[entry.mark].format(latex_text(entry.text)) for entry in entries]
+            cells = _marked(entries, LATEX, latex_text)
             if name == PUBLISHED:
                 cells = [f"{{\\footnotesize {cell}}}" if cell else "" for cell in cells]
                 parts.append(_latex_line([f"\\quad{{\\footnotesize {name}}}", *cells]))
@@ -158,7 +159,7 @@ def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
 
 def latex_text(words: str) -> str:
     """Text with every sign that LaTeX takes for a command escaped."""
-    return "".join(LATEX_SIGNS.get(sign, sign) for sign in words)
+    return words.translate(LATEX_SIGNS)
 
 
 def _latex_line(cells: Sequence[str]) -> str:
@@ -174,8 +175,7 @@ def terminal(table: Table, rows: str) -> Terminal:
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
     for name, entries in lines_of(table):
         style = "dim" if name == PUBLISHED else None
-        cells = [RICH[entry.mark].format(escape(entry.text)) for entry in entries]
-        shown.add_row(f"  {name}" if style else escape(name), *cells, style=style)
+        shown.add_row(f"  {name}" if style else escape(name), *_marked(entries, RICH, escape), style=style)
     return shown
 
 
@@ -186,43 +186,41 @@ def p_values(comparisons: Sequence[Comparison], names: Sequence[str]) -> tuple[l
     line holds p adjusted for the number of tests in the whole table.
     """
     columns = list(dict.fromkeys(item.column for item in comparisons))
-    counts = {item.result.num_used for item in comparisons}
-    pairs: dict[str, dict[Column, Entry]] = {}
-    corrected: dict[str, dict[Column, Entry]] = {}
+    has_counts = len({item.result.num_used for item in comparisons}) > 1
+    pairs: dict[str, dict[Column, tuple[Entry, Entry]]] = {}
     for item, adjusted in zip(comparisons, holm([item.result.p for item in comparisons]), strict=True):
-        result = item.result
-        words = f"{result.p:.4f}" + ("=" if result.has_ties else "")
-        words += f" (n={result.num_used})" if len(counts) > 1 else ""
-        name = f"{item.method} > {item.other}"
-        pairs.setdefault(name, {})[item.column] = Entry(words, "best" if result.is_significant else "")
-        told = Entry(f"{adjusted:.4f}", "best" if adjusted < LEVEL else "")
-        corrected.setdefault(name, {})[item.column] = told
+        ties, count = "=" * item.result.has_ties, f" (n={item.result.num_used})" * has_counts
+        p = Entry(f"{item.result.p:.4f}{ties}{count}", "best" if item.result.is_significant else "")
+        corrected = Entry(f"{adjusted:.4f}", "best" if adjusted < LEVEL else "")
+        pairs.setdefault(f"{item.method} > {item.other}", {})[item.column] = p, corrected
     lines: list[Line] = []
-    for name, found in pairs.items():
-        lines.append((name, tuple(found.get(column, Entry("-")) for column in columns)))
-        lines.append((HOLM, tuple(corrected[name].get(column, Entry("")) for column in columns)))
+    for name, by_column in pairs.items():
+        upper, lower = zip(*(by_column.get(column, (Entry("-"), Entry(""))) for column in columns), strict=True)
+        lines += [(name, upper), (HOLM, lower)]
     return ["better than", *(heading(names, column) for column in columns)], lines
 
 
 def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:
     """Long form: a line per cell, shares in percent in full precision, empty where there is no number."""
-    cells = [cell for table in tables for row in table.rows for cell in _row(table, row)]
+    cells = [cell for table in tables for row in table.rows for cell in table.row_cells(row).values()]
     labels = list(dict.fromkeys(key for cell in cells for key in cell.labels))
-    unit = "_pct" if tables[0].metric.is_share else ""
-    numbers = ["metric", "mean", "std", "n", "published_mean", "published_std", "published_source", "difference"]
+    name = f"{metric}_pct" if tables[0].metric.is_share else metric
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*labels, *numbers])
-        for cell in cells:
-            theirs = cell.published
-            known = [theirs.value, theirs.std, theirs.source] if theirs else [None] * 3
-            ours = (
-                [f"{metric}{unit}", cell.mean, cell.std, cell.n]
-                if cell.n
-                else [theirs and theirs.metric, None, None, 0]
-            )
-            writer.writerow([*(cell.labels.get(key) for key in labels), *ours, *known, cell.difference])
+        writer.writerow([*labels, *_numbers(cells[0], name)])
+        writer.writerows([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
 
 
-def _row(table: Table, row: str) -> list[Cell]:
-    return [table.cells[row, column] for column in table.columns if (row, column) in table.cells]
+def _numbers(cell: Cell, metric: str) -> dict[str, object]:
+    """The numbers of a cell by the names that table.csv has for them."""
+    theirs = cell.published
+    return {
+        "metric": metric if cell.n else theirs and theirs.metric,
+        "mean": cell.mean if cell.n else None,
+        "std": cell.std if cell.n else None,
+        "n": cell.n,
+        "published_mean": theirs and theirs.value,
+        "published_std": theirs and theirs.std,
+        "published_source": theirs and theirs.source,
+        "difference": cell.difference,
+    }

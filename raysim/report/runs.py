@@ -1,4 +1,4 @@
-"""Run directories: found, read, and labelled."""
+"""Run directories: listed, read, and labelled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -15,13 +16,13 @@ from raysim.config import Config
 from raysim.core.errors import DataError
 from raysim.report.names import is_network, is_set
 from raysim.report.published import Label
-from raysim.run_folder import RunFolder
+from raysim.run_folder import MARKS, RunFolder
 
-#: Files of which a run directory has at least one, from its first second on.
-MARKS = ("config.yaml", "COMPLETED", "FAILED")
+#: What a YAML or JSON file holds.
+Settings: TypeAlias = Mapping[str, Any]
 
 #: Groups and keys that say where and how a run is made, and not what it is.
-ABOUT = (
+ABOUT = {
     "name",
     "storage",
     "resume",
@@ -33,10 +34,9 @@ ABOUT = (
     "scale",
     "calibrate",
     "seed",
-)
-#: Keys and groups that tell nothing about what a run is, or have a label of their own.
-SILENT = (*ABOUT, "methods")
-SILENT_KEYS = ("data.root", "data.name", "model.name")
+}
+#: Groups and keys that tell nothing about what a run is, or have a label of their own.
+SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Run:
 
     folder: Path
     status: str
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    config: Settings
+    summary: Settings
+    environment: Settings
     labels: Mapping[str, Label]
     seed: Label
     claimed: Mapping[str, Label] = field(default_factory=dict)
@@ -60,10 +60,15 @@ class Run:
     def is_finished(self) -> bool:
         return self.status == "finished"
 
+    @cached_property
+    def settings(self) -> Settings:
+        """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
+        return {**default_settings(), **flatten(self.config)}
+
     @property
     def is_joint(self) -> bool:
         """Whether one client had all examples: nothing was federated."""
-        return bool(_at(self.config, "partition", "scheme") == "joint")
+        return bool(self.settings["partition.scheme"] == "joint")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
@@ -76,50 +81,49 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise DataError(f"no folder {path}", mend="give run directories, or folders that hold some")
-        found = sorted(_below(path))
-        if not found:
+        below = sorted(_below(path))
+        if not below:
             raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
-        folders |= dict.fromkeys(folder.resolve() for folder in found)
+        folders |= dict.fromkeys(folder.resolve() for folder in below)
     return label([_read(folder) for folder in folders])
 
 
 def _below(path: Path) -> Iterable[Path]:
     for folder, inner, files in os.walk(path):
         inner[:] = [name for name in inner if name not in ("checkpoints", "arrays")]
-        if any(mark in files for mark in MARKS):
+        if "config.yaml" in files or not MARKS.keys().isdisjoint(files):
             yield Path(folder)
 
 
 def _read(folder: Path) -> Run:
-    config, summary, environment = (_mapping(folder / name) for name in ("config.yaml", "summary.json", "env.json"))
-    status = _status(folder, config, summary)
-    labels = config.get("labels") if isinstance(config, dict) else None
-    labels = dict(labels) if isinstance(labels, dict) else {}
-    seed = labels.pop("seed", (config or {}).get("seed", 0))
-    return Run(folder, status, config or {}, summary or {}, environment or {}, labels, seed)
+    files = RunFolder(folder)
+    config, summary, environment = map(_mapping, (files.config, files.summary, files.environment))
+    labels = dict(config.get("labels") or {})
+    seed = labels.pop("seed", config.get("seed", 0))
+    return Run(folder, _status(files, config, summary), config, summary, environment, labels, seed)
 
 
-def _status(folder: Path, config: dict[str, Any] | None, summary: dict[str, Any] | None) -> str:
-    if config is None:
+def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
+    if not config:
         return "damaged: no readable config.yaml"
-    run = RunFolder(folder)
-    found = run.status
-    if found.name == "completed":
-        if summary is None:
+    status = files.status
+    if status.name == "completed":
+        if not summary:
             return "damaged: no readable summary.json"
         return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
-    if found.name == "failed":
-        return f"failed: {found.message}" if found.message else "failed"
-    return f"unfinished: {len(run.progress_rows())} of {config.get('rounds', '?')} rounds"
+    if status.name == "failed":
+        return f"failed: {status.message}" if status.message else "failed"
+    return f"unfinished: {len(files.progress_rows())} of {config.get('rounds', '?')} rounds"
 
 
-def _mapping(path: Path) -> dict[str, Any] | None:
+def _mapping(path: Path) -> Settings:
+    """What a file holds; nothing if it cannot be read."""
     try:
         text = path.read_text()
-        read = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return read if isinstance(read, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def label(runs: Sequence[Run]) -> list[Run]:
@@ -133,100 +137,88 @@ def label(runs: Sequence[Run]) -> list[Run]:
     `in place of` keeps them apart.
     """
     bare = [run for run in runs if not run.labels and run.config]
-    flat = {run.folder: settings(run.config) for run in bare}
-    varying = differing([{key: value for key, value in flat[run.folder].items() if _tells(key)} for run in bare])
-    options = {run.folder: _options(run.config) for run in bare}
-    result = []
+    varying = [key for key in differing([run.settings for run in bare]) if SILENT.isdisjoint((key, key.split(".")[0]))]
+    labelled = []
     for run in runs:
-        claimed = {k: v for k, v in run.labels.items() if k in ("dataset", "model") and not _bears_out(run, k)}
+        claimed = unfounded(run)
         labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
         if not run.labels and run.config:
-            values = {key: flat[run.folder].get(key) for key in varying}
-            labels |= {key: as_label(value) for key, value in values.items() if value is not None}
-            alike = [options[other.folder] for other in bare if method_names(other.config) == labels["method"]]
-            told = [f"{key}={options[run.folder][key]}" for key in differing(alike) if key in options[run.folder]]
-            labels["method"] = f"{labels['method']} ({', '.join(told)})" if told else labels["method"]
-        result.append(replace(run, labels=labels, claimed=claimed))
-    claims = {run.folder: " / ".join(str(v) for v in run.claimed.values()) for run in result if run.claimed}
-    if len(set(claims.values())) > 1:
-        return [replace(r, labels={**r.labels, "in place of": claims[r.folder]}) if r.claimed else r for r in result]
-    return result
+            labels |= {key: as_label(run.settings[key]) for key in varying if run.settings.get(key) is not None}
+            alike = [_options(other.config) for other in bare if method_names(other.config) == labels["method"]]
+            options = _options(run.config)
+            differences = ", ".join(f"{key}={options[key]}" for key in differing(alike) if key in options)
+            labels["method"] = f"{labels['method']} ({differences})" if differences else labels["method"]
+        labelled.append(replace(run, labels=labels, claimed=claimed))
+    claims = [" / ".join(map(str, run.claimed.values())) for run in labelled]
+    if len({claim for claim in claims if claim}) > 1:
+        pairs = zip(labelled, claims, strict=True)
+        return [replace(run, labels={**run.labels, "in place of": claim}) if claim else run for run, claim in pairs]
+    return labelled
 
 
-def labels_of(config: Mapping[str, Any], given: Mapping[str, Label]) -> dict[str, Label]:
+def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
     """The given labels, below them data set, model and methods as the configuration names them."""
-    ran = {"dataset": str(_at(config, "data", "name")), "model": str(_at(config, "model", "name"))}
-    return {**ran, "method": method_names(config), **given}
+    return {"dataset": _name(config, "data"), "model": _name(config, "model"), "method": method_names(config), **given}
 
 
-def _bears_out(run: Run, key: str) -> bool:
-    """Whether the configuration is what the label of data set or model says, see `raysim.report.names`."""
-    if key == "dataset":
-        return is_set(run.labels[key], _at(run.config, "data", "name"))
-    model = run.config.get("model")
-    return is_network(run.labels[key], model if isinstance(model, Mapping) else {})
+def _name(config: Settings, group: str) -> str:
+    return str((config.get(group) or {}).get("name", "?"))
 
 
-def method_names(config: Mapping[str, Any]) -> str:
+def unfounded(run: Run) -> dict[str, Label]:
+    """Labels of data set and model that the configuration does not bear out, see `raysim.report.names`."""
+    labels = {**run.labels, **run.claimed}
+    is_true = {
+        "dataset": is_set(labels.get("dataset"), _name(run.config, "data")),
+        "model": is_network(labels.get("model"), run.config.get("model") or {}),
+    }
+    return {key: labels[key] for key in is_true if key in labels and not is_true[key]}
+
+
+def misnamed(runs: Sequence[Run]) -> list[str]:
+    """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
+
+    So it is with recipes that were scaled down; their results say nothing about published numbers.
+    """
+    ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
+    claims = [(claim, *ran[key], run) for run in runs for key, claim in unfounded(run).items()]
+    return list(dict.fromkeys(f"{claim} ({word} {_name(run.config, group)})" for claim, word, group, run in claims))
+
+
+def method_names(config: Settings) -> str:
     """The methods in order, `fedprox + fedvg`; fedavg for none."""
     specs = config.get("methods") or []
     return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
 
 
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+def _options(config: Settings) -> Settings:
     """Options of the methods, as `mu` if only one method is listed, else as `fedprox.mu`."""
     specs = config.get("methods") or []
-    found: dict[str, Any] = {}
-    for spec in specs:
-        if isinstance(spec, dict):
-            ((name, options),) = spec.items()
-            prefix = f"{name}." if len(specs) > 1 else ""
-            found |= {f"{prefix}{key}": value for key, value in (options or {}).items()}
-    return found
+    named = [item for spec in specs if isinstance(spec, dict) for item in spec.items()]
+    prefixed = [(f"{name}." if len(specs) > 1 else "", options or {}) for name, options in named]
+    return {f"{prefix}{key}": value for prefix, options in prefixed for key, value in options.items()}
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration by dotted keys, with today's defaults for keys that an older run did not write."""
-    return flatten(Config().model_dump(mode="json")) | flatten(config)
+@cache
+def default_settings() -> Settings:
+    """Today's default of every setting, by dotted keys."""
+    return flatten(Config().model_dump(mode="json"))
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Settings, prefix: str = "") -> Settings:
     """A nested mapping by dotted keys."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
 
 
-def misnamed(runs: Sequence[Run]) -> list[str]:
-    """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
-
-    So it is with recipes that were scaled down; what they give says nothing about published numbers.
-    """
-    found: dict[str, None] = {}
-    for run in runs:
-        labels = {**run.labels, **run.claimed}
-        for key, group, word in (("dataset", "data", "ran on"), ("model", "model", "was")):
-            if key in run.claimed or (key in labels and not _bears_out(run, key)):
-                found[f"{labels[key]} ({word} {_at(run.config, group, 'name')})"] = None
-    return list(found)
-
-
-def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(mappings: Sequence[Settings]) -> list[str]:
     """Keys that not all mappings have with one value, in order of first appearance."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
 
 
-def _tells(key: str) -> bool:
-    return key.split(".")[0] not in SILENT and key not in SILENT_KEYS
-
-
-def as_label(value: Any) -> Label:
+def as_label(value: object) -> Label:
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
-
-
-def _at(config: Mapping[str, Any], group: str, key: str) -> Any:
-    values = config.get(group)
-    return values.get(key, "?") if isinstance(values, dict) else "?"

@@ -6,14 +6,14 @@ not (Elastic at alpha 1: 0.094 two-sided, 0.047 one-sided).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from raysim.report.tables import Column, Table
+from raysim.report.published import Label
+from raysim.report.tables import Column, Place, Table, all_columns, all_rows, bounds_of
 
 LEVEL = 0.05
 
@@ -23,11 +23,10 @@ def holm(p: Sequence[float]) -> list[float]:
 
     Rejecting those below a level keeps the chance of any false rejection below that level, however the tests depend.
     """
-    adjusted, highest = [0.0] * len(p), 0.0
-    for place, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
-        highest = max(highest, min(1.0, (len(p) - place) * p[index]))
-        adjusted[index] = highest
-    return adjusted
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.arange(len(p), 0, -1) * np.asarray(p)[order]))
+    return adjusted.tolist()
 
 
 @dataclass(frozen=True)
@@ -91,28 +90,40 @@ class Comparison:
     result: Wilcoxon
 
 
+def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None) -> list[tuple[str, str]]:
+    """Which rows are tested against which: the subject against all, else all against the baseline; no bounds."""
+    bounds = bounds_of(tables)
+    competing = [row for row in all_rows(tables) if row not in bounds]
+    if subject is not None:
+        return [(subject, row) for row in competing if row != subject and subject in competing]
+    return [(row, baseline) for row in competing if row != baseline and baseline in competing]
+
+
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
-    columns = list(dict.fromkeys(column for table in tables for column in table.columns))
-    found = []
-    for method, other in pairs:
-        for column in columns:
-            cells = [(table.cells.get((method, column)), table.cells.get((other, column))) for table in tables]
-            means = [(one.mean, two.mean) for one, two in cells if one and two]
-            if means:
-                left, right = zip(*means, strict=True)
-                found.append(Comparison(method, other, column, wilcoxon_greater(left, right)))
-    return found
+    return _compare(
+        pairs,
+        all_columns(tables),
+        lambda place: {index: table.cells[place].mean for index, table in enumerate(tables) if place in table.cells},
+    )
 
 
 def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column of one table, tests over the seeds that both methods ran with."""
-    found = []
-    for method, other in pairs:
-        for column in table.columns:
-            one, two = table.cells.get((method, column)), table.cells.get((other, column))
-            seeds = [seed for seed in one.scores if seed in two.scores] if one and two else []
-            if one and two and seeds:
-                result = wilcoxon_greater([one.scores[s] for s in seeds], [two.scores[s] for s in seeds])
-                found.append(Comparison(method, other, column, result))
-    return found
+    return _compare(pairs, table.columns, lambda place: table.cells[place].scores if place in table.cells else {})
+
+
+def _compare(
+    pairs: Sequence[tuple[str, str]],
+    columns: Sequence[Column],
+    values_of: Callable[[Place], Mapping[Label, float]],
+) -> list[Comparison]:
+    """A test of each pair of rows in each column, over what both have values for."""
+    comparisons = []
+    for (method, other), column in itertools.product(pairs, columns):
+        left, right = values_of((method, column)), values_of((other, column))
+        common = [key for key in left if key in right]
+        if common:
+            result = wilcoxon_greater([left[key] for key in common], [right[key] for key in common])
+            comparisons.append(Comparison(method, other, column, result))
+    return comparisons

@@ -7,39 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from raysim.report.gains import best_on_average
-from raysim.report.published import Label
 from raysim.report.render import signed
 from raysim.report.significance import LEVEL, Comparison, holm
 from raysim.report.tables import Cell, Table, all_rows, heading, text
 
 
-def not_the_experiment(wrong: Sequence[str]) -> str:
-    """The warning about runs whose labels name another data set or model than they used."""
-    return (
-        f"NOT the labelled experiment: {'; '.join(wrong)}. The tables name what ran. Such scaled-down runs only show that the "
-        "recipe works; no published number belongs beside them."
-    )
+def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
+    """The warnings about runs that are not what their labels say.
 
-
-def not_the_recipe(changed: Sequence[str]) -> str:
-    """The warning about runs with other settings than those of the recipe that has the published numbers."""
-    return (
-        f"NOT the labelled experiment: {'; '.join(changed)}. The recipe is that of the published numbers; differences to them "
-        "are those of another experiment."
-    )
+    Args:
+      misnamed: labels that name another data set or model than the runs used.
+      changed: settings that are not those of the recipe that has the published numbers.
+    """
+    reasons = {
+        "The tables name what ran. Such scaled-down runs only show that the recipe works; no published number belongs "
+        "beside them.": misnamed,
+        "The recipe is that of the published numbers; differences to them are those of another experiment.": changed,
+    }
+    return [f"NOT the labelled experiment: {'; '.join(what)}. {why}" for why, what in reasons.items() if what]
 
 
 def on_average(tables: Sequence[Table]) -> str:
     """Which row has the best average over the tables, column by column."""
-    ranked = best_on_average(tables)
-    told = []
-    for column, rows in ranked.items():
-        (first, best), (second, next_) = rows[:2]
-        digits = tables[0].metric.digits
+    ranked, digits = best_on_average(tables), tables[0].metric.digits
+    best = []
+    for column, ((first, average), (second, next_average), *_) in ranked.items():
         where = f" at {heading(tables[0].names, column)}" if tables[0].names else ""
-        told.append(f"{first}{where} ({best.mean:.{digits}f}; next {second}, {next_.mean:.{digits}f})")
+        best.append(f"{first}{where} ({average.mean:.{digits}f}; next {second}, {next_average.mean:.{digits}f})")
     most = max((rows[0][1].n for rows in ranked.values()), default=0)
-    return f"Best on average over {most} tables: {'; '.join(told)}." if told else ""
+    return f"Best on average over {most} tables: {'; '.join(best)}." if best else ""
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
@@ -48,49 +44,43 @@ def winners(tables: Sequence[Table], subject: str | None) -> str:
     Columns with one row do not count. Upper bounds do not compete; a second sentence names them.
     """
     bounds = [row for row in all_rows(tables) if any(row in table.bounds for table in tables)]
-    told = f" Upper bound, trained on all examples together and not ranked: {', '.join(bounds)}." if bounds else ""
-    return _ranking(tables, subject) + told
+    named = f" Upper bound, trained on all examples together and not ranked: {', '.join(bounds)}." if bounds else ""
+    return _ranking(tables, subject) + named
 
 
 def _ranking(tables: Sequence[Table], subject: str | None) -> str:
-    contests = [(table, column) for table in tables for column in table.columns if _is_contest(table, column)]
+    contests = [(table, column) for table in tables for column in table.columns if len(table.competing(column)) > 1]
     if not contests:
         return "No column holds two rows that could be compared."
     rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
-    of = {
-        mark: {row: [c for c in contests if c[0].marks.get((row, c[1])) == mark] for row in rows}
-        for mark in ("best", "second")
-    }
-    best, second = of["best"], of["second"]
-    order = sorted(best, key=lambda row: (row != subject, -len(best[row]), -len(second[row])))
-    lead = order[0]
-    where = (
-        [heading(table.names, column) for table, column in best[lead]] if len(tables) == 1 and tables[0].names else []
+
+    def marked(mark: str) -> dict[str, list[str]]:
+        """Row -> headings of the columns where it has the mark."""
+        return {
+            row: [heading(t.names, column) for t, column in contests if t.marks.get((row, column)) == mark]
+            for row in rows
+        }
+
+    best, second = marked("best"), marked("second")
+    lead, *others = sorted(rows, key=lambda row: (row != subject, -len(best[row]), -len(second[row])))
+    has_places = len(tables) == 1 and tables[0].names and 0 < len(best[lead]) < len(contests)
+    inside = f" ({'; '.join(best[lead])})" if has_places else ""
+    count = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
+    also = ", ".join(f"{row} in {len(best[row])}" for row in others if best[row])
+    return f"{lead} is best in {len(best[lead])} of {count}{inside} and second best in {len(second[lead])}" + (
+        f"; also best: {also}." if also else "."
     )
-    inside = f" ({'; '.join(where)})" if 0 < len(where) < len(contests) else ""
-    counted = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
-    told = f"{lead} is best in {len(best[lead])} of {counted}{inside} and second best in {len(second[lead])}"
-    others = ", ".join(f"{row} in {len(best[row])}" for row in order[1:] if best[row])
-    return told + (f"; also best: {others}." if others else ".")
-
-
-def _is_contest(table: Table, column: tuple[Label | None, ...]) -> bool:
-    return sum((row, column) in table.cells for row in table.rows if row not in table.bounds) > 1
 
 
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
     """The mean gain of one row over another."""
-    gains = [
-        table.cells[subject, column].mean - table.cells[baseline, column].mean
-        for table in tables
-        for column in table.columns
-        if (subject, column) in table.cells and (baseline, column) in table.cells
-    ]
+    columns = [table.column_cells(column) for table in tables for column in table.columns]
+    gains = [cells[subject].mean - cells[baseline].mean for cells in columns if {subject, baseline} <= cells.keys()]
     if not gains:
         return f"No column holds both {subject} and {baseline}."
     more = f" (from {signed(min(gains))} to {signed(max(gains))})" if len(gains) > 1 else ""
-    cells = f"over {len(gains)} columns" if len(gains) > 1 else "in the one column that holds both"
-    return f"{subject} differs from {baseline} by {signed(float(np.mean(gains)))} points on average{more} {cells}."
+    where = f"over {len(gains)} columns" if len(gains) > 1 else "in the one column that holds both"
+    return f"{subject} differs from {baseline} by {signed(float(np.mean(gains)))} points on average{more} {where}."
 
 
 def against_published(cells: Sequence[Cell]) -> str:
@@ -115,19 +105,19 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
     """Against whom a row is significantly better, and where; and against whom it is nowhere."""
     sentences = []
     for method in dict.fromkeys(item.method for item in comparisons):
-        mine = [item for item in comparisons if item.method == method]
-        where: dict[str, list[Comparison]] = {item.other: [] for item in mine}
-        for item in mine:
-            if item.result.is_significant:
-                where[item.other].append(item)
-        counts = sorted({item.result.num_pairs for item in mine})
-        n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        start = f"One-sided exact Wilcoxon over {n} {pairs_of}, p < {LEVEL:g}: {method} is "
-        told = [f"significantly better than {other}{_at(items, names)}" for other, items in where.items() if items]
-        nowhere = [other for other, items in where.items() if not items]
+        tests = [item for item in comparisons if item.method == method]
+        others = {
+            other: [item for item in tests if item.other == other and item.result.is_significant]
+            for other in dict.fromkeys(item.other for item in tests)
+        }
+        counts = {item.result.num_pairs for item in tests}
+        n = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        verdicts = [f"significantly better than {other}{_at(items, names)}" for other, items in others.items() if items]
+        nowhere = ", ".join(other for other, items in others.items() if not items)
         if nowhere:
-            told.append(f"{'nowhere ' if names else 'not '}significantly better than {', '.join(nowhere)}")
-        sentences.append(start + "; ".join(told) + ".")
+            verdicts.append(f"{'nowhere ' if names else 'not '}significantly better than {nowhere}")
+        start = f"One-sided exact Wilcoxon over {n} {pairs_of}, p < {LEVEL:g}: {method} is "
+        sentences.append(f"{start}{'; '.join(verdicts)}.")
     if any(item.result.is_significant for item in comparisons):
         adjusted = holm([item.result.p for item in comparisons])
         count = sum(p < LEVEL for p in adjusted) or "none"

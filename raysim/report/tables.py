@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,22 @@ from raysim.report.runs import Run
 #: Values of the column labels; None where a cell lacks the label.
 Column = tuple[Label | None, ...]
 
+#: The row and the column of a cell.
+Place = tuple[str, Column]
+
+#: What the cells of published tables hold.
+ACCURACY = Metric("accuracy")
+
+#: A sort key of a label's value.
+Rank = tuple[int, bool, float, str]
+
 
 @dataclass(frozen=True)
 class Cell:
     """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
 
-    A cell of a published table has no scores, and n = 0. `is_joint`: all its runs trained on all examples together.
+    scores: mostly by seed. A cell of a published table has none, and n = 0.
+    is_joint: whether all its runs trained on all examples together.
     """
 
     labels: Mapping[str, Label]
@@ -47,29 +57,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Mean difference of so many pairs of cells of one column, in points, and the published one."""
-
-    mean: float
-    n: int
-    published: float | None
-
-
-@dataclass(frozen=True)
 class Table:
     """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
 
-    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. `metric`: what the cells hold.
+    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. A score of such a cell is the
+    difference of a pair of cells, in points. `metric`: what the cells hold.
     """
 
     labels: Mapping[str, Label]
     names: tuple[str, ...]
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
-    cells: Mapping[tuple[str, Column], Cell]
-    gains: Mapping[Column, Gain] = field(default_factory=dict)
+    cells: Mapping[Place, Cell]
+    gains: Mapping[Column, Cell] = field(default_factory=dict)
     gain_name: str = ""
-    metric: Metric = field(default_factory=lambda: Metric("accuracy"))
+    metric: Metric = ACCURACY
+
+    def row_cells(self, row: str) -> dict[Column, Cell]:
+        """The cells that a row has, by column."""
+        return {column: self.cells[row, column] for column in self.columns if (row, column) in self.cells}
+
+    def column_cells(self, column: Column) -> dict[str, Cell]:
+        """The cells that a column has, by row."""
+        return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
+
+    def competing(self, column: Column) -> dict[str, Cell]:
+        """The cells of a column that are ranked: all but upper bounds."""
+        return {row: cell for row, cell in self.column_cells(column).items() if row not in self.bounds}
 
     @property
     def title(self) -> str:
@@ -82,20 +96,17 @@ class Table:
         return frozenset(row for row in self.rows if row not in competing) if competing else frozenset()
 
     @cached_property
-    def marks(self) -> dict[tuple[str, Column], str]:
+    def marks(self) -> dict[Place, str]:
         """ "best" or "second" for the cells of a column that print the best mean and the next one.
 
         Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
         """
-        rows = [row for row in self.rows if row not in self.bounds]
-        marks: dict[tuple[str, Column], str] = {}
+        marks: dict[Place, str] = {}
         for column in self.columns:
-            means = {row: self.cells[row, column].mean for row in rows if (row, column) in self.cells}
-            printed = {row: round(mean, self.metric.digits) for row, mean in means.items()}
+            printed = {row: round(cell.mean, self.metric.digits) for row, cell in self.competing(column).items()}
             ranks = sorted(set(printed.values()), reverse=self.metric.mode == "max")
-            if len(printed) > 1:
-                marks |= {(row, column): "best" for row in printed if printed[row] == ranks[0]}
-                marks |= {(row, column): "second" for row in printed if printed[row] in ranks[1:2]}
+            names = dict(zip(ranks, ("best", "second"), strict=False)) if len(printed) > 1 else {}
+            marks |= {(row, column): names[mean] for row, mean in printed.items() if mean in names}
         return marks
 
 
@@ -108,8 +119,8 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 def heading(names: Sequence[str], column: Column) -> str:
     """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no rho`."""
-    told = [f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in zip(names, column, strict=True)]
-    return ", ".join(told) or "accuracy"
+    pairs = zip(names, column, strict=True)
+    return ", ".join(f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or "accuracy"
 
 
 def text(value: Label | None) -> str:
@@ -130,16 +141,15 @@ def cells_of(
     Raises:
       DataError: two different runs of one setting and seed, or a run without that metric.
     """
-    groups: dict[tuple[tuple[str, Label], ...], dict[Label, Run]] = {}
+    settings: dict[frozenset[tuple[str, Label]], dict[Label, Run]] = {}
     for run in runs:
-        same = groups.setdefault(tuple(sorted(run.labels.items())), {})
-        if run.seed not in same:
-            same[run.seed] = run
-        elif not _is_again(run, same[run.seed], [metric for _, metric in metrics]):
+        seeds = settings.setdefault(frozenset(run.labels.items()), {})
+        twin = seeds.setdefault(run.seed, run)
+        if twin is not run and not _is_again(run, twin, [metric for _, metric in metrics]):
             what = f"two different runs of {describe(run.labels)} with seed {run.seed}"
-            where = f"{same[run.seed].folder} and {run.folder}"
-            raise DataError(what, where, "report one of them, or tell them apart by `labels` in their configurations")
-    return [_cell(same, more, metric, tables) for same in groups.values() for more, metric in metrics]
+            mend = "report one of them, or tell them apart by `labels` in their configurations"
+            raise DataError(what, f"{twin.folder} and {run.folder}", mend)
+    return [_cell(seeds, more, metric, tables) for seeds in settings.values() for more, metric in metrics]
 
 
 def _is_again(run: Run, other: Run, metrics: Sequence[Metric]) -> bool:
@@ -149,13 +159,18 @@ def _is_again(run: Run, other: Run, metrics: Sequence[Metric]) -> bool:
     return is_equal and all(metric.score(run) == metric.score(other) for metric in metrics)
 
 
-def _cell(same: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric, tables: Sequence[Published]) -> Cell:
-    scores = {seed: score(same[seed], metric) for seed in sorted(same, key=_order)}
-    labels = {**next(iter(same.values())).labels, **more}
-    mean, std = mean_and_std(list(scores.values()))
-    folders = {seed: same[seed].folder for seed in scores}
-    is_joint = all(run.is_joint for run in same.values())
-    return Cell(labels, mean, std, scores, folders, match(tables, labels), is_joint)
+def _cell(seeds: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric, tables: Sequence[Published]) -> Cell:
+    runs = {seed: seeds[seed] for seed in sorted(seeds, key=_ascending)}
+    scores = {seed: score(run, metric) for seed, run in runs.items()}
+    labels = {**next(iter(seeds.values())).labels, **more}
+    folders = {seed: run.folder for seed, run in runs.items()}
+    is_joint = all(run.is_joint for run in runs.values())
+    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint)
+
+
+def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
+    """The cell of some scores."""
+    return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -165,19 +180,14 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 def published_cells(tables: Sequence[Published]) -> list[Cell]:
     """The accuracies of published tables as cells without runs; "-" is left out, and so is a cell told before."""
-    cells: dict[tuple[tuple[str, Label], ...], Cell] = {}
+    cells: dict[frozenset[tuple[str, Label]], Cell] = {}
     for row in tables:
         if row.metric in ACCURACIES and row.value is not None:
-            names = {"dataset": row.dataset, "model": row.model, "method": row.method}
-            values = {key: _number_or_text(value) for key, value in row.setting.items()}
-            labels: dict[str, Label] = {**names, **values}
-            cells.setdefault(tuple(sorted(labels.items())), Cell(labels, row.value, row.std, {}, {}, row))
+            labels: dict[str, Label] = {
+                key: value if (known := number(value)) is None else known for key, value in row.labels.items()
+            }
+            cells.setdefault(frozenset(labels.items()), Cell(labels, row.value, row.std, {}, {}, row))
     return list(cells.values())
-
-
-def _number_or_text(value: str) -> Label:
-    known = number(value)
-    return value if known is None else known
 
 
 def make_tables(
@@ -189,7 +199,7 @@ def make_tables(
     last: Sequence[str] = (),
     order: Sequence[Published] = (),
     ignore: Sequence[str] = (),
-    metric: Metric | None = None,
+    metric: Metric = ACCURACY,
 ) -> list[Table]:
     """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
 
@@ -199,11 +209,11 @@ def make_tables(
       order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
         ascend.
       ignore: labels that make neither columns nor tables, whatever they hold.
-      metric: what the cells hold; accuracies if not given.
+      metric: what the cells hold.
     Raises:
       ConfigError: no cell has such a label. DataError: two cells fall on one place.
     """
-    known = [key for key in dict.fromkeys(key for cell in cells for key in cell.labels) if key not in ignore]
+    known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in ignore))
     faults = [
         Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}")
         for key, names in (("rows", [rows]), ("columns", columns))
@@ -215,58 +225,69 @@ def make_tables(
     varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
     names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
     apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]
-    groups: dict[tuple[tuple[str, Label], ...], dict[tuple[str, Column], Cell]] = {}
+    groups: dict[tuple[tuple[str, Label], ...], dict[Place, Cell]] = {}
     for cell in cells:
-        group = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
-        place = (text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names))
-        if place in group:
-            raise DataError(
-                f"two settings in one cell ({place[0]}, {heading(names, place[1])})", mend="name more labels"
-            )
-        group[place] = cell
+        places = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
+        row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
+        if places.setdefault((row, column), cell) is not cell:
+            raise DataError(f"two settings in one cell ({row}, {heading(names, column)})", mend="name more labels")
     rank = _ranking(order)
-    tables = []
-    for labels, found in groups.items():
-        in_order = sorted({row for row, _ in found}, key=lambda row: (_end(row, first, last), rank(rows, row)))
-        across = sorted(
-            {column for _, column in found}, key=lambda c: [rank(n, v) for n, v in zip(names, c, strict=True)]
+
+    def row_rank(row: str) -> tuple[int, Rank]:
+        at_end = any(is_same(row, name) for name in last) - any(is_same(row, name) for name in first)
+        return at_end, rank(rows, row)
+
+    def column_rank(column: Column) -> list[Rank]:
+        return [rank(name, value) for name, value in zip(names, column, strict=True)]
+
+    tables = [
+        Table(
+            labels=dict(labels),
+            names=names,
+            rows=tuple(sorted({row for row, _ in places}, key=row_rank)),
+            columns=tuple(sorted({column for _, column in places}, key=column_rank)),
+            cells=places,
+            metric=metric,
         )
-        held = metric or Metric("accuracy")
-        tables.append(Table(dict(labels), names, tuple(in_order), tuple(across), found, metric=held))
+        for labels, places in groups.items()
+    ]
     return sorted(tables, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
 
 
-def _end(row: str, first: Sequence[str], last: Sequence[str]) -> int:
-    """-1 for rows that come first, 1 for rows that come last."""
-    return any(is_same(row, name) for name in last) - any(is_same(row, name) for name in first)
-
-
-def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], tuple[int, int, float, str]]:
+def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], Rank]:
     """A sort key for label values: as published, then numbers, then names."""
 
-    def rank(name: str, value: Label | None) -> tuple[int, int, float, str]:
-        seen = published_values.setdefault(name, _values(order, name))
-        place = next((index for index, other in enumerate(seen) if is_same(other, value)), len(seen))
-        as_number = number(value)
-        return (place, as_number is None, as_number or 0.0, text(value).casefold())
+    @cache
+    def published_values(name: str) -> list[str]:
+        return list(dict.fromkeys(cell.labels.get(name, "") for cell in order))
 
-    published_values: dict[str, list[str]] = {}
+    def rank(name: str, value: Label | None) -> Rank:
+        values = published_values(name)
+        place = next((index for index, other in enumerate(values) if is_same(other, value)), len(values))
+        return place, *_ascending(value)
+
     return rank
 
 
-def _values(order: Sequence[Published], name: str) -> list[str]:
-    named = ("dataset", "model", "method")
-    return list(dict.fromkeys(getattr(row, name) if name in named else row.setting.get(name, "") for row in order))
+def _ascending(value: Label | None) -> tuple[bool, float, str]:
+    """A sort key: numbers, then names."""
+    as_number = number(value)
+    return as_number is None, as_number or 0.0, text(value).casefold()
 
 
-def _order(value: Label) -> tuple[bool, float, str]:
-    return (isinstance(value, str), 0.0 if isinstance(value, str) else value, str(value))
+def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
+    """The row that a user means by a name, however it is written; None for None.
 
-
-def resolve_row(name: str, tables: Sequence[Table]) -> str | None:
-    """The row that a user means by a name, however it is written; None if there is none."""
-    rows = list(dict.fromkeys(row for table in tables for row in table.rows))
-    return name if name in rows else next((row for row in rows if is_same(row, name)), None)
+    Raises:
+      LookupError: there is no such row; its text names the nearest.
+    """
+    rows = all_rows(tables)
+    if name is None or name in rows:
+        return name
+    for row in rows:
+        if is_same(row, name):
+            return row
+    raise LookupError(f"no row {name!r}. {nearest(name, rows)}")
 
 
 def bounds_of(tables: Sequence[Table]) -> set[str]:
@@ -277,3 +298,8 @@ def bounds_of(tables: Sequence[Table]) -> set[str]:
 def all_rows(tables: Sequence[Table]) -> list[str]:
     """The rows of all tables, in the order of the first table that has them."""
     return list(dict.fromkeys(row for table in tables for row in table.rows))
+
+
+def all_columns(tables: Sequence[Table]) -> list[Column]:
+    """The columns of all tables, in the order of the first table that has them."""
+    return list(dict.fromkeys(column for table in tables for column in table.columns))

@@ -1,40 +1,24 @@
-"""`raysim report`: numbers checked by hand, the paper's significance claims, every form of output, every figure."""
+"""`raysim report`: numbers checked by hand, which runs are collected, every form of output."""
 
 from __future__ import annotations
 
 import csv
 import itertools
-import subprocess
-import sys
 
-import numpy as np
 import pytest
-from scipy.stats import wilcoxon
-from typer.testing import CliRunner
 
-from raysim.__main__ import app, main
-from raysim.config import Config, parse_config, parse_report, read_config
+from raysim.config import Config, parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.report.build import draw, make_report, write
 from raysim.report.document import conclusions
-from raysim.report.published import FOLDER, is_same, match, published
+from raysim.report.published import published
 from raysim.report.render import latex, latex_text, lines_of, markdown, write_csv
-from raysim.report.runs import find_runs, method_names
-from raysim.report.significance import wilcoxon_greater
+from raysim.report.runs import find_runs
 from raysim.report.statement import winners
 from raysim.report.tables import cells_of, make_tables, mean_and_std, published_cells
 from raysim.run import hyperparameters
 from raysim.run_folder import FREE_KEYS
-from raysim.sweep import grid
-from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
-
-MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
-
-
-@pytest.fixture
-def runs(tmp_path):
-    group = {"columns": ["alpha"], "published": ["fedvg_table_A3"], "baseline": "FedAvg", "against": "FedVG"}
-    return sweep(tmp_path / "small", SCORES, group)
+from tests.support.report_runs import fabricate, labels_of, sweep
 
 
 def cell_at(report, row, alpha):
@@ -162,140 +146,6 @@ def test_groups_of_several_sweeps_are_joined_or_refused(tmp_path):
         make_report([one, two], {})
 
 
-# --- published numbers ---------------------------------------------------------------------------------------------
-
-
-def test_published_cells_are_found_by_all_their_labels():
-    granular, main_table = published("fedvg_table_A8"), published("fedvg_table_A3")
-    block = {"dataset": "cifar10", "model": "resnet18", "method": "fedvg", "alpha": 0.05, "granularity": "blockwise"}
-    assert match(granular, block).value == 50.30
-    assert match(main_table, block) is None  # table A.3 has no granularity: not the same setting
-    plain = {key: value for key, value in block.items() if key != "granularity"}
-    assert match(main_table, plain).value == 53.58
-    assert match(granular, plain) is None
-    assert match(main_table, {**plain, "alpha": 0.2}) is None
-    assert match(main_table, {**plain, "local.lr": 0.1}) is None
-    assert match(main_table, {"method": "FedVG", "alpha": 0.05}) is None
-    dotted = {**plain, "partition.alpha": 0.05}
-    del dotted["alpha"]
-    assert match(main_table, dotted).value == 53.58
-    bare = {"dataset": "BloodMNIST", "model": "MobileNetV2", "method": "FedAvg"}
-    assert match(published("flfa_table_01"), bare).value == 59.26
-
-
-def test_a_published_dash_is_printed_and_has_no_difference(tmp_path):
-    (tmp_path / "mine.csv").write_text(
-        "paper,table,dataset,model,method,setting,metric,value,std\n"
-        "P,1,CIFAR-10,ResNet-18,FedAvg,alpha=0.1,accuracy_pct,,\nP,1,CIFAR-10,ResNet-18,FedVG,alpha=0.1,accuracy_pct,60.0,\n"
-    )
-    root = sweep(tmp_path / "dash", {("FedAvg", 0.1): [0.5], ("FedVG", 0.1): [0.61]})
-    report = make_report([root], {"published": [str(tmp_path / "mine.csv")], "columns": ["alpha"]})
-    assert cell_at(report, "FedAvg", 0.1).difference is None
-    assert [entry.text for _, (entry,) in lines_of(report.tables[0])] == ["50.00", "-", "61.00", "60.00 (+1.00)"]
-
-
-def test_names_mean_the_same_however_written():
-    assert is_same("FedAvg + FedVG", "fedavg+fedvg")
-    assert is_same(0.1, "0.10")
-    assert is_same("ViT-B/16 (IN-21k)", "vit_b16_in21k")
-    assert not is_same("FLFA*", "FLFA")
-    assert not is_same("FedAvg", "FedAvgM")
-    assert not is_same(1, "01a")
-
-
-def test_every_shipped_table_reads():
-    tables = {path.stem: published(path.stem) for path in FOLDER.glob("*.csv")}
-    assert len(tables) == 30
-    assert sum(map(len, tables.values())) == 1712
-    missing = [cell for cells in tables.values() for cell in cells if cell.text == "-"]
-    assert missing
-    assert all(cell.value is None for cell in missing)
-    for name in ("fedvg_table_A7", "flfa_table_01", "livar_table_1", "univarfl_table_1"):
-        assert make_report([], {"published": [name]}).tables
-
-
-def test_unknown_published_table_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'fedvg_table_A3'"):
-        published("fedvg_tabel_A3")
-
-
-# --- significance --------------------------------------------------------------------------------------------------
-
-
-def claims():
-    return {
-        (cell.method.removeprefix("FedVG vs "), float(cell.setting["alpha"]))
-        for cell in published("fedvg_inline")
-        if cell.metric == "fedvg_significantly_better"
-    }
-
-
-def test_wilcoxon_on_the_published_means_reproduces_the_papers_claims():
-    report = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"})
-    assert len(report.by_table) == 6 * 5
-    assert all(item.result.num_pairs == 7 for item in report.by_table)
-    found = {(item.other, item.column[0]) for item in report.by_table if item.result.is_significant}
-    assert found == claims()
-    assert len(found) == 13
-    for baseline in ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic"):
-        reverse = make_report([], {"published": MAIN, "columns": ["alpha"], "against": baseline}).by_table
-        assert not [item for item in reverse if item.other == "FedVG" and item.result.is_significant]
-
-
-def test_published_p_values_equal_scipys_exact_form():
-    tables = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"}).tables
-    for other, column in itertools.product(("FedAvg", "Scaffold", "Elastic"), tables[0].columns):
-        ours = [table.cells["FedVG", column].mean for table in tables]
-        theirs = [table.cells[other, column].mean for table in tables]
-        result = wilcoxon_greater(ours, theirs)
-        if not result.has_ties:
-            assert result.p == pytest.approx(wilcoxon(ours, theirs, alternative="greater", method="exact").pvalue)
-
-
-def test_wilcoxon_by_hand():
-    assert wilcoxon_greater([2, 3, 4, 5, 6], [1, 1, 1, 1, 1]).p == 1 / 32  # the smallest that five pairs can give
-    assert wilcoxon_greater([1, 1], [2, 3]).p == 1.0
-    result = wilcoxon_greater([3, 1, 4], [1, 2, 1])  # ranks 2, -1, 3: W+ = 5, reached by 5 and 6 of 8 patterns
-    assert (result.p, result.statistic) == (2 / 8, 5.0)
-
-
-def test_wilcoxon_drops_equal_pairs_and_shares_ranks_of_ties():
-    result = wilcoxon_greater([1, 2, 3, 4], [1, 1, 2, 5])  # 0, +1, +1, -1: ranks 2, 2, 2; W+ = 4 or more in 4 of 8
-    assert (result.p, result.num_pairs, result.num_used, result.has_ties) == (4 / 8, 4, 3, True)
-    assert result.smallest_p == 1 / 8
-    assert wilcoxon_greater([1.0], [1.0]).p == 1.0
-    assert wilcoxon_greater([80.74, 80.75], [80.37, 80.38]).has_ties  # 0.37 twice, but not in floating point
-    with pytest.raises(ValueError, match="no pairs"):
-        wilcoxon_greater([1], [1, 2])
-
-
-def test_wilcoxon_with_ties_equals_counting_all_signs():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        gaps = rng.integers(-3, 5, 7).astype(float)
-        used = gaps[gaps != 0]
-        sizes = np.abs(used)
-        ranks = np.array([np.mean(np.flatnonzero(np.sort(sizes) == size) + 1) for size in sizes])
-        observed = ranks[used > 0].sum()
-        sums = [ranks[np.array(signs) > 0].sum() for signs in itertools.product((0, 1), repeat=len(used))]
-        expected = np.mean(np.array(sums) >= observed - 1e-9)
-        assert wilcoxon_greater(gaps, np.zeros(7)).p == pytest.approx(expected)
-
-
-def test_over_seeds_pairs_runs_of_the_same_seed(tmp_path):
-    root = sweep(tmp_path / "s", {("FedAvg", 0.1): [0.5] * 5, ("FedVG", 0.1): [0.51, 0.52, 0.53, 0.54, 0.55]})
-    report = make_report([root], {"against": "fedvg", "columns": ["alpha"]})
-    (item,) = report.by_seed["CIFAR-10 / ResNet-18"]
-    assert (item.result.p, item.result.num_pairs, item.result.is_significant) == (1 / 32, 5, True)
-    assert "FedVG is significantly better than FedAvg at alpha = 0.1" in "\n".join(conclusions(report))
-
-
-def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
-    text = write(make_report([runs], {"figures": []}), tmp_path / "out").read_text()
-    assert "fewer than five pairs this test cannot reach" in text
-    assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text
-
-
 # --- output --------------------------------------------------------------------------------------------------------
 
 
@@ -393,89 +243,6 @@ def test_report_names_what_is_shared_and_links_its_figures(runs, tmp_path):
         assert (tmp_path / "out" / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
-
-
-def test_command_end_to_end(runs, tmp_path):
-    result = CliRunner().invoke(app, ["report", str(runs)])
-    assert result.exit_code == 0, result.output
-    assert "61.00 ± 1.00 (n=3)" in result.output
-    assert "FedVG is best in 2 of 2 columns" in result.output
-    written = {path.relative_to(runs / "report").as_posix() for path in (runs / "report").rglob("*") if path.is_file()}
-    assert written == {
-        "report.md",
-        "table.csv",
-        "table.tex",
-        "figures/bars.png",
-        "figures/lines.png",
-        "figures/curves.png",
-    }
-    words = [
-        "report",
-        str(runs / "FedAvg-0.1-0"),
-        str(runs / "FedVG-0.1-0"),
-        "--out",
-        str(tmp_path / "two"),
-        "--columns",
-        "alpha",
-    ]
-    result = CliRunner().invoke(app, [*words, "--figure", "bars", "--against", "fedvg", "--metric", "accuracy"])
-    assert result.exit_code == 0, result.output
-    assert "accuracy after the last round" in (tmp_path / "two" / "report.md").read_text()
-    assert len(make_report([runs], {}).runs) == 12  # the report's own folder is no run
-
-
-def test_command_on_published_tables_alone(tmp_path):
-    words = ["report", "--published", MAIN[0], "--published", MAIN[1], "--against", "FedVG"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    assert (
-        "FedVG is significantly better than FedAvg at alpha = 0.05; significantly better than FedAvgM at"
-        in result.output
-    )
-    assert "report:" not in result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere"], "no folder nowhere"),
-        (["."], "no run directory in ."),
-        ([], "give run directories, or --published NAME"),
-        (["small", "--published", "fedvg_table_A33"], "Did you mean 'fedvg_table_A3'"),
-        (["small", "--metric", "best"], "run has no best in"),
-        (["small", "--rows", "metod"], "no run has a label 'metod'. Did you mean 'method'"),
-        (["small", "--columns", "alhpa"], "no run has a label 'alhpa'. Did you mean 'alpha'"),
-        (["small", "--against", "FedVQ"], "report.against: no row 'FedVQ'. Did you mean 'FedVG'"),
-        (["small", "--figure", "pie"], "report.figures"),
-        (["failed"], "none of 1 runs is finished (a failed: client 3 failed"),
-        (["small", "--out", "file/below"], "cannot write the report"),
-    ],
-)
-def test_faults_are_one_message_and_status_2(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    if "small" in words:
-        sweep(tmp_path / "small", {("FedVG", 0.1): [0.5]}, {"figures": []})
-    if "failed" in words:
-        fabricate(tmp_path / "failed" / "a", 0.5, status="FAILED")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(sys, "argv", ["raysim", "report", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_recipes_missing_row_is_a_note(tmp_path):
-    root = sweep(tmp_path / "early", {("FedAvg", 0.1): [0.5]}, {"against": "FedVG", "figures": []})
-    assert "no row 'FedVG'" in write(make_report([root], {}), tmp_path / "out").read_text()
-
-
-def test_report_starts_without_torch():
-    code = "import sys, raysim.__main__, raysim.report.build, raysim.report.document; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 # --- configuration -------------------------------------------------------------------------------------------------
 
 
@@ -518,28 +285,3 @@ def test_a_papers_figure_number_is_its_kind(runs):
     names = ["figure_1", "bars", "figure_3", "curves"]
     made = draw(make_report([runs], {"figures": names}), on_missing=pytest.fail)
     assert list(made) == ["bars", "lines", "curves"]
-
-
-RECIPES = sorted(FOLDER.parents[1].rglob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_recipes_ask_for_reports_that_can_be_made(path):
-    group = parse_report(read_config(path).get("report"), str(path))
-    assert all(published(name) for name in group.published)
-
-
-@pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_6", "figure_8"])
-def test_every_trial_of_a_recipe_finds_its_published_cell(name):
-    path = FOLDER.parent / "fedvg" / f"{name}.yaml"
-    raw = read_config(path)
-    theirs = [cell for table in raw["report"]["published"] for cell in published(table)]
-    found = set()
-    for trial in grid(raw, str(path)):
-        labels = {"method": method_names(trial.raw), **trial.raw["labels"]}
-        del labels["seed"]
-        cell = match(theirs, labels)
-        assert cell is not None, labels
-        found.add(id(cell))
-    if name.startswith("table_A"):
-        assert len(found) == len(theirs)
