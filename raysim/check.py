@@ -58,6 +58,10 @@ def check(raw: Mapping[str, Any], source: str, *, has_room: bool = False) -> Pla
         raise ConfigError(faults, source)
     config = located(config)
     faults += [] if has_room else check_resources(config)
+    if config.report.figures:
+        from raysim.report.drawing import figure_faults  # loads matplotlib: only where figures are named
+
+        faults += figure_faults(config.report.figures)
     plan: Plan | None = None
     try:
         images = _open_set(config, config.data.name)

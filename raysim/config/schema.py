@@ -208,36 +208,6 @@ class CalibrateGroup(Group):
     cuts_b: tuple[Quantile, Quantile] = Field((0.60, 0.80), description="the same of I_B")
 
 
-#: Kinds of figures, and the papers' numbers of them: FedVG's plain, the others' with the paper's name.
-FigureName = Literal[
-    "curves",
-    "bars",
-    "lines",
-    "integration",
-    "imbalance",
-    "strategies",
-    "weights",
-    "norms",
-    "representation",
-    "drift",
-    "agreement",
-    "spectrum",
-    "selection",
-    "figure_1",
-    "figure_3",
-    "figure_5",
-    "figure_7",
-    "figure_8",
-    "figure_9",
-    "figure_A1",
-    "flfa_figure_2",
-    "flfa_figure_3",
-    "flfa_figure_4",
-    "flfa_table_13",
-    "univarfl_figure_1",
-]
-
-
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
@@ -262,8 +232,10 @@ class ReportGroup(Group):
     published: list[str] = Field(
         default_factory=list, description="tables in configs/papers/published, or CSV files of that form"
     )
-    figures: list[FigureName] | None = Field(
-        None, description="which figures; by default bars, lines and curves where they make sense"
+    figures: list[str] | None = Field(
+        None,
+        description="which figures, by the names in raysim/report/drawing.py; by default bars, lines and curves where they "
+        "make sense",
     )
     baseline: str | None = Field(None, description="row that gains are counted from")
     gain: str | None = Field(

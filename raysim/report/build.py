@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raysim.config import ReportGroup, nearest, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.report import figures, inside, selection, traces
 from raysim.report.contents import Extra, Report
 from raysim.report.document import document
+from raysim.report.drawing import captions, draw, figure_faults, kinds
 from raysim.report.gains import GAINS, averages, mean_train_seconds, relative_times, with_gains
 from raysim.report.metrics import Metric
-from raysim.report.panels import NothingToDraw, styles_of
 from raysim.report.published import ACCURACIES, Label, Published, number, published
 from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, find_runs
+from raysim.report.selection import selections
 from raysim.report.significance import over_seeds, over_tables
 from raysim.report.tables import Cell, Table, all_rows, bounds_of, cells_of, make_tables, published_cells, resolve_row
 from raysim.report.targets import costs, percent
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("columns", "ignore", "published", "figures")
-
-#: The papers' figures by kind; FedVG's have no prefix.
-KINDS = {
-    "figure_1": "bars",
-    "figure_3": "lines",
-    "figure_5": "integration",
-    "figure_7": "imbalance",
-    "figure_8": "weights",
-    "figure_9": "strategies",
-    "figure_A1": "norms",
-    "flfa_figure_2": "representation",
-    "flfa_figure_3": "drift",
-    "flfa_figure_4": "agreement",
-    "flfa_table_13": "selection",
-    "univarfl_figure_1": "spectrum",
-}
 
 
 def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
@@ -104,8 +84,8 @@ def make_report(paths: Sequence[Path], given: Mapping[str, Any]) -> Report:
         extras += costs(tables, group.rows, target)
     # Shares of layers have no labels of a set that published ones could be matched by.
     beside = [] if any(run.claimed for run in finished) else beside
-    if "selection" in _kinds(group.figures or ()):
-        extras += selection.selections(tables, group.rows, beside)
+    if "selection" in kinds(group.figures):
+        extras += selections(tables, group.rows, beside)
     differences = changed(finished, theirs, group.published)
     return Report(group, runs, tables, beside, subject, baseline, by_table, by_seed, notes, extras, differences)
 
@@ -127,11 +107,6 @@ def _columns(names: Sequence[str], cells: Sequence[Cell], given: Mapping[str, An
     return [name for name in names if name not in missing]
 
 
-def _kinds(names: Sequence[str]) -> list[str]:
-    """Kinds of figures, each once, behind the names that papers gave them."""
-    return list(dict.fromkeys(KINDS.get(name, name) for name in names))
-
-
 def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
     """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
 
@@ -143,9 +118,9 @@ def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
         sweep = next((path for path in _sweep_files(run.folder) if path.is_file()), None)
         if sweep is None:
             where = run.folder / "config.yaml"
-            sources[str(where)] = parse_report(run.config.get("report"), str(where))
+            sources[str(where)] = _parsed(run.config.get("report"), str(where))
         elif str(sweep) not in sources:
-            sources[str(sweep)] = parse_report(read_config(sweep).get("report"), str(sweep))
+            sources[str(sweep)] = _parsed(read_config(sweep).get("report"), str(sweep))
     merged: dict[str, Any] = {}
     faults = []
     for place, group in sources.items():
@@ -157,7 +132,15 @@ def settings(runs: Sequence[Run], given: Mapping[str, Any]) -> ReportGroup:
                 faults.append(Fault(f"report.{key}", told))
     if faults:
         raise ConfigError(faults, "the recipes of these runs")
-    return parse_report(merged | dict(given), "the command line")
+    return _parsed(merged | dict(given), "the command line")
+
+
+def _parsed(raw: object, source: str) -> ReportGroup:
+    """The `report` group, the names of its figures checked too."""
+    group = parse_report(raw, source)
+    if faults := figure_faults(group.figures or ()):
+        raise ConfigError(faults, source)
+    return group
 
 
 def _sweep_files(folder: Path) -> list[Path]:
@@ -197,62 +180,6 @@ def _with_gains(
         return tables
 
 
-def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
-    """File name -> figure, for the figures asked for.
-
-    Args:
-      on_missing: on_missing(kind, reason) for a figure that the runs do not hold.
-    """
-    tables, group = report.tables, report.group
-    styles = styles_of(all_rows(tables), report.subject)
-    makers: dict[str, Callable[[], dict[str, Figure]]] = {
-        "bars": lambda: {"bars": figures.bars(tables, styles)},
-        "lines": lambda: {"lines": figures.lines(tables, styles)},
-        "integration": lambda: {"integration": figures.integration(tables)},
-        "imbalance": lambda: {"imbalance": figures.imbalance(tables, styles)},
-        "strategies": lambda: {"strategies": figures.strategies(tables)},
-        "weights": lambda: {"weights": traces.weights(tables, client=group.client)},
-        "curves": lambda: _numbered("curves", [partial(traces.curves, table, styles) for table in tables]),
-        "representation": lambda: _numbered(
-            "representation", [partial(inside.representation, table, styles) for table in tables]
-        ),
-        "drift": lambda: _numbered(
-            "drift", [partial(inside.drift_reduction, table, styles, report.baseline) for table in tables]
-        ),
-        "agreement": lambda: {"agreement": inside.agreement(tables)},
-        "spectrum": lambda: _numbered("spectrum", [partial(inside.spectrum, table, styles) for table in tables]),
-        "selection": lambda: _numbered(
-            "selection", [partial(selection.selection, table, styles, report.theirs) for table in tables]
-        ),
-        "norms": lambda: _numbered(
-            "norms", [partial(traces.norms, c, title=n) for n, c in traces.cells_with_norms(tables)]
-        ),
-    }
-    default = ["bars"] + ["lines"] * (figures.numeric_label(tables) is not None) + ["curves"] * bool(report.runs)
-    drawn: dict[str, Figure] = {}
-    asked = default if group.figures is None else group.figures
-    for kind in _kinds(asked):
-        try:
-            drawn |= makers[kind]()
-        except NothingToDraw as reason:
-            on_missing(kind, str(reason))
-    return drawn
-
-
-def _numbered(name: str, makers: Sequence[Callable[[], Figure]]) -> dict[str, Figure]:
-    """name.png for one figure, name_1.png, name_2.png ... for several; those with nothing in them are left out."""
-    drawn = []
-    reason = NothingToDraw(f"no run holds what {name} shows")
-    for make in makers:
-        try:
-            drawn.append(make())
-        except NothingToDraw as why:
-            reason = why
-    if not drawn:
-        raise reason
-    return {name if len(drawn) == 1 else f"{name}_{index + 1}": figure for index, figure in enumerate(drawn)}
-
-
 def write(report: Report, folder: Path) -> Path:
     """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
 
@@ -260,14 +187,14 @@ def write(report: Report, folder: Path) -> Path:
       DataError: the folder cannot be written.
     """
     notes = list(report.notes)
-    drawn = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    figures = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for name, figure in drawn.items():
+        for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(document(report, list(drawn), notes))
+        (folder / "report.md").write_text(document(report, captions(figures), notes))
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

@@ -71,6 +71,14 @@ class Table:
     gain_name: str = ""
     metric: Metric = field(default_factory=lambda: Metric("accuracy"))
 
+    def row_cells(self, row: str) -> dict[Column, Cell]:
+        """The cells that a row has, by column."""
+        return {column: self.cells[row, column] for column in self.columns if (row, column) in self.cells}
+
+    def column_cells(self, column: Column) -> dict[str, Cell]:
+        """The cells that a column has, by row."""
+        return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
+
     @property
     def title(self) -> str:
         return describe(self.labels)

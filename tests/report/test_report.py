@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from raysim.__main__ import app, main
 from raysim.config import Config, parse_config, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError
-from raysim.report.build import draw, make_report, write
+from raysim.report.build import make_report, write
 from raysim.report.document import conclusions
+from raysim.report.drawing import draw, figure_faults
 from raysim.report.published import FOLDER, is_same, match, published
 from raysim.report.render import latex, latex_text, lines_of, markdown, write_csv
 from raysim.report.runs import find_runs, method_names
@@ -526,6 +527,7 @@ RECIPES = sorted(FOLDER.parents[1].rglob("*.yaml"))
 def test_shipped_recipes_ask_for_reports_that_can_be_made(path):
     group = parse_report(read_config(path).get("report"), str(path))
     assert all(published(name) for name in group.published)
+    assert not figure_faults(group.figures or ())
 
 
 @pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_6", "figure_8"])
