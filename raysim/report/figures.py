@@ -75,7 +75,7 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
     """Groups of bars side by side, the axis cut where zero would hide their differences."""
     rows = [row for row in order if any(row in group for group in groups.values())]
     figure, (axes,) = grid(1, width=min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows)))), height=3.2)
-    grouped_bars(axes, list(groups.values()), rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)), single=0.0)
+    grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)), single=0.0)
     cells = [cell for group in groups.values() for cell in group.values()]
     ends = [cell.mean + sign * (cell.std or 0.0) for cell in cells for sign in (-1, 1)]
     ends += [c.published.value for c in cells if c.n and c.published and c.published.value is not None]
@@ -88,31 +88,24 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
 
 
 def grouped_bars(
-    axes: Axes,
-    groups: Sequence[Mapping[str, Cell]],
-    rows: Sequence[str],
-    styles: Styles,
-    *,
-    edge: float,
-    cap: float,
-    single: float,
+    axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles, *, edge: float, cap: float, single: float
 ) -> None:
     """Bars side by side in each group, at its index, with their deviations; a diamond is the published mean.
 
     Args:
-      groups: row -> cell.
       edge: width of the line around a bar. cap: of the ends of a deviation.
       single: deviation of one seed: 0 draws the ends alone, NaN nothing.
     """
     step = BARS / len(rows)
-    for place, row in enumerate(rows):
-        offset, style = (place - (len(rows) - 1) / 2) * step, styles[row]
-        x, cells = zip(*((at + offset, group[row]) for at, group in enumerate(groups) if row in group), strict=True)
+    for index, row in enumerate(rows):
+        offset, style = (index - (len(rows) - 1) / 2) * step, styles[row]
+        places = {at + offset: group[row] for at, group in enumerate(groups.values()) if row in group}
+        x, cells = list(places), list(places.values())
         means = [cell.mean for cell in cells]
         stds = [single if cell.std is None else cell.std for cell in cells]
         axes.bar(x, means, step * 0.92, label=row, color=style.colour, hatch=style.hatch, edgecolor="white", lw=edge)
         axes.errorbar(x, means, stds, fmt="none", ecolor="#777777", elinewidth=1.0, capsize=cap)
-        for at, cell in zip(x, cells, strict=True):
+        for at, cell in places.items():
             if cell.n and cell.published and cell.published.value is not None:
                 value = cell.published.value
                 axes.plot(at, value, "D", markersize=4, color="white", markeredgecolor="black", label="published")

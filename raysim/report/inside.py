@@ -120,8 +120,8 @@ def spectrum(report: Report) -> Iterator[Figure]:
     The axis is logarithmic where they span more than a factor of 20.
     """
     for table in report.tables:
-        lines = measured(table, _last_spectra)
-        panels = [(column_title(table, column), lines[column]) for column in lines]
+        columns = measured(table, _last_spectra)
+        panels = [(column_title(table, column), lines) for column, lines in columns.items()]
         if not panels:
             continue
         figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)

@@ -32,9 +32,8 @@ def curves(report: Report) -> Iterator[Figure]:
     """
     for table in report.tables:
         metric = table.metric
-        lines = measured(table, by_round, metric.column, metric.scale)
-        panels = [(column_title(table, column), lines[column]) for column in lines]
-        if panels:
+        columns = measured(table, by_round, metric.column, metric.scale)
+        if panels := [(column_title(table, column), lines) for column, lines in columns.items()]:
             yield line_figure(table.title, panels, report.styles, ylabel=metric.axis, title_size="large")
 
 
