@@ -50,6 +50,10 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     if config is None:
         raise ConfigError(faults, source)
     faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
+    if config.report.figures:
+        from raysim.report.drawing import figure_faults  # loads matplotlib: only where figures are named
+
+        faults += figure_faults(config.report.figures)
     sets, data_faults = _or_faults(lambda: _open_sets(config))
     faults += data_faults
     if sets is None:

@@ -38,7 +38,7 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/sweep.py": {"ray", "torch", "pydantic"},
     "raysim/engine": {"pydantic", "yaml"},
     "raysim/run_folder.py": {"ray", "torch", "pydantic"},
-    "raysim/report": {"ray", "torch", "pandas"},
+    "raysim/report": {"ray", "torch"},
 }
 TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "command")}
 # Everything in raysim/engine/ray may import Ray.

@@ -4,49 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from raysim.config import ReportGroup, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.report import figures, inside, selection, traces
 from raysim.report.contents import Report
 from raysim.report.document import document
+from raysim.report.drawing import captions, draw, figure_faults, kinds
 from raysim.report.gains import GAINS, averages, relative_times, with_gains
 from raysim.report.metrics import Metric
-from raysim.report.panels import NothingToDraw, styles_of
 from raysim.report.published import ACCURACIES, Label, published
 from raysim.report.recipes import changed
 from raysim.report.render import latex, write_csv
 from raysim.report.runs import Run, Settings, find_runs
+from raysim.report.selection import selections
 from raysim.report.significance import over_seeds, over_tables, pairs_of
-from raysim.report.tables import ACCURACY, all_rows, cells_of, make_tables, published_cells, row_of
+from raysim.report.tables import ACCURACY, cells_of, make_tables, published_cells, row_of
 from raysim.report.targets import costs, target_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
 #: Settings of the group that are lists; several sweeps join theirs.
 LISTS = ("columns", "ignore", "published", "figures")
-
-#: The papers' figures by kind; FedVG's have no prefix.
-KINDS = {
-    "figure_1": "bars",
-    "figure_3": "lines",
-    "figure_5": "integration",
-    "figure_7": "imbalance",
-    "figure_8": "weights",
-    "figure_9": "strategies",
-    "figure_A1": "norms",
-    "flfa_figure_2": "representation",
-    "flfa_figure_3": "drift",
-    "flfa_figure_4": "agreement",
-    "flfa_table_13": "selection",
-    "univarfl_figure_1": "spectrum",
-}
 
 
 @dataclass(frozen=True)
@@ -125,8 +105,8 @@ def make_report(paths: Sequence[Path], given: Settings) -> Report:
         extras += costs(tables, group.rows, target)
     if any(run.claimed for run in finished):
         beside = []  # shares of layers have no labels of a set that published ones could be matched by
-    if "selection" in _kinds(group.figures or ()):
-        extras += selection.selections(tables, group.rows, beside)
+    if "selection" in kinds(group.figures):
+        extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
     return Report(
         group=group,
@@ -151,11 +131,6 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
     return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
 
 
-def _kinds(names: Sequence[str]) -> list[str]:
-    """Kinds of figures, each once, behind the names that papers gave them."""
-    return list(dict.fromkeys(KINDS.get(name, name) for name in names))
-
-
 def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
     """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
 
@@ -173,7 +148,7 @@ def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
     merged: dict[str, Any] = {}
     faults = []
     for place, raw in sources.items():
-        for key, value in parse_report(raw, str(place)).model_dump(exclude_defaults=True).items():
+        for key, value in _parsed(raw, str(place)).model_dump(exclude_defaults=True).items():
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:
@@ -181,63 +156,15 @@ def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
                 faults.append(Fault(f"report.{key}", message))
     if faults:
         raise ConfigError(faults, "the recipes of these runs")
-    return parse_report({**merged, **given}, "the command line")
+    return _parsed({**merged, **given}, "the command line")
 
 
-def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
-    """File name -> figure, for the figures asked for.
-
-    Args:
-      on_missing: on_missing(kind, reason) for a figure that the runs do not hold.
-    """
-    tables, group = report.tables, report.group
-    styles = styles_of(all_rows(tables), report.subject)
-    makers: dict[str, Callable[[], dict[str, Figure]]] = {
-        "bars": lambda: {"bars": figures.bars(tables, styles)},
-        "lines": lambda: {"lines": figures.lines(tables, styles)},
-        "integration": lambda: {"integration": figures.integration(tables)},
-        "imbalance": lambda: {"imbalance": figures.imbalance(tables, styles)},
-        "strategies": lambda: {"strategies": figures.strategies(tables)},
-        "weights": lambda: {"weights": traces.weights(tables, client=group.client)},
-        "curves": lambda: _numbered("curves", [partial(traces.curves, table, styles) for table in tables]),
-        "representation": lambda: _numbered(
-            "representation", [partial(inside.representation, table, styles) for table in tables]
-        ),
-        "drift": lambda: _numbered(
-            "drift", [partial(inside.drift_reduction, table, styles, report.baseline) for table in tables]
-        ),
-        "agreement": lambda: {"agreement": inside.agreement(tables)},
-        "spectrum": lambda: _numbered("spectrum", [partial(inside.spectrum, table, styles) for table in tables]),
-        "selection": lambda: _numbered(
-            "selection", [partial(selection.selection, table, styles, report.theirs) for table in tables]
-        ),
-        "norms": lambda: _numbered(
-            "norms", [partial(traces.norms, c, title=n) for n, c in traces.cells_with_norms(tables)]
-        ),
-    }
-    default = ["bars"] + ["lines"] * (figures.numeric_label(tables) is not None) + ["curves"] * bool(report.runs)
-    drawn: dict[str, Figure] = {}
-    asked = default if group.figures is None else group.figures
-    for kind in _kinds(asked):
-        try:
-            drawn |= makers[kind]()
-        except NothingToDraw as reason:
-            on_missing(kind, str(reason))
-    return drawn
-
-
-def _numbered(name: str, makers: Sequence[Callable[[], Figure]]) -> dict[str, Figure]:
-    """name.png for one figure, name_1.png, name_2.png ... for several; those with nothing in them are left out."""
-    drawn = []
-    reason = NothingToDraw(f"no run holds what {name} shows")
-    for make in makers:
-        try:
-            drawn.append(make())
-        except NothingToDraw as why:
-            reason = why
-    if not drawn:
-        raise reason
-    return {name if len(drawn) == 1 else f"{name}_{index + 1}": figure for index, figure in enumerate(drawn)}
+def _parsed(raw: object, source: str) -> ReportGroup:
+    """The `report` group, the names of its figures checked too."""
+    group = parse_report(raw, source)
+    if faults := figure_faults(group.figures or ()):
+        raise ConfigError(faults, source)
+    return group
 
 
 def write(report: Report, folder: Path) -> Path:
@@ -247,14 +174,14 @@ def write(report: Report, folder: Path) -> Path:
       DataError: the folder cannot be written.
     """
     notes = list(report.notes)
-    drawn = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    figures = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for name, figure in drawn.items():
+        for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(document(report, list(drawn), notes))
+        (folder / "report.md").write_text(document(report, captions(figures), notes))
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

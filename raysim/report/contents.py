@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from raysim.config import ReportGroup
 from raysim.report.metrics import Metric
+from raysim.report.panels import Styles, styles_of
 from raysim.report.published import Published
 from raysim.report.render import Line
 from raysim.report.runs import Run
 from raysim.report.significance import Comparison
-from raysim.report.tables import Cell, Table
+from raysim.report.tables import Cell, Table, all_rows
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,8 @@ class Report:
     @property
     def cells(self) -> list[Cell]:
         return [cell for table in self.tables for cell in table.cells.values()]
+
+    @cached_property
+    def styles(self) -> Styles:
+        """How each row is drawn, in all figures alike; the subject's line is thicker."""
+        return styles_of(all_rows(self.tables), self.subject)

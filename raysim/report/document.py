@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raysim.report import statement
 from raysim.report.contents import Report
@@ -22,30 +22,14 @@ ESSENTIAL = {
 SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
 GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "methods", "on_nonfinite")
 
-CAPTIONS = {
-    "bars": "Means; error bars are the standard deviation, a diamond is the published mean.",
-    "lines": "The metric as heterogeneity grows from left to right; shaded: standard deviation.",
-    "integration": "Base methods dashed, with the addition solid; shaded: standard deviation (grey: base method).",
-    "imbalance": "Accuracy over the class imbalance ratio of the validation set; shaded: standard deviation.",
-    "strategies": "Strategies of aggregation; error bars are the standard deviation.",
-    "weights": "Aggregation weight of each client; dotted: equal weights.",
-    "curves": "By round, on the test set; shaded: standard deviation over seeds.",
-    "representation": "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
-    "drift": "By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.",
-    "agreement": "How many layers have which agreement S of the updates in the first round, all seeds together; g1 of each.",
-    "spectrum": "Singular values of the global classifier's weight, relative to the largest, when last logged.",
-    "selection": "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
-    "norms": "Gradient norms, client by layer, at the first and the last round that logged them.",
-}
 
-
-def document(report: Report, figures: Sequence[str], notes: Sequence[str]) -> str:
-    """The whole report as Markdown."""
+def document(report: Report, figures: Mapping[str, str], notes: Sequence[str]) -> str:
+    """The whole report as Markdown; figures: file name -> caption."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
     parts += [_settings(report), _tables(report), *_extras(report), _significance(report)]
     if figures:
         parts.append("## Figures\n")
-        parts += [f"![{name}](figures/{name}.png)\n\n{CAPTIONS[name.split('_')[0]]}\n" for name in figures]
+        parts += [f"![{name}](figures/{name}.png)\n\n{caption}\n" for name, caption in figures.items()]
     parts += [_missing(report), _environments(report)]
     if notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n")

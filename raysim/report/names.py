@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from raysim.report.published import is_same
 
@@ -38,7 +37,7 @@ _RESNET18 = {"name": "resnet18"}
 
 #: Printed name -> settings of `model`, one of which has to hold; `name` alone where the paper's words say no more. What a
 #: recipe sets beyond them is compared where a published number stands beside a run, see `raysim.report.recipes`.
-NETWORKS: dict[str, tuple[Mapping[str, Any], ...]] = {
+NETWORKS: dict[str, tuple[Mapping[str, object], ...]] = {
     "MobileNetV2": ({"name": "mobilenetv2"},),
     "ResNet-18": (_RESNET18,),
     "ResNet-50": ({"name": "resnet50"},),
@@ -57,13 +56,13 @@ def is_set(printed: object, name: object) -> bool:
     return known is None or name in known
 
 
-def is_network(printed: object, model: Mapping[str, Any]) -> bool:
+def is_network(printed: object, model: Mapping[str, object]) -> bool:
     """Whether the settings of a model are those of the network that a paper prints; true for a name that none prints."""
     known = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
     return known is None or any(_holds(choice, model) for choice in known)
 
 
-def _holds(choice: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+def _holds(choice: Mapping[str, object], model: Mapping[str, object]) -> bool:
     return all(
         model.get(key) is not None if value is GIVEN else model.get(key) == value for key, value in choice.items()
     )

@@ -1,15 +1,17 @@
-"""What all figures share: colours, a grid of panels, a legend outside them, and when there is nothing to draw."""
+"""What all figures share: colours, a grid of panels, bands, and a legend below them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -17,9 +19,8 @@ MARKERS = "osD^vP*X"
 HATCHES = ("", "///", "...", "xxx")
 DASHES = ("-", "--", ":", "-.")
 
-
-class NothingToDraw(Exception):
-    """The runs do not hold what a figure shows; the message says what is missing."""
+#: Panels of one figure; more cannot be read on a page.
+MOST_PANELS = 12
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,26 @@ class Style:
     width: float = 1.4
 
 
+Styles = Mapping[str, Style]
+
+
 def styles_of(rows: Sequence[str], strong: str | None = None) -> dict[str, Style]:
     """A style per row: seven colours, then the same ones dashed and hatched. `strong` has a thicker line."""
-    turns = [divmod(index, len(COLOURS)) for index in range(len(rows))]
-    return {
-        row: Style(
+    styles = {}
+    for index, row in enumerate(rows):
+        turn, colour = divmod(index, len(COLOURS))
+        styles[row] = Style(
             COLOURS[colour],
             MARKERS[(colour + turn) % len(MARKERS)],
             HATCHES[turn % len(HATCHES)],
             DASHES[turn % len(DASHES)],
             2.4 if row == strong else 1.4,
         )
-        for row, (turn, colour) in zip(rows, turns, strict=True)
-    }
+    return styles
 
 
 def grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, at most `across` in a row, without empty ones."""
-    if not count:
-        raise NothingToDraw("there is nothing to compare")
+    """A figure with so many panels (at least one), at most `across` in a row, without empty ones."""
     columns = min(across, count)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(4.6, width * columns), height * rows), layout="constrained")
@@ -65,10 +67,9 @@ def grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5
 
 def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None) -> None:
     """One legend for all panels, with each name once, below them: the figure grows by its height."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Artist] = {}
     for axes in panels:
-        handles, names = axes.get_legend_handles_labels()
-        for handle, name in zip(handles, names, strict=True):
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
     if not entries:
         return
@@ -85,16 +86,20 @@ def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None)
 
 def band(axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[float | None], colour: str) -> None:
     """The shaded standard deviation; nothing where there is none."""
-    low = [m - s if s is not None else np.nan for m, s in zip(mean, std, strict=True)]
-    high = [m + s if s is not None else np.nan for m, s in zip(mean, std, strict=True)]
-    if not np.isnan(low).all():
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    centre, spread = np.array(mean, dtype=float), np.array(std, dtype=float)  # None becomes NaN
+    if not np.isnan(spread).all():
+        axes.fill_between(x, centre - spread, centre + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def wrap(words: str, width: int = 34) -> str:
-    import textwrap
+    """The words in lines of at most so many letters; a longer word stays whole."""
+    return textwrap.fill(words, width, break_long_words=False)
 
-    return "\n".join(textwrap.wrap(words, width, break_long_words=False)) or words
+
+def rounds_below(axes: Axes) -> None:
+    """Whole numbers of rounds along the horizontal axis."""
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
@@ -109,15 +114,15 @@ def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
 
 def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:
     """The given values as ticks, largest on the left; logarithmic if they span more than a factor of 20."""
-    from matplotlib.ticker import NullLocator
-
     places = np.array(sorted(values))
-    if places[0] > 0 and places[-1] / places[0] > 20:
+    names = [f"{value:g}" for value in places]
+    is_log = places[0] > 0 and places[-1] / places[0] > 20
+    if is_log:
         axes.set_xscale("log")
-        places = np.log(places)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
-    if len(values) > 1:
+    axes.set_xticks(places, names)
+    if len(places) > 1:
         axes.invert_xaxis()
-        is_crowded = np.diff(places).min() < 0.1 * (places[-1] - places[0])
+        distances = np.diff(np.log(places) if is_log else places)
+        is_crowded = distances.min() < 0.1 * distances.sum()
         axes.tick_params(axis="x", labelrotation=60 if is_crowded else 0)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from raysim.report import figures, traces
-from raysim.report.build import draw, make_report, write
-from raysim.report.panels import NothingToDraw, styles_of
+from raysim.core.errors import ConfigError
+from raysim.report.build import make_report, write
+from raysim.report.drawing import FIGURES, NAMES, captions, draw
+from raysim.report.panels import styles_of
 from raysim.report.tables import all_rows
 from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 
@@ -116,8 +117,8 @@ def test_weights_make_the_balanced_client_bold(tmp_path):
     assert [line.get_linewidth() > 2 for line in lines] == [False, True, False, False, False]
     assert lines[1].get_label() == "client 1"
     assert np.sum([line.get_ydata() for line in lines], axis=0) == pytest.approx(np.ones(10))
-    report = make_report([tmp_path], {})
-    chosen = traces.weights(report.tables, client=3).axes[0].lines
+    _, made, _ = drawn([tmp_path], {"figures": ["weights"], "client": 3})
+    chosen = made["weights"].axes[0].lines
     assert [line.get_linewidth() > 2 for line in chosen[:5]] == [False, False, False, True, False]
 
 
@@ -158,6 +159,29 @@ def test_many_rows_keep_apart_and_the_legend_outside(tmp_path):
 
 
 def test_lines_need_numbers(tmp_path):
-    (table,) = make_report([sweep(tmp_path / "x", {("a", "low"): [0.5], ("a", "high"): [0.6]})], {}).tables
-    with pytest.raises(NothingToDraw):
-        figures.lines([table], styles_of(["a"]))
+    runs = sweep(tmp_path / "x", {("a", "low"): [0.5], ("a", "high"): [0.6]})
+    _, made, missing = drawn([runs], {"figures": ["lines"]})
+    assert not made
+    assert missing == {"lines": "no column label has two numbers or more"}
+
+
+def test_every_name_of_a_figure_is_of_one_kind():
+    names = [name for own, kind in FIGURES.items() for name in (own, *kind.papers)]
+    assert len(set(names)) == len(names) == len(NAMES)
+    assert captions(["norms_2", "bars"]) == {"norms_2": FIGURES["norms"].caption, "bars": FIGURES["bars"].caption}
+
+
+def test_unknown_figures_are_faults_with_the_nearest_name(runs):
+    with pytest.raises(ConfigError, match="2 faults in the command line") as caught:
+        make_report([runs], {"figures": ["curve", "bars", "flfa_figure_5"]})
+    first, second = caught.value.faults
+    assert (first.key, second.key) == ("report.figures.0", "report.figures.2")
+    assert first.message.startswith("unknown figure 'curve'. Did you mean 'curves'? Known: agreement, ")
+    assert "Did you mean 'flfa_figure_" in second.message
+
+
+def test_an_unknown_figure_of_a_sweep_is_a_fault_of_its_file(tmp_path):
+    root = sweep(tmp_path / "x", {("a", 0.1): [0.5]}, {"figures": ["pie"]})
+    with pytest.raises(ConfigError, match=r"sweep\.yaml") as caught:
+        make_report([root], {"figures": ["bars"]})
+    assert [fault.key for fault in caught.value.faults] == ["report.figures.0"]

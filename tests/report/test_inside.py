@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import ConfigError
-from raysim.report.build import draw, make_report, write
+from raysim.report.build import make_report, write
+from raysim.report.drawing import draw
 from raysim.report.gains import base_of
 from raysim.report.published import FOLDER
 from raysim.report.render import PUBLISHED, lines_of

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from raysim.__main__ import app
 from raysim.core.errors import ConfigError, DataError
-from raysim.report.build import draw, make_report, write
+from raysim.report.build import make_report, write
 from raysim.report.document import conclusions
+from raysim.report.drawing import draw
 from raysim.report.metrics import Metric
 from raysim.report.render import HOLM, PUBLISHED, lines_of, p_values
 from raysim.report.runs import find_runs

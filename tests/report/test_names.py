@@ -10,8 +10,9 @@ import pytest
 
 from raysim.config import Config, read_config
 from raysim.core.errors import DataError
-from raysim.report.build import draw, make_report
+from raysim.report.build import make_report
 from raysim.report.document import conclusions, document
+from raysim.report.drawing import draw
 from raysim.report.published import FOLDER, published
 from raysim.report.recipes import changed
 from raysim.report.runs import Run, label, misnamed

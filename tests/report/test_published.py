@@ -7,6 +7,7 @@ import pytest
 from raysim.config import parse_report, read_config
 from raysim.core.errors import ConfigError
 from raysim.report.build import make_report
+from raysim.report.drawing import figure_faults
 from raysim.report.published import FOLDER, is_same, match, published
 from raysim.report.render import lines_of
 from raysim.report.runs import method_names
@@ -75,6 +76,7 @@ RECIPES = sorted(FOLDER.parents[1].rglob("*.yaml"))
 def test_shipped_recipes_ask_for_reports_that_can_be_made(path):
     group = parse_report(read_config(path).get("report"), str(path))
     assert all(published(name) for name in group.published)
+    assert not figure_faults(group.figures or ())
 
 
 @pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_6", "figure_8"])

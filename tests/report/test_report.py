@@ -9,8 +9,9 @@ import pytest
 
 from raysim.config import Config, parse_config
 from raysim.core.errors import ConfigError, DataError
-from raysim.report.build import draw, make_report, write
+from raysim.report.build import make_report, write
 from raysim.report.document import conclusions
+from raysim.report.drawing import draw
 from raysim.report.published import published
 from raysim.report.render import latex, latex_text, lines_of, markdown, write_csv
 from raysim.report.runs import find_runs
