@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from methods.feedback import feedback_layers
+from methods.flfa import Spans, update_norms
+from methods.moments import mean_gradient
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, LayerOp, ServerView
 from raysim.core.weights import normalised
-from raysim.training.model import cross_entropy, seed_global_stream
+from raysim.training.model import seed_global_stream
 
 
 def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
@@ -33,9 +34,8 @@ def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Ten
     """
     plain = other = torch.zeros_like(client.params)
     if client.num_steps > 0:  # without a step there may be too few examples for a gradient
-        plain = mean_gradient(client)
-        with client.model.overridden(ops):
-            other = mean_gradient(client)
+        plain = _gradient(client, {})
+        other = _gradient(client, ops)
     known = feedback_layers(client.layout)
     inside = [index for index, name in enumerate(known) if name in ops]
     weights = [client.layout.view(client.params, leaf) for leaf in known.values()]
@@ -48,19 +48,15 @@ def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Ten
     }
 
 
-def mean_gradient(client: ClientView) -> Tensor:
-    """[num_params]: gradient of the mean cross-entropy over the client's examples where it stands, in training mode.
+def _gradient(client: ClientView, ops: Mapping[str, LayerOp]) -> Tensor:
+    """`mean_gradient` where the client stands, with some layers done otherwise, in training mode.
 
     Dropout draws the same masks each time, and what is drawn after it is left alone.
     """
     devices = [client.params.device] if client.params.device.type == "cuda" else []
-    total = torch.zeros_like(client.params)
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), client.model.overridden(ops):
         seed_global_stream(client.generator.initial_seed(), client.params.device)
-        for batch in client.batches():
-            gradient = client.model.gradient(cross_entropy, client.params, batch)
-            total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
-    return total
+        return mean_gradient(client, client.params)
 
 
 def log_feedback(server: ServerView) -> None:
@@ -85,11 +81,11 @@ def distances_to_mean(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
     spans = [(leaf.offset, leaf.end) for leaf in leaves]
     uniform = normalised(server.is_active.double())
     mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    return torch.stack(server.map_updates(update_distance, {"spans": spans, "mean": mean.float()}))
+    return torch.stack(server.map_updates(update_distance, (spans, mean.float())))
 
 
-def update_distance(update: Tensor, shared: dict[str, Any]) -> Tensor:
+def update_distance(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
     """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
-    gap = update - shared["mean"]
-    norms = [torch.linalg.vector_norm(gap[start:end], dtype=torch.float64) for start, end in shared["spans"]]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    spans, mean = spans_and_mean
+    distance: Tensor = torch.linalg.vector_norm(update_norms(update - mean, spans))
+    return distance

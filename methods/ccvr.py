@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.moments import class_covariances, class_means, local_features, one_thread, unpack_symmetric
-from raysim.core.layout import Layout, Leaf
+from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
+from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.options import warn_of_ignored
 
 #: What fed-mammoth adds to every variance.
 MAMMOTH_VARIANCE = 1e-8
+
+#: values (n, d) float32 and labels (n,) int64.
+FeatureSet = tuple[Tensor, Tensor]
 
 
 def ccvr(
@@ -75,7 +78,7 @@ def ccvr(
     is_diagonal = covariance == "diagonal"
 
     def init(params: Tensor, layout: Layout) -> State:
-        _head(layout)
+        linear_head(layout, "ccvr")
         return {}
 
     def report(client: ClientView) -> dict[str, Tensor]:
@@ -89,8 +92,9 @@ def ccvr(
             "covariances": covariances.float(),
         }
 
+    @one_thread()
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        head = _head(server.layout)
+        head = linear_head(server.layout, "ccvr")
         counts, means = server.report["counts"], server.report["means"]
         counts = torch.where(counts >= smallest, counts, 0)
         covariances = server.report["covariances"].double()
@@ -102,25 +106,22 @@ def ccvr(
             covariances = covariances + MAMMOTH_VARIANCE
         now, classes = server.start + update, counts.shape[1]
 
-        def drawn() -> tuple[Tensor, Tensor]:
+        def drawn() -> FeatureSet:
             sizes = torch.full((classes,), num_samples)
             if is_mammoth:
                 sizes = random_sizes(num_samples * classes, classes, server.generator)
             return draw_features(counts, means, covariances, sizes, server.generator)
 
-        with one_thread():
-            trained = train_head(
-                [server.layout.view(now, leaf) for leaf in head],
-                (drawn() for _ in range(epochs)) if is_mammoth else repeat(drawn(), epochs),
-                epochs=epochs,
-                lr=lr,
-                momentum=momentum,
-                batch_size=batch_size,
-                num_batches=classes if is_mammoth else None,
-                is_cosine=schedule == "cosine",
-                is_normalised=loss == "normalised",
-                generator=server.generator,
-            )
+        trained = train_head(
+            [server.layout.view(now, leaf) for leaf in head],
+            (drawn() for _ in range(epochs)) if is_mammoth else repeat(drawn(), epochs),
+            rates=learning_rates(lr, epochs, schedule),
+            momentum=momentum,
+            batch_size=batch_size,
+            num_batches=classes if is_mammoth else None,
+            is_normalised=loss == "normalised",
+            generator=server.generator,
+        )
         update = update.clone()
         for leaf, value in zip(head, trained, strict=True):
             server.layout.view(update, leaf).copy_(value - server.layout.view(server.start, leaf))
@@ -154,13 +155,12 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
     weights = counts.double() / total.clamp_min(1)
     mean = (weights[:, :, None] * means).sum(0)
     pooled = torch.zeros_like(covariances[0])
+    shape = (-1,) + (1,) * (pooled.dim() - 1)
     for count, own_mean, own in zip(counts, means, covariances, strict=True):
         centred = own_mean - mean
-        is_matrix = own.dim() == 3
-        between = centred[:, :, None] * centred[:, None, :] if is_matrix else centred.square()
-        shape = (-1, 1, 1) if is_matrix else (-1, 1)
+        between = centred[:, :, None] * centred[:, None, :] if own.dim() == 3 else centred.square()
         pooled += (count - 1).clamp_min(0).view(shape) * own + count.view(shape) * between
-    return total, mean, pooled / (total - 1).clamp_min(1).view((-1,) + (1,) * (pooled.dim() - 1))
+    return total, mean, pooled / (total - 1).clamp_min(1).view(shape)
 
 
 def random_sizes(count: int, num_classes: int, generator: torch.Generator) -> Tensor:
@@ -171,7 +171,7 @@ def random_sizes(count: int, num_classes: int, generator: torch.Generator) -> Te
 
 def draw_features(
     counts: Tensor, means: Tensor, covariances: Tensor, sizes: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+) -> FeatureSet:
     """Features of each class that anybody has, from a mixture of G Gaussians with weights in proportion to the counts.
 
     Args:
@@ -183,15 +183,14 @@ def draw_features(
     values, labels = [], []
     for label, size in enumerate(sizes.tolist()):
         mixture = counts[:, label].double()
-        if not size or not bool(mixture.sum() > 0):
+        if not size or not bool(mixture.any()):
             continue
         chosen = torch.multinomial(mixture, size, replacement=True, generator=generator)
         noise = torch.randn(size, means.shape[2], dtype=torch.float64, generator=generator)
-        for component in chosen.unique().tolist():
-            mine = chosen == component
-            spread = _spread(noise[mine], covariances[component, label])
+        for component in sorted(set(chosen.tolist())):
+            spread = _spread(noise[chosen == component], covariances[component, label])
             values.append(means[component, label] + spread)
-            labels.append(torch.full((int(mine.sum()),), label))
+            labels.append(torch.full((len(spread),), label))
     if not values:
         return torch.zeros(0, means.shape[2]), torch.zeros(0, dtype=torch.int64)
     return torch.cat(values).float(), torch.cat(labels)
@@ -202,37 +201,41 @@ def _spread(noise: Tensor, covariance: Tensor) -> Tensor:
     if covariance.dim() == 1:
         return noise * covariance.clamp_min(0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)
-    return (noise * values.clamp_min(0).sqrt()) @ vectors.T
+    rows: Tensor = (noise * values.clamp_min(0).sqrt()) @ vectors.T
+    return rows
+
+
+def learning_rates(lr: float, epochs: int, schedule: str) -> list[float]:
+    """The rate of each epoch: lr, or with "cosine" lr (1 + cos(pi e / E)) / 2 in epoch e of E."""
+    is_cosine = schedule == "cosine"
+    return [lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 if is_cosine else lr for epoch in range(epochs)]
 
 
 def train_head(
     head: Sequence[Tensor],
-    sets: Iterable[tuple[Tensor, Tensor]],
+    sets: Iterable[FeatureSet],
     *,
-    epochs: int,
-    lr: float,
+    rates: Sequence[float],
     momentum: float,
     batch_size: int,
     num_batches: int | None = None,
-    is_cosine: bool,
     is_normalised: bool,
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """SGD on features, each epoch in a fresh order; with `is_cosine` epoch e runs at lr (1 + cos(pi e / E)) / 2.
+    """SGD on features, each epoch in a fresh order.
 
     Args:
       head: weight (classes, d) and, if there is one, bias (classes,).
-      sets: (values (n, d), labels (n,)) of each epoch.
+      sets: features of each epoch; rates: its learning rate.
       num_batches: steps an epoch, whatever n is: what is left over is not used, and an empty batch has no gradient but
         is a step of the momentum. None: all features once.
     Returns:
       the trained head; `head` is not modified.
     """
     trained = [value.detach().clone().requires_grad_() for value in head]
-    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum)
-    for epoch, (values, labels) in enumerate(sets):
-        if is_cosine:
-            optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+    optimizer = torch.optim.SGD(trained, momentum=momentum)
+    for rate, (values, labels) in zip(rates, sets, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
         if not len(labels):
             continue
         order = torch.randperm(len(labels), generator=generator)
@@ -243,14 +246,6 @@ def train_head(
             if is_normalised:
                 logits = logits / (0.1 * logits.norm(dim=1, keepdim=True).clamp_min(1e-7))
             optimizer.zero_grad()
-            F.cross_entropy(logits, labels[rows]).backward()
+            torch.autograd.backward(F.cross_entropy(logits, labels[rows]))
             optimizer.step()
     return [value.detach() for value in trained]
-
-
-def _head(layout: Layout) -> list[Leaf]:
-    """Weight and, if there is one, bias of the classifier layer."""
-    leaves = [leaf for leaf in layout.params if leaf.is_head and leaf.is_shared]
-    if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
-        raise ValueError("ccvr: the head must be one linear layer that is trained and shared")
-    return leaves

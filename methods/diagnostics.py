@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,9 +65,9 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     chosen = frozenset(CHEAP if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:
-        found = [words for name, words in _missing(layout).items() if name in chosen]
-        if found:
-            raise ValueError(f"diagnostics: {'; '.join(found)}; choose others with `measures`")
+        reasons = [reason for name, reason in _missing(layout).items() if name in chosen]
+        if reasons:
+            raise ValueError(f"diagnostics: {'; '.join(reasons)}; choose others with `measures`")
         return {}
 
     def is_due(round_index: int) -> bool:
@@ -82,12 +83,12 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return ops
 
     def report(client: ClientView) -> dict[str, Tensor | Vector]:
-        found: dict[str, Tensor | Vector] = {}
+        values: dict[str, Tensor | Vector] = {}
         if "gradient" in client.scratch:
-            found["gradient"] = Vector(client.scratch["gradient"])
+            values["gradient"] = Vector(client.scratch["gradient"])
         if is_due(client.round_index) and client.scratch.get("ops"):
-            found |= feedback_of(client, client.scratch["ops"])
-        return found
+            values |= feedback_of(client, client.scratch["ops"])
+        return values
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
@@ -107,8 +108,10 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if is_due(server.round_index):
             if "spectrum" in chosen:
+                leaf = _classifier(server.layout)
+                assert leaf is not None  # `init` has seen to it
                 with one_thread():  # the same digits wherever the server runs
-                    values = torch.linalg.svdvals(_classifier(server.layout, server.params).double())
+                    values = torch.linalg.svdvals(server.layout.view(server.params, leaf).double())
                 server.log("singular_values", values)
                 server.log("effective_rank", effective_rank(values))
             if "features" in chosen:
@@ -131,17 +134,17 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
 def _missing(layout: Layout) -> dict[str, str]:
     """Measure -> why this layout does not have it."""
-    found = {}
+    reasons = {}
     if not any(leaf.is_shared for leaf in layout.params):
-        found["drift"] = "no parameter is shared, so there is no update to compare"
-        found["gradient"] = "no parameter is shared, so there is no global gradient"
+        reasons["drift"] = "no parameter is shared, so there is no update to compare"
+        reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
-        found["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
-    if _classifier_leaf(layout) is None:
-        found["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
+        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+    if _classifier(layout) is None:
+        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
     if any(not leaf.is_head for leaf in layout.personal):
-        found["features"] = "layers below the classifier are personal, so the global model has no features"
-    return found
+        reasons["features"] = "layers below the classifier are personal, so the global model has no features"
+    return reasons
 
 
 def _shared_layers(layout: Layout) -> dict[str, Leaf]:
@@ -149,15 +152,8 @@ def _shared_layers(layout: Layout) -> dict[str, Leaf]:
     return {name: leaf for name, leaf in feedback_layers(layout).items() if leaf.is_shared}
 
 
-def _classifier_leaf(layout: Layout) -> Leaf | None:
+def _classifier(layout: Layout) -> Leaf | None:
     return next((leaf for leaf in layout.params if leaf.is_head and leaf.is_shared and len(leaf.shape) == 2), None)
-
-
-def _classifier(layout: Layout, params: Tensor) -> Tensor:
-    """(classes, width): the classifier's weight in a vector of parameters."""
-    leaf = _classifier_leaf(layout)
-    assert leaf is not None
-    return layout.view(params, leaf)
 
 
 def local_drift(server: ServerView) -> float:
@@ -181,8 +177,7 @@ def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
     total, count = torch.zeros_like(client.start), 0
     for images, labels in client.batches():
         for start, end in batch_bounds(len(labels), client.batch_size, skip_single=skip_single):
-            found = gradient(client.start, Batch(images[start:end], labels[start:end]))
-            total.add_(found, alpha=end - start)
+            total.add_(gradient(client.start, Batch(images[start:end], labels[start:end])), alpha=end - start)
             count += end - start
     return total.div_(max(1, count))
 
@@ -219,34 +214,26 @@ def separation(server: ServerView) -> dict[str, float]:
     and separability = inter / intra. Not a number where there is one class, or no distance inside the classes.
     """
     num_classes = server.class_counts.shape[1]
-    first = server.map_features(class_sums, {"classes": num_classes})
-    if not first:
+    slices = server.map_features(class_sums, num_classes)
+    if not slices:
         return {}
-    sums, counts = (_added([part[name] for part in first]) for name in ("sums", "counts"))
+    # Added in the order of the slices, so that the rounding is always the same.
+    sums, counts = (functools.reduce(torch.add, parts) for parts in zip(*slices, strict=True))
     means = sums / counts.clamp_min(1)[:, None]
-    inside = _added(server.map_features(distances_to_means, {"means": means}))
+    inside = functools.reduce(torch.add, server.map_features(distances_to_means, means))
     known = means[counts > 0]
     intra = float(inside / counts.sum())
     inter = float(torch.pdist(known).mean()) if len(known) > 1 else math.nan
     return {"intra": intra, "inter": inter, "separability": inter / intra if intra > 0 else math.nan}
 
 
-def class_sums(features: Tensor, labels: Tensor, shared: dict[str, Any]) -> dict[str, Tensor]:
-    """sums (classes, width) float64 and counts (classes,) of one slice."""
-    sums = torch.zeros(shared["classes"], features.shape[1], dtype=torch.float64, device=features.device)
-    counts = torch.bincount(labels, minlength=shared["classes"])
-    return {"sums": sums.index_add_(0, labels, features.double()), "counts": counts}
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sums (classes, width) float64 and counts (classes,) of one slice."""
+    sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64, device=features.device)
+    return sums.index_add_(0, labels, features.double()), torch.bincount(labels, minlength=num_classes)
 
 
-def distances_to_means(features: Tensor, labels: Tensor, shared: dict[str, Any]) -> Tensor:
-    """float64 scalar: the sum over one slice of each feature's distance to the mean of its class."""
-    gaps = features.double() - shared["means"][labels]
-    return torch.linalg.vector_norm(gaps, dim=1).sum()
-
-
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    """The sum in the order of the slices, so that its rounding is always the same."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
+def distances_to_means(features: Tensor, labels: Tensor, means: Tensor) -> Tensor:
+    """float64 scalar: the sum over one slice of each feature's distance to the mean of its class, (classes, width)."""
+    distances: Tensor = torch.linalg.vector_norm(features.double() - means[labels], dim=1)
+    return distances.sum()

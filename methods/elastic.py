@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def elastic(
     loss: LossFn = cross_entropy if signal == "loss" else output_norm
     by_element = granularity == "element"
 
-    def report(client: ClientView) -> dict[str, Any]:
+    def report(client: ClientView) -> dict[str, Tensor | Vector]:
         layout = client.layout
         mean = torch.zeros_like(client.start) if by_element else torch.zeros(len(layout.params), dtype=torch.float64)
         if client.num_steps:
@@ -130,7 +130,8 @@ def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
 
 def output_norm(outputs: Outputs, batch: Batch) -> Tensor:
     """Mean L2 norm of the logits of a batch; needs no labels. Scalar."""
-    return outputs.logits.norm(dim=1).mean()
+    norms: Tensor = torch.linalg.vector_norm(outputs.logits, dim=1)
+    return norms.mean()
 
 
 def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
@@ -145,9 +146,9 @@ def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
     begin = 0
     for batch in client.batches():
         end = begin + len(batch.labels)
-        mine = chosen[begin:end].to(batch.labels.device)
+        is_drawn = chosen[begin:end].to(batch.labels.device)
         begin = end
-        images, labels = batch.images[mine], batch.labels[mine]
+        images, labels = batch.images[is_drawn], batch.labels[is_drawn]
         if rest is not None:
             images, labels = torch.cat([rest.images, images]), torch.cat([rest.labels, labels])
         while len(labels) > client.batch_size + 1:

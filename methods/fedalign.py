@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -94,10 +92,10 @@ def block_of(layout: Layout, wanted: str | None) -> str:
     """Path of the block: the one wanted, or the last layer block with weights in front of the classifier."""
     bodies = [leaf for leaf in layout.params if not leaf.is_head]
     if wanted is None:
-        found = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
-        if not found:
+        blocks = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
+        if not blocks:
             raise ValueError("fedalign: there is no trained block in front of the classifier; use a deeper model")
-        return found[-1]
+        return blocks[-1]
     if not any(leaf.name.startswith(f"{wanted}.") for leaf in bodies):
         known = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))
         raise ValueError(f"fedalign: there is no block {wanted!r} in front of the classifier; there are {known}")
@@ -133,12 +131,13 @@ def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
     Every tensor is cut to the first entries of its channel axes: a convolution's or linear layer's outputs and inputs, a
     normalisation's channels. Running statistics are used up as copies.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Tensor] = {}
     for name, value in [*block.named_parameters(), *block.named_buffers()]:
         cut = tuple(slice(slim(size, width)) for size in value.shape[:2])
         part = value[cut] if value.dim() else value
         values[name] = part if value.requires_grad else part.clone()
-    return torch.func.functional_call(block, values, (x,))
+    y: Tensor = torch.func.functional_call(block, values, (x,))
+    return y
 
 
 def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
@@ -148,7 +147,8 @@ def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
       x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
     """
     if x.dim() == 2:  # of one pixel, an outer product; iterating would only add gradients too small for fast arithmetic
-        return torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
+        lengths: list[Tensor] = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)]
+        return lengths[0] * lengths[1]
     if x.dim() == 4 and x.shape[2] > y.shape[2]:
         x = F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3]))
     x, y = x.flatten(2), y.flatten(2)

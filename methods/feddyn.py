@@ -74,8 +74,8 @@ def feddyn(
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         share = torch.full((len(server.clients),), 1 / server.population, dtype=torch.float64)
-        mine = server.total("update", {leaf.name: share for leaf in server.layout.shared})
-        h = state["h"] + mine[: server.layout.num_params].float()
+        moved = server.total("update", {leaf.name: share for leaf in server.layout.shared})
+        h = state["h"] + moved[: server.layout.num_params].float()
         server.log("h_norm", float(h.norm()))
         return (update + h if bool(server.is_active.any()) else update), {"h": h}
 

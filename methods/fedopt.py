@@ -45,8 +45,7 @@ def fedadam(
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return beta2 * v + (1 - beta2) * square
 
-    betas = (beta1, beta2)
-    return _fedopt("fedadam", next_v, server_lr, betas, tau=tau, init_v=init_v, corrects=bias_correction)
+    return _fedopt("fedadam", next_v, server_lr, beta1, beta2, tau, init_v, bias_correction)
 
 
 def fedyogi(
@@ -68,8 +67,7 @@ def fedyogi(
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - beta2) * square * torch.sign(v - square)
 
-    betas = (beta1, beta2)
-    return _fedopt("fedyogi", next_v, server_lr, betas, tau=tau, init_v=init_v, corrects=bias_correction)
+    return _fedopt("fedyogi", next_v, server_lr, beta1, beta2, tau, init_v, bias_correction)
 
 
 def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, init_v: float = 0.0) -> Method:
@@ -79,21 +77,21 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
         v <- v + Δ^2;   m and the step as in `fedadam`
     beta1 is 0 in the paper's experiments. Other options and errors as in `fedadam`.
     """
-    return _fedopt("fedadagrad", torch.add, server_lr, (beta1, 0.0), tau=tau, init_v=init_v, corrects=False)
+    return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v, False)
 
 
 def _fedopt(
     name: str,
     next_v: NextMoment,
     server_lr: float,
-    betas: tuple[float, float],
-    *,
+    beta1: float,
+    beta2: float,
     tau: float,
     init_v: float,
     corrects: bool,
 ) -> Method:
     """The method around a rule for the second moment, next_v(v, Δ^2)."""
-    for key, beta, usual in zip(("beta1", "beta2"), betas, (0.9, 0.99), strict=True):
+    for key, beta, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.99)):
         if not 0 <= beta < 1:
             raise ValueError(f"{name}: {key} must be in [0, 1), got {beta}; {usual} is common")
     for key, value, usual in (("server_lr", server_lr, 0.01), ("tau", tau, 1e-3)):
@@ -101,7 +99,6 @@ def _fedopt(
             raise ValueError(f"{name}: {key} must be > 0, got {value}; {usual} is common")
     if init_v < 0:
         raise ValueError(f"{name}: init_v must be >= 0, got {init_v}; 0 is common, tau^2 is Algorithm 2's least")
-    beta1, beta2 = betas
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v), "t": 0}

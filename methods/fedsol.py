@@ -73,8 +73,8 @@ def distillation(reference: Tensor, temperature: float) -> LossFn:
     target = (reference / temperature).log_softmax(dim=1)
 
     def loss(outputs: Outputs, batch: Batch) -> Tensor:
-        found = (outputs.logits / temperature).log_softmax(dim=1)
-        return F.kl_div(found, target, reduction="batchmean", log_target=True)
+        logs = (outputs.logits / temperature).log_softmax(dim=1)
+        return F.kl_div(logs, target, reduction="batchmean", log_target=True)
 
     return loss
 
@@ -93,7 +93,7 @@ def perturbation(
         for leaf in layout.params:
             if leaf.is_head != (perturbs == "head"):
                 uphill[leaf.offset : leaf.end] = 0
-    size = torch.linalg.vector_norm(uphill)
+    size: Tensor = torch.linalg.vector_norm(uphill)
     if not bool(size >= max(floor, torch.finfo(uphill.dtype).tiny)):
         return torch.zeros_like(uphill)
     if form == "fixed":

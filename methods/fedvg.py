@@ -1,17 +1,21 @@
-"""FedVG: aggregation weights from the norms of validation gradients."""
+"""FedVG: aggregation weights from the norms of validation gradients.
+
+Clients report the norms (`layer_norms`); `weights_from_norms` makes the weights of them (eqs. 4 and 5, by `inverse_weights`);
+the hook `weigh` puts these in the place of the weights so far.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: What "auto" chooses from; the first wins a tie.
@@ -101,13 +105,15 @@ def fedvg(
         buffers, one_axis = "uniform", "l2"
     needs_data = score == "loss" or norm not in ("update", "update-l1")
     key = "loss" if score == "loss" else "norms"
+    module_power = None if layers == "tensor" else (1 if norm in ("l1", "update-l1") else 2)
 
-    def init(params: Tensor, layout: Layout) -> dict[str, Any]:
+    def init(params: Tensor, layout: Layout) -> State:
         if norm == "spectral" and not any(len(leaf.shape) >= 2 for leaf in part_of(layout, leaves).params):
             raise ValueError("fedvg: norm 'spectral' needs a tensor of two axes; use l1 or l2 for this model")
         return {}
 
-    def scored(client: ClientView) -> Tensor:
+    def measure(client: ClientView) -> Tensor:
+        """What the client's weights are made of: (parameter leaves,) norms or (1,) loss, float64; inf: it diverged."""
         if score == "loss":
             loss = torch.tensor([client.validation_loss(val_mode)], dtype=torch.float64)
             return loss.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -116,34 +122,35 @@ def fedvg(
 
     def report(client: ClientView) -> dict[str, Tensor]:
         if every == 1:
-            return {key: scored(client)}
+            return {key: measure(client)}
         is_due = key not in client.memory or client.round_index % every == 0
-        values = scored(client) if is_due else client.memory[key].cpu()
+        values = measure(client) if is_due else client.memory[key].cpu()
         if is_due and client.num_steps > 0:
             client.memory[key] = values
         return {key: values, "scored": torch.tensor(float(is_due))}
 
-    def scores_of(server: ServerView, usable: Tensor, granularity: str) -> dict[str, Tensor]:
-        part, values = part_of(server.layout, leaves), server.report[key]
+    def with_fedvg(weights: Weights, server: ServerView, granularity: str) -> Weights:
+        """The weights so far, those of the chosen leaves replaced by FedVG's, or averaged with them."""
+        values, part = server.report[key], part_of(server.layout, leaves)
+        usable = server.is_active & ~values.isinf().any(dim=1)
         if score == "loss":
-            return dict.fromkeys((leaf.name for leaf in part.leaves), inverse_weights(values[:, 0], usable, eps))
-        return vg_weights(
-            part,
-            values,
-            server.is_active,
-            granularity=granularity,
-            eps=eps,
-            module_power=None if layers == "tensor" else (1 if norm in ("l1", "update-l1") else 2),
-            buffers=buffers,
-        )
-
-    def mixed(weights: Weights, server: ServerView, granularity: str) -> Weights:
-        usable = server.is_active & ~server.report[key].isinf().any(dim=1)
-        scores = scores_of(server, usable, granularity)
-        mine = [name for name in weights if name in scores]
+            fedvg_weights = dict.fromkeys(
+                (leaf.name for leaf in part.leaves), inverse_weights(values[:, 0], usable, eps)
+            )
+        else:
+            fedvg_weights = weights_from_norms(
+                part,
+                values,
+                server.is_active,
+                granularity=granularity,
+                eps=eps,
+                module_power=module_power,
+                buffers=buffers,
+            )
+        chosen = {name: fedvg_weights[name] for name in weights if name in fedvg_weights}
         if mix == "average":
-            scores |= {name: (_among(weights[name], usable) + scores[name]) / 2 for name in mine}
-        return {**weights, **{name: scores[name] for name in mine}}
+            chosen = {name: (_among(weights[name], usable) + weight) / 2 for name, weight in chosen.items()}
+        return {**weights, **chosen}
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         names = [leaf.name for leaf in part_of(server.layout, leaves).params]
@@ -151,8 +158,8 @@ def fedvg(
         if every > 1:
             server.log("scored", float(server.report["scored"].sum()))
         if granularity != "auto":
-            return mixed(weights, server, granularity)
-        candidates = [mixed(weights, server, name) for name in GRANULARITIES]
+            return with_fedvg(weights, server, granularity)
+        candidates = [with_fedvg(weights, server, name) for name in GRANULARITIES]
         losses = [server.validation_loss(candidate) for candidate in candidates]
         losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
         chosen = losses.index(min(losses))
@@ -186,22 +193,23 @@ def layer_norms(layout: Layout, vector: Tensor, norm: Norm, *, one_axis: str = "
       (parameter leaves,) float64. NaN where the norm does not exist (spectral of a one-axis tensor), inf where it is
       not finite, which marks the client as diverged.
     """
-    values = []
+    order = 1 if norm in ("l1", "update-l1") else 2
+    sizes = []
     for leaf in layout.params:
         value = layout.view(vector, leaf).double()
-        has_one_axis = value.dim() < 2
-        if norm == "spectral" and has_one_axis and one_axis == "block":
-            values.append(torch.tensor(torch.nan, dtype=torch.float64))
+        is_spectral = norm == "spectral" and value.dim() >= 2
+        if norm == "spectral" and not is_spectral and one_axis == "block":
+            sizes.append(torch.tensor(torch.nan, dtype=torch.float64))
             continue
-        if norm == "spectral" and not has_one_axis and bool(torch.isfinite(value).all()):
+        if is_spectral and bool(torch.isfinite(value).all()):
             size = torch.linalg.matrix_norm(value.flatten(1), 2)  # (out, in * height * width) for a convolution
         else:
-            size = torch.linalg.vector_norm(value, 1 if norm in ("l1", "update-l1") else 2)
-        values.append(torch.nan_to_num(size.cpu(), nan=torch.inf, posinf=torch.inf))
-    return torch.stack(values)
+            size = torch.linalg.vector_norm(value, order)
+        sizes.append(torch.nan_to_num(size.cpu(), nan=torch.inf, posinf=torch.inf))
+    return torch.stack(sizes)
 
 
-def vg_weights(
+def weights_from_norms(
     layout: Layout,
     norms: Tensor,
     is_active: Tensor,
@@ -211,7 +219,7 @@ def vg_weights(
     module_power: int | None = None,
     buffers: str = "layer",
 ) -> dict[str, Tensor]:
-    """FedVG's weights of every leaf.
+    """FedVG's weights of every leaf, eqs. 4 and 5.
 
     Args:
       norms: (K, parameter leaves) float64, see `layer_norms`.
@@ -221,41 +229,48 @@ def vg_weights(
     Returns:
       leaf name -> (K,) float64, summing to 1 (or all 0 if no client is usable).
     """
-    leaves = layout.params
+    layer_of = {leaf.name: leaf.name if module_power is None else leaf.layer for leaf in layout.params}
+    block_of = {layer_of[leaf.name]: leaf.block for leaf in layout.params}
+    sizes = _layer_sizes(norms, list(layer_of.values()), module_power or 1)
     usable = is_active & ~norms.isinf().any(dim=1)
-    groups = _groups(leaves, lambda leaf: leaf.name if module_power is None else leaf.layer)
-    power = module_power or 1
-    sizes = {key: norms[:, group].nan_to_num(0.0).pow(power).sum(dim=1).pow(1 / power) for key, group in groups.items()}
-    known = {key for key, group in groups.items() if not bool(norms[:, group].isnan().any(dim=0).all())}
+    uniform = normalised(usable.double())
 
-    def weights_of(keys: list[str]) -> Tensor:
-        part = [sizes[key] for key in keys if key in known]
-        if not part:  # no such norm here: uniform, as the released code does for tensors without a gradient
-            return normalised(usable.double())
-        return inverse_weights(torch.stack(part).mean(dim=0), usable, eps)
+    def weights_of(layers: Iterable[str]) -> Tensor:
+        known = [sizes[layer] for layer in layers if layer in sizes]
+        # No such norm here: uniform, as the released code does for tensors without a gradient.
+        return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else uniform
 
-    everything = weights_of(list(groups))
-    by_layer: dict[str, Tensor] = {}
-    by_block: dict[str, Tensor] = {}
-    for block, indices in _groups(leaves, lambda leaf: leaf.block).items():
-        inside = [key for key, group in groups.items() if group[0] in indices]
-        by_block[block] = weights_of(inside)
-        for key in inside:
-            own = weights_of([key]) if key in known else by_block[block]
-            by_layer |= {leaves[index].name: own for index in groups[key]}
+    everything = weights_of(block_of)
+    by_block = {block: weights_of(layer for layer in block_of if block_of[layer] == block) for block in layout.blocks}
+    by_layer = {layer: weights_of([layer]) if layer in sizes else by_block[block_of[layer]] for layer in block_of}
     # A BatchNorm statistic goes with the weight tensor that it belongs to: the first of its module.
-    owners = {leaf.layer: leaf.name for leaf in reversed(leaves)}
+    owners = {leaf.layer: leaf.name for leaf in reversed(layout.params)}
 
     def weight_of(leaf: Leaf) -> Tensor:
         if granularity == "model":
             return everything
         if granularity == "layer" and leaf.is_buffer and buffers == "uniform":
-            return normalised(usable.double())
-        if granularity == "block" or (leaf.is_buffer and leaf.layer not in owners):
-            return by_block.get(leaf.block, everything)
-        return by_layer[owners[leaf.layer] if leaf.is_buffer else leaf.name]
+            return uniform
+        owner = owners.get(leaf.layer) if leaf.is_buffer else leaf.name
+        if granularity == "layer" and owner is not None:
+            return by_layer[layer_of[owner]]
+        return by_block[leaf.block] if leaf.block in block_of.values() else everything
 
     return {leaf.name: weight_of(leaf) for leaf in layout.leaves}
+
+
+def _layer_sizes(norms: Tensor, layers: list[str], power: int) -> dict[str, Tensor]:
+    """Layer -> (K,): the p-norm of its tensors' norms; a layer without any norm is left out.
+
+    Args:
+      norms: (K, parameter leaves) float64; layers: the layer of each of these leaves.
+    """
+    sizes = {}
+    for layer in dict.fromkeys(layers):
+        own = norms[:, [index for index, name in enumerate(layers) if name == layer]]
+        if not bool(own.isnan().any(dim=0).all()):
+            sizes[layer] = own.nan_to_num(0.0).pow(power).sum(dim=1).pow(1 / power)
+    return sizes
 
 
 def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
@@ -279,11 +294,3 @@ def _among(weight: Tensor | RightMap, usable: Tensor) -> Tensor:
     """(K,): the given weights over usable clients alone."""
     assert isinstance(weight, Tensor)  # `check` refuses another method that decides weights
     return normalised(torch.where(usable, weight, torch.zeros_like(weight)))
-
-
-def _groups(leaves: tuple[Leaf, ...], key: Callable[[Leaf], str]) -> dict[str, list[int]]:
-    """key -> indices of the leaves that have it, in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        groups.setdefault(key(leaf), []).append(index)
-    return groups

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,14 +19,15 @@ from raysim.core.seeding import derive_seed, torch_generator
 
 Scale = Literal["layer", "row", "none"]
 Init = Literal["layer", "xavier"]
+Names = Literal["all"] | list[str]
+Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
+Context = Any  # torch's own, on which `forward` leaves whatever `backward` needs
 
 
 # --- methods ------------------------------------------------------------------------------------------------------------
 
 
-def fa(
-    *, layers: Literal["all"] | list[str] = "all", scale: Scale = "none", init: Init = "layer", seed: int = 0
-) -> Method:
+def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", seed: int = 0) -> Method:
     """Feedback alignment: the error passes a layer through a fixed random tensor B instead of its weight.
 
     Lillicrap et al. 2016 (Nature Communications 7, 13276): dL/dh_(l-1) = B_l^T δ_l; the gradients of the layer's own
@@ -51,14 +51,15 @@ def fa(
         return random_feedback(shape, init=init, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
-        mine = chosen_layers(client.layout, layers, "fa")
-        backs = {name: back_of(name, leaf.shape, client.params.device) for name, leaf in mine.items()}
-        return {**ops, **{name: feedback_op(client, name, back, scale) for name, back in backs.items()}}
+        chosen, device = chosen_layers(client.layout, layers, "fa"), client.params.device
+        return ops | {
+            name: feedback_op(client, name, back_of(name, leaf.shape, device), scale) for name, leaf in chosen.items()
+        }
 
     return Method("fa", init=check, forward=forward, claims=backward_claims(layers))
 
 
-def dfa(*, blocks: Literal["all"] | list[str] = "all", seed: int = 0) -> Method:
+def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
     """Direct feedback alignment: each layer block gets the output error through a random matrix of its own.
 
     Nøkland 2016 (NeurIPS): with e = dL/dlogits, the gradient of a block's input h is e R, with a fixed random
@@ -97,42 +98,42 @@ def feedback_layers(layout: Layout) -> dict[str, Leaf]:
 
     Not the output projection inside torch's MultiheadAttention, whose weight is used without calling the layer.
     """
-    found = {}
+    weights = {}
     for leaf in layout.params:
         parent = leaf.layer.rpartition(".")[0]
         is_hidden = f"{parent}.in_proj_weight" in layout.by_name
         if leaf.name == f"{leaf.layer}.weight" and len(leaf.shape) in (2, 4) and not is_hidden:
-            found[leaf.layer] = leaf
-    return found
+            weights[leaf.layer] = leaf
+    return weights
 
 
-def chosen_layers(layout: Layout, layers: Literal["all"] | list[str], who: str) -> dict[str, Leaf]:
+def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:
     """The named ones of `feedback_layers`.
 
     Raises:
       ValueError: an unknown name, or none at all.
     """
     known = feedback_layers(layout)
-    names = list(known) if layers == "all" else [name for name in known if name in layers]
-    if layers != "all" and (unknown := [name for name in layers if name not in known]):
-        raise ValueError(f"{who}: no trained linear or convolution layer {unknown[0]!r}; there are {', '.join(known)}")
+    names = _chosen(list(known), layers, f"{who}: no trained linear or convolution layer")
     if not names:
         raise ValueError(f"{who}: no trained linear or convolution layer to work on; name some, or drop {who}")
     return {name: known[name] for name in names}
 
 
-def chosen_blocks(layout: Layout, blocks: Literal["all"] | list[str]) -> list[str]:
+def chosen_blocks(layout: Layout, blocks: Names) -> list[str]:
     """Layer blocks that hold a matrix; "stem" is no module, hence none of them.
 
     Raises:
       ValueError: an unknown name.
     """
-    known = list(dict.fromkeys(leaf.block for leaf in layout.params if len(leaf.shape) >= 2 and leaf.block != "stem"))
-    if blocks == "all":
-        return known
-    if unknown := [name for name in blocks if name not in known]:
-        raise ValueError(f"dfa: no layer block {unknown[0]!r}; there are {', '.join(known)}")
-    return [name for name in known if name in blocks]
+    known = dict.fromkeys(leaf.block for leaf in layout.params if len(leaf.shape) >= 2 and leaf.block != "stem")
+    return _chosen(list(known), blocks, "dfa: no layer block")
+
+
+def _chosen(known: Sequence[str], names: Names, problem: str) -> list[str]:
+    if names != "all" and (unknown := [name for name in names if name not in known]):
+        raise ValueError(f"{problem} {unknown[0]!r}; there are {', '.join(known)}")
+    return [name for name in known if names == "all" or name in names]
 
 
 def backward_claims(layers: str | list[str]) -> frozenset[str]:
@@ -178,12 +179,16 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
         raise MethodError(
             f"{layer!r} is neither an nn.Linear nor an nn.Conv2d", "feedback alignment", "name other layers"
         )
-    size = None if scale == "none" else norm_of(back, scale)
-    size = None if size is None else torch.where(size > 0, size, torch.ones_like(size))
+    size = None
+    if scale != "none":
+        size = norm_of(back, scale)
+        size = torch.where(size > 0, size, 1.0)
 
     def op(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor
         if not (torch.is_grad_enabled() and x.requires_grad):  # the first layer, or a forward pass only
-            return kind(module, x)
+            y = kind(module, x)
+            return y
         weight = module.weight
         assert isinstance(weight, Tensor)
         # Under bfloat16 this layer stays in its own precision: its backward pass is written out here, without autocast's casts.
@@ -191,8 +196,8 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
             factor = None if size is None else norm_of(weight.detach(), scale) / size
             if isinstance(module, nn.Conv2d):
                 return _convolution(module, x.to(weight.dtype), back, factor)
-            assert isinstance(module, nn.Linear)
-            return _Linear.apply(x.to(weight.dtype), weight, module.bias, back, factor)
+            y = _Linear.apply(x.to(weight.dtype), weight, module.bias, back, factor)
+            return y
 
     return op
 
@@ -205,38 +210,41 @@ def direct_ops(
     Args:
       matrix_of: (layer, classes, numbers in one example's input, device) -> R.
     """
-    cell: dict[str, Tensor] = {}
+    errors: dict[str, Tensor] = {}
 
-    def inject(layer: str, x: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad):
-            return x
-        return _Inject.apply(x, matrix_of(layer, len(client.class_counts), x[0].numel(), x.device), cell)
-
-    def op(layer: str, is_head: bool, is_chosen: bool) -> LayerOp:
+    def op(layer: str) -> LayerOp:
         def run(module: nn.Module, x: Tensor) -> Tensor:
-            y = type(module).forward(module, inject(layer, x) if is_chosen else x)
-            return _Capture.apply(y, cell) if is_head and y.requires_grad else y
+            if layer in layers and torch.is_grad_enabled() and x.requires_grad:
+                x = with_direct_error(x, matrix_of(layer, len(client.class_counts), x[0].numel(), x.device), errors)
+            y: Tensor = type(module).forward(module, x)
+            return with_kept_error(y, errors) if layer == client.head and y.requires_grad else y
 
         return run
 
-    names = dict.fromkeys([*layers, client.head])
-    return {name: op(name, name == client.head, name in layers) for name in names}
+    return {name: op(name) for name in dict.fromkeys([*layers, client.head])}
 
 
-def warn_of_zeros(layer: str, back: Tensor) -> None:
-    """Warn, by default once for a layer and process, of a feedback that is 0. It waits for the device: not for a step."""
-    if not bool(back.any()):
-        warnings.warn(
-            f"flfa: all of {layer!r} is 0 at the start of the round, and so is its feedback: no error passes it",
-            stacklevel=2,
-        )
+def with_kept_error(logits: Tensor, errors: dict[str, Tensor]) -> Tensor:
+    """The logits (B, classes); on the way back their gradient dL/dlogits is kept as errors["output"]."""
+    logits = logits.clone()
+    assert logits.grad_fn is not None
+    logits.grad_fn.register_prehook(lambda above: errors.update(output=above[0]))
+    return logits
+
+
+def with_direct_error(x: Tensor, matrix: Tensor, errors: Mapping[str, Tensor]) -> Tensor:
+    """The input x; its gradient is errors["output"] @ matrix instead of what arrives from above."""
+    x, shape, dtype = x.clone(), x.shape, x.dtype
+    assert x.grad_fn is not None
+    x.grad_fn.register_prehook(lambda above: ((errors["output"].to(matrix.dtype) @ matrix).view(shape).to(dtype),))
+    return x
 
 
 def norm_of(weight: Tensor, scale: Scale) -> Tensor:
     """The L2 norm of a weight: () for "layer", (out, 1, ...) for "row"."""
-    if scale == "layer":
-        return torch.linalg.vector_norm(weight)
-    return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+    axes = None if scale == "layer" else tuple(range(1, weight.dim()))
+    norm: Tensor = torch.linalg.vector_norm(weight, dim=axes, keepdim=scale == "row")
+    return norm
 
 
 def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | None) -> Tensor:
@@ -248,7 +256,9 @@ def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | No
     elif common != list(pads):
         x = F.pad(x, [pad - both for pad, both in zip(pads, common, strict=True)])
     geometry = (list(module.stride), common[::2][::-1], list(module.dilation), module.groups)
-    return _Convolution.apply(x, module.weight, module.bias, back if factor is None else back * factor, geometry)
+    back = back if factor is None else back * factor
+    y: Tensor = _Convolution.apply(x, module.weight, module.bias, back, geometry)
+    return y
 
 
 class _Convolution(torch.autograd.Function):
@@ -256,7 +266,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, geometry: tuple[Any, ...]
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, geometry: Geometry
     ) -> Tensor:
         ctx.save_for_backward(x, back)
         ctx.geometry = geometry
@@ -264,7 +274,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, error: Tensor) -> tuple[Tensor | None, ...]:
         x, back = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         grads = torch.ops.aten.convolution_backward(
@@ -278,14 +288,14 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, factor: Tensor | None
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, back: Tensor, factor: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, back, factor)
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, error: Tensor) -> tuple[Tensor | None, ...]:
         x, back, factor = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         error, rows = error.reshape(-1, error.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -304,34 +314,3 @@ class _Linear(torch.autograd.Function):
         if needs_bias:
             grad_bias = error.sum(0)
         return grad_x, grad_weight, grad_bias, None, None
-
-
-class _Capture(torch.autograd.Function):
-    """Identity that keeps the error of its output, dL/dlogits (B, classes), in a cell."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, cell: dict[str, Tensor]) -> Tensor:
-        ctx.cell = cell
-        return y.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.cell["error"] = error
-        return error, None
-
-
-class _Inject(torch.autograd.Function):
-    """Identity whose gradient is (kept error) @ matrix instead of what arrives from above."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: Tensor, cell: Mapping[str, Tensor]) -> Tensor:
-        ctx.save_for_backward(matrix)
-        ctx.cell, ctx.shape = cell, x.shape
-        return x.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
-        (matrix,) = ctx.saved_tensors
-        return (ctx.cell["error"].to(matrix.dtype) @ matrix).view(ctx.shape), None, None

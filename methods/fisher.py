@@ -151,14 +151,14 @@ def per_example_gradients(
     leaves = {leaf.name: layout.view(params.detach(), leaf) for leaf in layout.params}
 
     def log_probability(values: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(module, values, (image[None],))
+        logits: Tensor = functional_call(module, values, (image[None],))
         return logits.log_softmax(1)[0].gather(0, label[None])[0]
 
     examples = vmap(grad(log_probability), in_dims=(None, 0, 0))
 
     def gradients(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels know nothing of vmap
-            return examples(leaves, images, labels)
+            return dict(examples(leaves, images, labels))
 
     return gradients
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+import warnings
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from methods.feedback import (
     feedback_layers,
     feedback_op,
     random_feedback,
-    warn_of_zeros,
 )
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
@@ -25,6 +25,7 @@ from raysim.core.seeding import derive_seed
 from raysim.core.weights import Weights
 
 Candidates = Literal["all", "pointwise"] | list[str]
+Spans = list[tuple[int, int]]  # (start, end) of some leaves in the vector
 
 
 def flfa(
@@ -101,16 +102,18 @@ def flfa(
         chosen = [list(known)[index] for index in client.message["layers"]]
         if feedback == "direct":
             return {**ops, **(direct_ops(client, chosen, direct_back) if chosen else {})}
-        mine = {}
+        overrides = {}
         for name in chosen:
             if feedback == "round":
                 back = client.layout.view(client.start, known[name])
-                warn_of_zeros(name, back)
+                if not bool(back.any()):  # waits for the device: once a round, not for a step
+                    fault = f"flfa: all of {name!r} is 0 at the start of the round, and so is its feedback"
+                    warnings.warn(f"{fault}: no error passes it", stacklevel=2)
             else:
                 when = client.round_index if feedback == "resampled" else 0
                 back = random_back(name, when, known[name].shape, client.params.device)
-            mine[name] = feedback_op(client, name, back, scale)
-        return {**ops, **mine}
+            overrides[name] = feedback_op(client, name, back, scale)
+        return {**ops, **overrides}
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         layers = layers_of(server.layout)
@@ -156,40 +159,40 @@ def agreements(server: ServerView, leaves: list[Leaf], agreement: str) -> Tensor
     Returns:
       (len(leaves),) float64 in [-1, 1]; 0 where nobody moved, or where the updates cancel.
     """
-    spans = [(leaf.offset, leaf.end) for leaf in leaves]
-    count = len(server.clients)
+    spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
     if agreement == "pairwise":
         # With unit updates v_i: sum over pairs i != j of cos = |sum v_i|^2 - K.
-        norms = torch.stack(server.map_updates(update_norms, {"spans": spans}))
+        norms = torch.stack(server.map_updates(update_norms, spans))
         moved = (norms > 0).sum(dim=0).double()
-        weights: Weights = {leaf.name: _inverse(norms[:, index]) for index, leaf in enumerate(leaves)}
+        inverses = torch.where(norms > 0, 1 / norms, 0.0)
+        weights: Weights = {leaf.name: inverses[:, index] for index, leaf in enumerate(leaves)}
         total = server.total("update", weights)
         squares = torch.stack([total[start:end].square().sum() for start, end in spans])
         scores = (squares - moved) / (moved * (moved - 1)).clamp_min(1)
         return torch.where(moved > 1, scores, moved).clamp(-1, 1)
-    uniform = torch.full((count,), 1 / count, dtype=torch.float64)
+    uniform = torch.full((len(server.clients),), 1 / len(server.clients), dtype=torch.float64)
     total = server.total("update", {leaf.name: uniform for leaf in leaves})
     mean = torch.cat([total[start:end] for start, end in spans]).float()
-    cosines = torch.stack(server.map_updates(update_cosines, {"spans": spans, "mean": mean}))
+    cosines = torch.stack(server.map_updates(update_cosines, (spans, mean)))
     is_moved = ~cosines.isnan()
     return (cosines.nan_to_num(0.0).sum(dim=0) / is_moved.sum(dim=0).clamp_min(1)).clamp(-1, 1)
 
 
-def update_norms(update: Tensor, shared: dict[str, Any]) -> Tensor:
+def update_norms(update: Tensor, spans: Spans) -> Tensor:
     """(layers,) float64: the L2 norm of one client's update of each layer."""
-    return torch.stack([torch.linalg.vector_norm(update[a:b], dtype=torch.float64) for a, b in shared["spans"]])
+    return torch.stack([torch.linalg.vector_norm(update[start:end], dtype=torch.float64) for start, end in spans])
 
 
-def update_cosines(update: Tensor, shared: dict[str, Any]) -> Tensor:
+def update_cosines(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
     """(layers,) float64: cosine of one client's update to the mean one; NaN where it is zero, 0 where the mean is."""
-    cosines, offset = [], 0
-    for start, end in shared["spans"]:
-        mine = update[start:end].double()
-        mean = shared["mean"][offset : offset + end - start].double()
-        offset += end - start
-        size = mean.norm() * mine.norm()
-        cosine = mine @ mean / torch.where(size > 0, size, torch.ones_like(size))
-        cosines.append(torch.where(mine.any(), cosine, torch.nan))
+    spans, means = spans_and_mean
+    sizes = [end - start for start, end in spans]
+    cosines = []
+    for (start, end), mean in zip(spans, torch.split(means.double(), sizes), strict=True):
+        own = update[start:end].double()
+        size = mean.norm() * own.norm()
+        cosine = own @ mean / torch.where(size > 0, size, 1.0)
+        cosines.append(torch.where(own.any(), cosine, torch.nan))
     return torch.stack(cosines)
 
 
@@ -198,7 +201,3 @@ def skewness(values: Tensor) -> float:
     centred = values.double() - values.double().mean()
     spread = float(centred.square().mean())
     return float(centred.pow(3).mean()) / spread**1.5 if spread > 0 else 0.0
-
-
-def _inverse(norms: Tensor) -> Tensor:
-    return torch.where(norms > 0, 1 / torch.where(norms > 0, norms, torch.ones_like(norms)), torch.zeros_like(norms))

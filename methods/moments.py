@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView
+from raysim.training.model import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ def local_features(client: ClientView, point: Tensor | None = None, *, is_normal
 
     Args:
       point: [num_params], the model; None: the client's current one.
-      is_normalised: see `Client.batches`.
+      is_normalised: see `ClientView.batches`.
     """
     parts = []
-    for batch in client.batches() if is_normalised else client.batches(is_normalised=False):
+    for batch in client.batches(is_normalised=is_normalised):
         outputs = client.model.apply(client.params if point is None else point, batch.images)
         assert outputs.features is not None
         parts.append((outputs.features, batch.labels, outputs.logits.argmax(1) == batch.labels))
@@ -40,10 +42,32 @@ def local_features(client: ClientView, point: Tensor | None = None, *, is_normal
     return Features(values, labels, is_correct)
 
 
+def mean_gradient(client: ClientView, point: Tensor) -> Tensor:
+    """[num_params]: gradient of the mean cross-entropy over the client's examples at `point`, in the model's mode."""
+    total = torch.zeros_like(point)
+    for batch in client.batches():
+        gradient = client.model.gradient(cross_entropy, point, batch)
+        total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
+    return total
+
+
+def linear_head(layout: Layout, method: str) -> list[Leaf]:
+    """Weight and, if there is one, bias of the classifier layer.
+
+    Raises:
+      ValueError: it is not one linear layer that is trained and shared.
+    """
+    leaves = [leaf for leaf in layout.params if leaf.is_head and leaf.is_shared]
+    if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
+        names = [leaf.name for leaf in leaves]
+        raise ValueError(f"{method}: the head must be one linear layer that is trained and shared, got {names}")
+    return leaves
+
+
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """(classes, width) float64: mean feature of each class; NaN where a class has no example."""
     means = torch.full((num_classes, values.shape[1]), torch.nan, dtype=torch.float64, device=values.device)
-    for label in labels.unique().tolist():
+    for label in set(labels.tolist()):
         means[label] = values[labels == label].double().mean(0)
     return means
 
@@ -57,7 +81,7 @@ def class_covariances(values: Tensor, labels: Tensor, num_classes: int, *, diago
     width = values.shape[1]
     size = width if diagonal else width * (width + 1) // 2
     covariances = torch.zeros(num_classes, size, dtype=torch.float64, device=values.device)
-    for label in labels.unique().tolist():
+    for label in set(labels.tolist()):
         own = values[labels == label].double()
         if len(own) < 2:
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def regmean(
         warn_of_ignored(regmean, given, ("shrink", "rows"), "as_in fed-mammoth")
         shrink, rows = 0.5, "sum"
 
-    def report(client: ClientView) -> dict[str, Any]:
+    def report(client: ClientView) -> dict[str, Tensor]:
         grams, counts = gram_matrices(client)
         return {name: pack_symmetric(gram / counts[name] if rows == "mean" else gram) for name, gram in grams.items()}
 
@@ -72,7 +73,7 @@ def gram_matrices(client: ClientView) -> tuple[dict[str, Tensor], dict[str, int]
     }
     counts = dict.fromkeys(grams, 0)
 
-    def counter(name: str) -> Any:
+    def counter(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].detach().flatten(0, -2).float()
             grams[name] += x.T @ x
@@ -115,5 +116,5 @@ def regression_maps(gram: Tensor) -> Tensor:
     total = gram.sum(0)
     scale = total.diagonal().clamp_min(0).rsqrt().nan_to_num(posinf=0.0)
     correlations = scale[:, None] * total * scale
-    inverse = torch.linalg.pinv(correlations, rtol=len(total) * torch.finfo(torch.float32).eps, hermitian=True)
+    inverse: Tensor = torch.linalg.pinv(correlations, rtol=len(total) * torch.finfo(torch.float32).eps, hermitian=True)
     return gram @ (scale[:, None] * inverse * scale)

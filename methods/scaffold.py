@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from methods.fednova import effective_steps
+from methods.moments import mean_gradient
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector
-from raysim.training.model import cross_entropy
 
 
 def scaffold(
@@ -56,8 +56,8 @@ def scaffold(
         return Message(message.params, {"control": state["control"]})
 
     def control_of(client: ClientView) -> Tensor:
-        kept = client.memory.get("control")
-        return torch.zeros_like(client.start) if kept is None else kept
+        control_i: Tensor | None = client.memory.get("control")
+        return torch.zeros_like(client.start) if control_i is None else control_i
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         correction = client.message["control"] - control_of(client)
@@ -72,7 +72,7 @@ def scaffold(
             return {"change": Vector(torch.zeros_like(client.start))}
         control_i = control_of(client)
         if option == "i":
-            control_i_new = local_gradient(client)
+            control_i_new = mean_gradient(client, client.start)
         else:
             control_i_new = new_control(
                 control_i,
@@ -128,12 +128,3 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
     if client_lr <= 0:
         raise ValueError(f"new_control: client_lr must be > 0, got {client_lr}; set local.lr in the config")
     return (control_i - control).sub_(update, alpha=1 / (num_steps * client_lr))
-
-
-def local_gradient(client: ClientView) -> Tensor:
-    """[num_params]: gradient of the mean cross-entropy over the client's examples at the broadcast point."""
-    total = torch.zeros_like(client.start)
-    for batch in client.batches():
-        gradient = client.model.gradient(cross_entropy, client.start, batch)
-        total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
-    return total

@@ -100,11 +100,11 @@ def classifier_variance(shares: Tensor, *, variance: Variance = "biased", spread
     rows, classes = shares.shape
     correction = 1 if variance == "unbiased" else 0
     target = variance_target(classes, variance=variance, spread=spread)
-    found = shares.var(dim=0, correction=min(correction, rows - 1))
+    size = shares.var(dim=0, correction=min(correction, rows - 1))
     if spread == "deviation":  # the root has no finite slope at 0
-        is_flat = found <= 0
-        found = torch.where(is_flat, 0.0, torch.where(is_flat, 1.0, found).sqrt())
-    return (target - found).clamp_min(0).mean()
+        is_flat = size <= 0
+        size = torch.where(is_flat, 0.0, torch.where(is_flat, 1.0, size).sqrt())
+    return (target - size).clamp_min(0).mean()
 
 
 def variance_target(classes: int, *, variance: Variance = "biased", spread: Spread = "variance") -> float:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
-from raysim.terminal import Progress, command_began, err, out, run_table, say, sweep_table
+from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,31 +86,12 @@ def tune(
     is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim.tuning.driver import SweepEnded, run_sweep
-    from raysim.tuning.outcome import ranked, write_results
-    from raysim.tuning.plan import plan_sweep, read_sweep
-    from raysim.tuning.resources import draws
+    from raysim.tuning.command import tune as run_sweep
+    from raysim.tuning.plan import read_sweep
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
-    sweep = plan_sweep(raw, config, draws, is_scaled=is_scaled)
-    try:
-        outcomes = run_sweep(sweep, say)
-    except SweepEnded as ended:
-        err.print("stopped by a signal; the same command runs what is not finished")
-        raise typer.Exit(128 + ended.signal_number) from ended
-    write_results(sweep, outcomes)
-    out.print(sweep_table(sweep, ranked(sweep, outcomes), outcomes))
-    for status in ("failed", "unfinished"):
-        names = [name for name, found in outcomes.items() if found.status == status]
-        for name in names[:10]:
-            err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
-        if len(names) > 10:
-            err.print(f"{status}: {len(names) - 10} more, see results.csv")
-    out.print(f"sweep directory: {sweep.folder}  (results.csv, best.yaml for `raysim run`)", markup=False)
-    out.print(f"TensorBoard:     tensorboard --logdir {sweep.folder}", markup=False)
-    if not all(found.is_finished for found in outcomes.values()):
-        err.print("the same command runs what is not finished")
-        raise typer.Exit(1)
+    if status := run_sweep(raw, config, is_scaled=is_scaled):
+        raise typer.Exit(status)
 
 
 @app.command()
@@ -124,23 +104,12 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
-    from raysim.calibrate import PUBLISHED, plan_calibration, rows_beside
-    from raysim.calibrate import calibrate as make
+    from methods.livar.calibrate import calibrate_and_print
     from raysim.config import read_config
     from raysim.sweep import scaled
 
     raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
-    planned = plan_calibration(scaled(raw, config) if is_scaled else raw, config)
-    found = make(planned, say, beside or [])
-    title = f"raw coefficients ({PUBLISHED}), base {found['base']:.4f}, out-of-bag R2 {found['oob_r2']:.3f}"
-    table = Table(title=title)
-    for column in ("", "I_B low", "I_B mid", "I_B high"):
-        table.add_column(column, justify="right")
-    for name, cells in rows_beside(found["table"]):
-        table.add_row(name, *cells)
-    out.print(table)
-    out.print(f"table:       {planned.file}  (livar: {{table: that file}})", markup=False)
-    out.print(f"TensorBoard: tensorboard --logdir {planned.folder}", markup=False)
+    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, beside or [], out, say)
 
 
 def _with_own_name(raw: Settings, overrides: Sequence[str] | None) -> Settings:
@@ -332,28 +301,11 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
-    from raysim.report.build import make_report, write
-    from raysim.report.document import conclusions
-    from raysim.report.render import terminal
+    from raysim.reporting.command import show_report
 
-    given = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
-    given |= {"baseline": baseline, "against": against, "gain": gain, "time": time}
-    given |= {"target": target, "mode": mode}
-    made = make_report(paths or [], {key: value for key, value in given.items() if value})
-    # A pipe or a file has no width that a table should be squeezed into.
-    page = out if out.is_terminal else Console(highlight=False, width=400)
-    for table in made.tables:
-        page.print(terminal(table, made.group.rows))
-    for line in conclusions(made):
-        out.print(f"- {line}", markup=False)
-    missing = [run for run in made.runs if not run.is_finished]
-    for run in missing[:10]:
-        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
-    if len(missing) > 10:
-        out.print(f"not in the tables: {len(missing) - 10} more, listed in the report")
-    folder = out_dir or (paths[0] / "report" if paths else None)
-    if folder is not None:
-        out.print(f"report: {write(made, folder)}")
+    settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
+    settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
+    show_report(paths or [], settings, out_dir, out)
 
 
 @app.command()
@@ -366,14 +318,9 @@ def doctor(
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
     """Check this installation, what a job would upload, and every node of a running cluster."""
-    from raysim.config import home_folder
-    from raysim.doctor import findings
+    from raysim.doctor import examine
 
-    is_good = True
-    for is_ok, line in findings(address, home_folder() / storage, working_dir):
-        out.print(f"{'ok  ' if is_ok else 'FAIL'} {line}", markup=False)
-        is_good = is_good and is_ok
-    if not is_good:
+    if not examine(address, storage, working_dir):
         raise typer.Exit(1)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from raysim.data.arrow import SetInfo
     from raysim.engine.metrics import RoundRecord
-    from raysim.report.results import Report
+    from raysim.reporting.results import Report
 
 #: A YAML file, settings as nested dictionaries, or nothing: the defaults.
 ConfigSource = str | Path | Mapping[str, object] | None
@@ -126,7 +126,7 @@ def report(
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.
     """
-    from raysim.report.results import Report
+    from raysim.reporting.results import Report
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]

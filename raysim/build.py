@@ -22,9 +22,9 @@ from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest
+from raysim.engine.metrics import FederationSizes
 from raysim.engine.plan import Phase
 from raysim.engine.pool import Pool
-from raysim.engine.scores import FederationSizes
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.find import build_methods, further_metrics

@@ -50,6 +50,10 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     if config is None:
         raise ConfigError(faults, source)
     faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
+    if config.report.figures:
+        from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
+
+        faults += figure_faults(config.report.figures)
     sets, data_faults = _or_faults(lambda: _open_sets(config))
     faults += data_faults
     if sets is None:
@@ -236,7 +240,7 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
 
 # --- the partition ----------------------------------------------------------------------------------------------------
 
-#: A set's file and checksum: what a partition depends on.
+#: A set's file and checksum; a partition depends on no more of a set.
 _Source = tuple[Path, str]
 
 
@@ -265,7 +269,7 @@ def _manifest_of(
     others = {name: ImageSet(path) for name, (path, _) in tests}
     try:
         return make_manifest(ImageSet(images[0]), spec, ImageSet(external[0]) if external else None, others)
-    except DataError as error:  # kept as well: to find that no draw succeeds takes ten seconds
+    except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
         return error
 
 

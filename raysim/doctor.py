@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.config import home_folder
+from raysim.terminal import say
+
 if TYPE_CHECKING:
-    from raysim.engine.ray_facts import NodeFacts
+    from pathspec import PathSpec
+
+    from raysim.engine.ray.nodes import NodeFacts
 
 PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "medmnist", "shap", "scikit-learn", "pyarrow", "tensorboard")
 
@@ -25,26 +33,34 @@ MIN_STORE = 2**30
 #: Share of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
 FULL = 0.95
 
+#: Bytes that Ray's dashboard takes at most from `ray job submit --working-dir`.
+UPLOAD_LIMIT = 100 * 2**20
+
+#: Files in a folder above which it is probably not a project's.
+MOST_FILES = 50_000
+
+
+#: Whether something is well, and a line about it.
 Finding = tuple[bool, str]
 
 
-def findings(address: str | None, storage: Path, working_dir: Path) -> Iterator[Finding]:
-    """(whether it is well, a line) for each thing looked at.
+def examine(address: str | None, storage: Path, working_dir: Path) -> bool:
+    """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
 
     Args:
-      address: of a running Ray (host:port or auto) or of its dashboard (http://...); None: no cluster is looked at.
-      storage: folder for run directories. working_dir: what a job would upload.
+      address: of a running Ray (host:port or auto) or of its dashboard (http://...); without one no cluster is looked at.
+      storage: folder for run directories, relative to RAYSIM_HOME. working_dir: what a job would upload.
     """
-    yield from installation()
-    yield from disks(storage)
-    yield from upload(working_dir)
-    if not address:
-        yield (
-            True,
-            "no cluster looked at: give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job",
-        )
-    else:
-        yield from cluster(address, storage)
+    storage, is_good = home_folder() / storage, True
+    for is_ok, line in chain(installation(), disks(storage), [upload(working_dir)], cluster(address, storage)):
+        say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
+        is_good = is_good and is_ok
+    return is_good
+
+
+def _finding(is_ok: bool, line: str, fault: str) -> Finding:
+    """A finding whose line goes on with the fault, and how to mend it, where something is not well."""
+    return is_ok, line if is_ok else line + fault
 
 
 # --- this process -----------------------------------------------------------------------------------------------------
@@ -58,110 +74,122 @@ def installation() -> Iterator[Finding]:
             yield True, f"{name} {version(name)}"
         except PackageNotFoundError:
             yield False, f"{name} is not installed: pip install -c constraints.txt -e ."
+    fault = ""
     try:
-        import torchvision
-
-        boxes = torchvision.ops.nms  # fails to resolve where torch and torchvision do not fit each other
-        yield boxes is not None, "torch and torchvision fit each other"
+        from torchvision.ops import nms  # noqa: F401 (does not resolve where torch and torchvision do not fit)
     except (ImportError, RuntimeError, AttributeError) as error:
-        yield False, f"torch and torchvision do not fit each other ({error}): use the versions of constraints.txt"
+        fault = f" ({error}): use the versions of constraints.txt"
+    yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"
     import psutil
     import torch
 
-    memory = psutil.virtual_memory()
-    yield (
-        True,
-        f"{os.cpu_count()} CPUs, {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB of memory free",
-    )
+    free, total = psutil.virtual_memory().available / 2**30, psutil.virtual_memory().total / 2**30
+    yield True, f"{os.cpu_count()} CPUs, {free:.0f} of {total:.0f} GiB of memory free"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}"
 
 
 def disks(storage: Path) -> Iterator[Finding]:
     """Free space where Ray and the runs write, and whether the storage can be written."""
-    for place in (".", "/dev/shm", "/tmp"):
-        if os.path.isdir(place):
-            yield _disk(shutil.disk_usage(place).free, place)
+    yield from (_disk(Path(place), place) for place in (".", "/dev/shm", "/tmp") if os.path.isdir(place))
     try:
-        _write_probe(storage, "").unlink()
+        _write_probe(storage).unlink()
+        yield _disk(_existing(storage), f"{storage} (storage)")
     except OSError as error:
-        yield False, f"storage {storage} cannot be written ({error}): set storage, or RAYSIM_HOME, to a folder that can"
-        return
-    yield _disk(shutil.disk_usage(_existing(storage)).free, f"{storage} (storage)")
+        remedy = "set storage, or RAYSIM_HOME, to a folder that can"
+        yield False, f"storage {storage} cannot be written ({error}): {remedy}"
 
 
-def _disk(free_bytes: int, place: str) -> Finding:
-    is_enough = free_bytes > MIN_DISK
-    return is_enough, f"{_size(free_bytes)} free in {place}" + (
-        "" if is_enough else ": Ray and the runs need 2 GiB or more"
-    )
+def _disk(folder: Path, name: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return _finding(free > MIN_DISK, f"{_size(free)} free in {name}", ": Ray and the runs need 2 GiB or more")
 
 
-def upload(working_dir: Path) -> Iterator[Finding]:
+def upload(working_dir: Path) -> Finding:
     """What `ray job submit --working-dir` would send, with its largest files."""
-    from raysim.engine import ray_facts
+    folder = working_dir.absolute()
+    paths = list(islice(uploaded_files(folder), MOST_FILES + 1))
+    if len(paths) > MOST_FILES:
+        remedy = "start from the clone, or write a .rayignore"
+        return False, f"a job from {folder} would upload more than {MOST_FILES} files: {remedy}"
+    sizes = sorted(((path.stat().st_size, path.relative_to(folder).as_posix()) for path in paths), reverse=True)
+    total = sum(size for size, _ in sizes)
+    largest = "".join(f"\n         {_size(size):>10}  {name}" for size, name in sizes[:10])
+    line = (
+        f"a job from here would upload {len(paths)} files, {_size(total)} (at most {_size(UPLOAD_LIMIT)}); the largest:"
+    )
+    remedy = "name what the run does not need in .rayignore, and put data below RAYSIM_HOME of the cluster"
+    return _finding(total < UPLOAD_LIMIT, line + largest, f"\n     too much: {remedy}")
 
-    try:
-        files = ray_facts.upload(working_dir)
-    except ValueError as error:
-        yield (
-            False,
-            f"a job from {working_dir.absolute()} would upload {error}: start from the clone, or write a .rayignore",
-        )
+
+def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) -> Iterator[Path]:
+    """The files that `ray job submit --working-dir PATH` sends.
+
+    Ray leaves out some names everywhere, and what a .gitignore or a .rayignore says below its folder.
+
+    Args:
+      ignored: (folder, what is left out below it) of the folders further up.
+    """
+    from pathspec import PathSpec
+
+    names = os.environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", ".git,.venv,venv,__pycache__")
+    with_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    ignored = list(ignored) or [(path, PathSpec.from_lines("gitignore", names.split(",")))]
+    for file in (path / ".gitignore", path / ".rayignore"):
+        if file.is_file() and (with_gitignore or file.name != ".gitignore"):
+            ignored.append((path, PathSpec.from_lines("gitignore", file.read_text().splitlines())))
+    if any(spec.match_file(path.relative_to(folder)) for folder, spec in ignored):
         return
-    size, limit = sum(count for count, _ in files), ray_facts.UPLOAD_LIMIT
-    largest = "".join(f"\n         {_size(count):>10}  {name}" for count, name in files[:10])
-    line = f"a job from here would upload {len(files)} files, {_size(size)} (at most {_size(limit)}); the largest:{largest}"
-    if size >= limit:
-        line += "\n     too much: name what the run does not need in .rayignore, and put data below RAYSIM_HOME of the cluster"
-    yield size < limit, line
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        for child in path.iterdir():
+            yield from uploaded_files(child, ignored)
 
 
 # --- a cluster --------------------------------------------------------------------------------------------------------
 
 
-def cluster(address: str, storage: Path) -> Iterator[Finding]:
+def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
     """Every node of a running Ray, and its dashboard."""
-    from raysim.engine import ray_facts
+    if not address:
+        remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
+        yield True, f"no cluster looked at: {remedy}"
+        return
+    from raysim.engine.ray.nodes import ask_nodes, connected, question
 
     if address.startswith(("http://", "https://")):
-        yield _dashboard(address, ray_facts.dashboard_error(address))
-        yield (
-            True,
-            "the nodes are seen from within: ray job submit --working-dir . -- python -m raysim doctor",
-        )
+        yield dashboard(address)
+        command = "ray job submit --working-dir . -- python -m raysim doctor"
+        yield True, f"the nodes are seen from within: {command}"
         return
-    content, probe = uuid.uuid4().hex, None
+    probe = None
     try:
-        with ray_facts.connected(address):
+        with connected(address) as url:
             yield True, f"connected to Ray at {address}"
-            url = ray_facts.dashboard_url()
-            yield _dashboard(url, ray_facts.dashboard_error(url) if url else "")
-            try:
-                probe = _write_probe(storage, content)
-            except OSError:
-                probe = None  # a finding of its own already
-            nodes = ray_facts.ask_nodes(probe, content)
-            yield from node_findings(nodes, ray_facts.facts_here()["versions"], storage)
+            yield dashboard(url)
+            with contextlib.suppress(OSError):  # a finding of its own already
+                probe = _write_probe(storage)
+            yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
     except ConnectionError as error:
-        yield (
-            False,
-            f"cannot connect to Ray at {address} ({error}): is it running, is its port open from here, and do RAY_AUTH_MODE "
-            "and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) match?",
-        )
+        token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+        remedy = f"is it running, is its port open from here, and do {token} match?"
+        yield False, f"cannot connect to Ray at {address} ({error}): {remedy}"
     finally:
         if probe is not None:
             probe.unlink(missing_ok=True)
 
 
-def _dashboard(url: str, error: str) -> Finding:
+def dashboard(url: str) -> Finding:
+    """Whether jobs can be submitted to a dashboard; url: "" if there is none."""
+    from raysim.engine.ray.nodes import dashboard_error
+
     if not url:
         return False, "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true"
-    if error:
-        return False, (
-            f"the dashboard at {url} does not answer ({error}): it listens on the head's loopback unless started with "
-            "--dashboard-host; go through `ray dashboard CLUSTER.yaml`, and give the token"
-        )
+    if error := dashboard_error(url):
+        reason = "it listens on the head's loopback unless started with --dashboard-host"
+        remedy = "go through `ray dashboard CLUSTER.yaml`, and give the token"
+        return False, f"the dashboard at {url} does not answer ({error}): {reason}; {remedy}"
     return True, f"the dashboard at {url} takes jobs"
 
 
@@ -174,26 +202,9 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
     for node in nodes:
         if node.error:
             yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
-            continue
-        yield _versions(node, here)
-        yield _gpus(node)
-        yield _store(node)
-        is_full = node.temp_free_bytes < (1 - FULL) * node.temp_total_bytes
-        line = f"{node.name}: {_size(node.temp_free_bytes)} free in {node.temp_dir}"
-        if is_full or node.temp_free_bytes < MIN_DISK:
-            yield False, f"{line}: Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
         else:
-            yield True, line
-        if node.sees_storage:
-            yield True, f"{node.name}: sees {storage}"
-        else:
-            yield (
-                False,
-                (
-                    f"{node.name}: does not see what the driver writes to {storage}: mount shared storage on every node and "
-                    "set RAYSIM_HOME to it (a single run needs it on the head alone, a sweep everywhere)"
-                ),
-            )
+            checks = (_versions(node, here), _gpus(node), _store(node), _temp(node), _storage(node, storage))
+            yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
     closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
     if closed:
         yield False, f"cannot reach {', '.join(closed)}: open the ports of cluster/env.sh between the nodes"
@@ -203,15 +214,12 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
 
 def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
     there = ", ".join(f"{name} {text}" if text else f"no {name}" for name, text in node.versions.items())
-    others = [
-        f"{name} {here[name]}" for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])
-    ]
-    if not others:
-        return True, f"{node.name}: {there}"
-    return False, (
-        f"{node.name}: {there}; the driver has {', '.join(others)}: install the same on every node (constraints.txt), "
-        "or submit with --working-dir ., which brings raysim along"
+    others = [name for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])]
+    driver = ", ".join(f"{name} {here[name]}" for name in others)
+    remedy = (
+        "install the same on every node (constraints.txt), or submit with --working-dir ., which brings raysim along"
     )
+    return _finding(not others, there, f"; the driver has {driver}: {remedy}")
 
 
 def _core(name: str, text: str) -> str:
@@ -220,30 +228,42 @@ def _core(name: str, text: str) -> str:
 
 
 def _gpus(node: NodeFacts) -> Finding:
-    line = f"{node.name}: {node.cpus:g} CPUs, {node.gpus:g} GPUs"
-    if node.gpus and not node.gpu_names:
-        return False, f"{line}, but PyTorch sees none: check nvidia-smi there, and that torch is a CUDA build"
-    if node.gpu_names and not node.gpus:
-        return True, f"{line}; {', '.join(node.gpu_names)} is there, but Ray was not told: ray start --num-gpus"
-    return True, line + (f" ({', '.join(node.gpu_names)})" if node.gpu_names else "")
+    line, names = f"{node.cpus:g} CPUs, {node.gpus:g} GPUs", ", ".join(node.gpu_names)
+    if names and not node.gpus:
+        return True, f"{line}; {names} is there, but Ray was not told: ray start --num-gpus"
+    fault = ", but PyTorch sees none: check nvidia-smi there, and that torch is a CUDA build"
+    return _finding(bool(names) or not node.gpus, f"{line} ({names})" if names else line, fault)
 
 
 def _store(node: NodeFacts) -> Finding:
-    line = f"{node.name}: object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}"
+    fault = ": below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
     if node.store_bytes > node.shm_bytes:
-        return (
-            False,
-            f"{line}: Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less",
-        )
-    if node.store_bytes < MIN_STORE:
-        return False, f"{line}: below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
-    return True, line
+        fault = ": Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
+    is_ok = MIN_STORE <= node.store_bytes <= node.shm_bytes
+    return _finding(is_ok, f"object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}", fault)
 
 
-def _write_probe(storage: Path, content: str) -> Path:
-    """A new file in the storage; in the folder that it would be made in if it is not there yet."""
+def _temp(node: NodeFacts) -> Finding:
+    is_ok = node.temp_free_bytes >= max(MIN_DISK, (1 - FULL) * node.temp_total_bytes)
+    fault = ": Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
+    return _finding(is_ok, f"{_size(node.temp_free_bytes)} free in {node.temp_dir}", fault)
+
+
+def _storage(node: NodeFacts, storage: Path) -> Finding:
+    if node.sees_storage:
+        return True, f"sees {storage}"
+    remedy = "mount shared storage on every node and set RAYSIM_HOME to it"
+    scope = "a single run needs it on the head alone, a sweep everywhere"
+    return False, f"does not see what the driver writes to {storage}: {remedy} ({scope})"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _write_probe(storage: Path) -> Path:
+    """A new empty file in the storage; in the folder that it would be made in if it is not there yet."""
     probe = _existing(storage) / f".raysim-doctor-{uuid.uuid4().hex}"
-    probe.write_text(content)
+    probe.touch()
     return probe
 
 
@@ -252,8 +272,5 @@ def _existing(folder: Path) -> Path:
 
 
 def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    power = min(3, int(math.log2(max(count, 1)) // 10))
+    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} bytes"

@@ -82,7 +82,8 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
             f"unknown {kind} {name!r}. {nearest_name(name, list(known))}; or module:function for your own"
         )
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        own: T = getattr(importlib.import_module(module_name), attribute)
+        return own
     except Exception as error:  # whatever the module's own code raises
         raise LookupError(f"cannot import {kind} {name!r}: {error}; is the module on the Python path?") from error
 

@@ -63,7 +63,7 @@ class Recorder:
         number = record.round_index
         row = {"round": str(number), **{name: repr(float(value)) for name, value in record.metrics.items()}}
         self.rows.append(row)
-        if new := [name for name in row if name not in self._columns]:  # what methods log is known once they did
+        if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them
             self._columns += new
             self._csv.close()
             self._open_progress()
@@ -193,8 +193,8 @@ class Recorder:
 def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
     """Accuracies of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
 
-    `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first of
-    several: a choice that does not look at the test set. None for what the rows do not hold.
+    `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first one of
+    equals: a choice that does not look at the test set. A value is None where the rows do not hold it.
     """
     scores, validation = _points(rows, "server/accuracy"), _points(rows, "server/validation_accuracy")
     best, chosen = _best(scores), _best(validation)
@@ -221,6 +221,6 @@ def _best(scores: Mapping[int, float]) -> int:
 
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
-    """The last value of a metric that says how good the model is; None for others, and for what is no number."""
+    """The last value of a `server/` or `clients/` metric; None for other metrics and where the value is not finite."""
     *_, last = [math.nan, *_points(rows, name).values()]
     return last if name.startswith(("server/", "clients/")) and math.isfinite(last) else None

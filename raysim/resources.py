@@ -20,7 +20,7 @@ class Resources(NamedTuple):
 
 
 def check_resources(config: Config) -> list[Fault]:
-    """More than this machine has is refused here; what a cluster has is known only once connected."""
+    """Whether this machine has what a run asks for; what a cluster has is known only once connected."""
     wanted, cores = config.resources, os.cpu_count() or 1
     if wanted.backend == "serial" or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
         return []

@@ -50,7 +50,7 @@ MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAIL
 
 @dataclass(frozen=True)
 class Status:
-    """What a run directory says of its run; message: the first line of its mark's file."""
+    """How a run ended, if it did; message: the first line of its mark's file."""
 
     name: Name
     message: str = ""
@@ -78,7 +78,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
 
 
 class RunFolder:
-    """Names and contents of the files of one run. Nothing is kept open; every reading is of what is there now."""
+    """Names and contents of the files of one run. It keeps no file open and reads anew each time."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -146,7 +146,7 @@ class RunFolder:
             (self.path / mark).unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self, wait_s: float = 0.0) -> Iterator[None]:
+    def locked(self, wait_s: float = 0.0, *, kind: str = "run") -> Iterator[None]:
         """Hold the directory for this process alone.
 
         Raises:
@@ -157,7 +157,7 @@ class RunFolder:
             lock.acquire(timeout=wait_s)
         except Timeout as error:
             remedy = "wait for it, or choose another name"
-            raise RunExists(f"run {self.name!r} is running", str(self.path), remedy) from error
+            raise RunExists(f"{kind} {self.name!r} is running", str(self.path), remedy) from error
         try:
             yield
         finally:
@@ -180,7 +180,7 @@ class RunFolder:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
     def results(self) -> list[Path]:
-        """What the run left of results; TensorBoard's events stay with the run that wrote them."""
+        """The files that hold results; TensorBoard's events stay with the run that wrote them."""
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
         hidden = (".", "events.out")
         return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]

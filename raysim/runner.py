@@ -118,8 +118,7 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
     if not folder.config.exists():
         if is_finished:
             raise RunExists(f"run {name!r} is finished", where, other)
-        write_file(folder.partition, plan.manifest.to_json().encode())
-        write_file(folder.partition_table, partition_csv(plan.manifest, plan.info).encode())
+        write_partition(folder, plan.manifest, plan.info)
         folder.write_config(now)
         return None
     if config.resume == "never" and not is_finished:
@@ -172,9 +171,11 @@ def _failure_marked(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def partition_csv(manifest: Manifest, info: SetInfo) -> str:
-    """partition.csv: a row for each client, and one for the validation set."""
-    return partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
+def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
+    """Write partition.json, and partition.csv with a row for each client and one for the validation set."""
+    table = partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
+    write_file(folder.partition, manifest.to_json().encode())
+    write_file(folder.partition_table, table.encode())
 
 
 def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:

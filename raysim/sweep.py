@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.core.errors import ConfigError, Fault
-from raysim.core.settings import assign
+from raysim.core.settings import Raw, Settings, assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
@@ -46,11 +46,11 @@ class Trial:
     """One configuration of a sweep. values: axis -> chosen label or value."""
 
     name: str
-    values: dict[str, Any]
-    raw: dict[str, Any]
+    values: dict[str, object]
+    raw: Settings
 
 
-def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+def scaled(raw: Raw, source: str) -> Settings:
     """The configuration with its `scale` settings laid over it; its `tune` group may be shrunk by them, too.
 
     A name gets the ending `_scaled`, unless `scale` sets one: the full run is another one.
@@ -67,7 +67,7 @@ def scaled(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     return _laid_over(raw, settings, "scale", source)
 
 
-def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> Trial:
+def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Trial:
     """The configuration of one trial.
 
     Args:
@@ -76,9 +76,9 @@ def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_
       is_scaled: `scale` has the last word.
     """
     space, result = axes(raw, source), dict(raw)
-    labels: dict[str, Any] = {}
+    labels: dict[str, object] = {}
     for axis, value in values.items():
-        named = _named(raw, axis, space[axis])
+        named = named_settings(raw, axis, space[axis])
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
@@ -94,7 +94,7 @@ def trial(raw: Mapping[str, Any], values: Mapping[str, Any], source: str, *, is_
     return Trial(trial_name(values, space), dict(values), result)
 
 
-def grid(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> list[Trial]:
+def grid(raw: Raw, source: str, *, is_scaled: bool = False) -> list[Trial]:
     """All trials of a sweep whose axes are all lists, in the order of the file, the last axis fastest.
 
     Raises:
@@ -110,50 +110,34 @@ def grid(raw: Mapping[str, Any], source: str, *, is_scaled: bool = False) -> lis
     return [trial(shrunk, values, source, is_scaled=is_scaled) for values in combinations(shrunk, choices)]
 
 
-def combinations(raw: Mapping[str, Any], choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def combinations(raw: Raw, choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
     """Axis -> value for each point of the grid; without the axes that `tune.only` leaves out there, and each point once."""
     only = raw["tune"].get("only") or {}
-    found: dict[str, dict[str, Any]] = {}
-    for point in itertools.product(*choices.values()):
-        values = dict(zip(choices, point, strict=True))
-        counts = {
+    points: dict[str, dict[str, object]] = {}
+    for chosen in itertools.product(*choices.values()):
+        values = dict(zip(choices, chosen, strict=True))
+        point = {
             axis: value
             for axis, value in values.items()
             if all(values.get(other) in labels for other, labels in (only.get(axis) or {}).items())
         }
-        found.setdefault(repr(counts), counts)
-    return list(found.values())
+        points.setdefault(repr(point), point)
+    return list(points.values())
 
 
-def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+def axes(raw: Raw, source: str) -> dict[str, Raw]:
     """Axis -> {domain: its arguments}, checked for shape.
 
     Raises:
       ConfigError: no `tune.param_space`, or an axis that is not one domain.
     """
-    group = raw.get("tune")
-    space = group.get("param_space") if isinstance(group, Mapping) else None
-    if not isinstance(space, Mapping) or not space:
+    space = param_space(raw)
+    if not space:
         text = "is missing or empty; write axes such as `local.lr: {grid_search: [0.1, 0.01]}`"
         raise ConfigError([Fault("tune.param_space", text)], source)
-    faults = []
-    for axis, domain in space.items():
-        if not isinstance(domain, Mapping) or len(domain) != 1:
-            faults.append(
-                Fault(
-                    f"tune.param_space.{axis}", f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
-                )
-            )
-        elif next(iter(domain)) in LISTED and not options(domain):
-            faults.append(Fault(f"tune.param_space.{axis}", "has nothing to choose from; list at least one value"))
-        elif next(iter(domain)) in LISTED and (named := _named(raw, str(axis), domain)) is not None:
-            unknown = [str(label) for label in options(domain) if label not in named]
-            if unknown:
-                text = (
-                    f"tune.settings.{axis} does not say what {', '.join(unknown)} stands for; known: {', '.join(named)}"
-                )
-                faults.append(Fault(f"tune.param_space.{axis}", text))
-    for axis, conditions in (group.get("only") or {}).items() if isinstance(group, Mapping) else ():
+    texts = {axis: _domain_fault(raw, str(axis), domain) for axis, domain in space.items()}
+    faults = [Fault(f"tune.param_space.{axis}", text) for axis, text in texts.items() if text]
+    for axis, conditions in (raw["tune"].get("only") or {}).items():
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
             faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
@@ -162,25 +146,47 @@ def axes(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
     return {str(axis): dict(domain) for axis, domain in space.items()}
 
 
-def options(domain: Mapping[str, Any]) -> list[Any]:
+def param_space(raw: Raw) -> Raw:
+    """`tune.param_space` as it is written; empty where there is none."""
+    group = raw.get("tune")
+    space = group.get("param_space") if isinstance(group, Mapping) else None
+    return space if isinstance(space, Mapping) else {}
+
+
+def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
+    """What is wrong with an axis; "" if nothing is."""
+    if not isinstance(domain, Mapping) or len(domain) != 1:
+        return f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
+    if next(iter(domain)) not in LISTED:
+        return ""
+    if not options(domain):
+        return "has nothing to choose from; list at least one value"
+    named = named_settings(raw, axis, domain)
+    if named is None:
+        return ""
+    unknown = ", ".join(str(label) for label in options(domain) if label not in named)
+    known = ", ".join(map(str, named))
+    return f"tune.settings.{axis} does not say what {unknown} stands for; known: {known}" if unknown else ""
+
+
+def options(domain: Raw) -> list[Any]:
     """What a listed domain chooses from: labels of named settings, or values."""
     (values,) = domain.values()
     return list(values) if isinstance(values, Mapping | list | tuple) else []
 
 
-def trial_name(values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
     """A folder name: "alpha=0.1,method=FedVG" with what no folder name should hold replaced by -."""
     parts = [f"{_short(axis, space)}={value}" for axis, value in values.items()]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
 
 
-def _named(raw: Mapping[str, Any], axis: str, domain: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """label -> settings where the choices are named, in the axis itself or in `tune.settings`."""
+def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None:
+    """label -> settings where the choices are named, in the axis itself or in `tune.settings`; None where they are values."""
     ((kind, values),) = domain.items()
     if kind not in LISTED:
         return None
-    known = (raw["tune"].get("settings") or {}).get(axis)
-    return values if isinstance(values, Mapping) else known
+    return values if isinstance(values, Mapping) else (raw["tune"].get("settings") or {}).get(axis)
 
 
 def _short(axis: str, names: Iterable[str]) -> str:
@@ -189,7 +195,7 @@ def _short(axis: str, names: Iterable[str]) -> str:
     return last if sum(name.rpartition(".")[2] == last for name in names) == 1 else axis
 
 
-def _laid_over(raw: Mapping[str, Any], settings: Any, where: str, source: str) -> dict[str, Any]:
+def _laid_over(raw: Raw, settings: object, where: str, source: str) -> Settings:
     if not isinstance(settings, Mapping):
         raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)
     result = copy.deepcopy(dict(raw))

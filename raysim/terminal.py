@@ -10,12 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from raysim.core.settings import Settings
     from raysim.engine.metrics import RoundRecord
-    from raysim.tuning.outcome import Outcome
-    from raysim.tuning.plan import Sweep, SweepTrial
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -24,27 +20,6 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()
-
-
-def sweep_table(sweep: Sweep, trials: list[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """The ten best trials by the sweep's metric."""
-    metric = sweep.base.tune.metric
-    done = sum(found.is_finished for found in outcomes.values())
-    table = Table(title=f"{sweep.folder.name}: best of {done} finished trials, of {len(outcomes)}")
-    every = [found.labels for found in outcomes.values()]
-    names = [name for name in every[0] if len({repr(labels.get(name)) for labels in every}) > 1] or list(every[0])
-    for column in (*names, metric, "best round", "seconds", ""):
-        table.add_column(column, justify="left" if column in names else "right")
-    for trial in trials[:10]:
-        found = outcomes[trial.name]
-        numbers = [f"{found.score:.4f}", str(found.best_round), f"{found.seconds:.1f}"]
-        status = "" if found.status == "completed" else found.status
-        table.add_row(*(_short(found.labels.get(name, "")) for name in names), *numbers, status)
-    return table
-
-
-def _short(label: object) -> str:
-    return f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:

@@ -82,3 +82,8 @@ def test_a_phase_method_runs_by_itself_after_the_last_round(root):
     assert (main.rounds, main.cohort_size) == (3, 7)
     assert (last.rounds, last.cohort_size, last.settings.steps) == (1, 12, 0)
     assert plan.num_rounds == 4
+
+
+def test_an_unknown_figure_is_a_fault_before_the_run(root):
+    with pytest.raises(ConfigError, match=r"report\.figures\.1: unknown figure 'pie'\. Did you mean"):
+        plan_of(root, report={"figures": ["bars", "pie"]})

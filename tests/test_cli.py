@@ -71,6 +71,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
 
 def test_single_faults(root, tmp_path):
     assert "must be >= 1, got 0" in faults_of(raw_config(root, rounds=0))["rounds"]
+    assert "must be >= 1, got 0" in faults_of(raw_config(root, resources={"trainers": 0}))["resources.trainers"]
     assert "population of 12" in faults_of(raw_config(root, cohort={"size": 13}))["cohort.size"]
     assert "Did you mean 'cnn'" in faults_of(raw_config(root, model={"name": "cmn"}))["model.name"]
     assert "unknown key" in faults_of(raw_config(root, model={"widht": 3}))["model.widht"]

@@ -49,7 +49,7 @@ def parse_options(
 
 @lru_cache(maxsize=256)
 def _options_model(function: Callable[..., object]) -> type[BaseModel]:
-    fields: dict[str, Any] = {}  # create_model's own type of a field
+    fields: dict[str, Any] = {}  # Any: create_model takes types and defaults of every kind
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
@@ -84,8 +84,8 @@ def _is_tag(part: int | str) -> bool:
 #: What values of a generic type are called; all others that stand beside words are numbers.
 KINDS: dict[object, str] = {list: "a list", dict: "a mapping"}
 
-#: pydantic's type of an error -> the sentence. A field with words among its values is told by these words instead, but
-#: where a number that it also takes is out of bounds.
+#: pydantic's type of an error -> the sentence. A field that takes words gets the sentence "choice", unless its value is a
+#: number below the bound.
 SENTENCES = {
     "greater_than": "must be > {gt:g}, got {value!r}{hint}",
     "greater_than_equal": "must be >= {ge:g}, got {value!r}{hint}",
@@ -149,5 +149,6 @@ def _choices(field: FieldInfo | None) -> list[str]:
     parts = (field.annotation, *get_args(field.annotation)) if field is not None else ()
     words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
     others = [part for part in get_args(field.annotation) if part not in (type(None), *words)] if field else []
-    origins = [origin for origin in map(get_origin, others) if origin is not Literal]
-    return [*dict.fromkeys(KINDS.get(origin, "a number") for origin in origins), *words] if words else []
+    origins: list[object] = [get_origin(part) for part in others]
+    kinds = [KINDS.get(origin, "a number") for origin in origins if origin is not Literal]
+    return [*dict.fromkeys(kinds), *words] if words else []

@@ -31,15 +31,13 @@ def located_root(root: str, name: str) -> str:
 
 
 def located(config: Config) -> Config:
-    """The configuration with absolute `storage` and `data.root`: nobody who changes directory later moves them.
+    """The configuration with absolute `storage` and `data.root`, which a later change of directory does not move.
 
-    A prepared set that was uploaded with a job is found in its working directory, all else below the home folder.
+    A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
     """
     root = located_root(config.data.root, config.data.name)
     storage = str(home_folder() / Path(config.storage).expanduser())
-    return config.model_copy(
-        update={"storage": storage, "data": config.data.model_copy(update={"root": root})},
-    )
+    return config.model_copy(update={"storage": storage, "data": config.data.model_copy(update={"root": root})})
 
 
 def data_cache(config: Config) -> Path:

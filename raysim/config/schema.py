@@ -206,36 +206,6 @@ class CalibrateGroup(Group):
     cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same of I_B")
 
 
-#: Kinds of figures, and the papers' numbers of them: FedVG's plain, the others' with the paper's name.
-FigureName = Literal[
-    "curves",
-    "bars",
-    "lines",
-    "integration",
-    "imbalance",
-    "strategies",
-    "weights",
-    "norms",
-    "representation",
-    "drift",
-    "agreement",
-    "spectrum",
-    "selection",
-    "figure_1",
-    "figure_3",
-    "figure_5",
-    "figure_7",
-    "figure_8",
-    "figure_9",
-    "figure_A1",
-    "flfa_figure_2",
-    "flfa_figure_3",
-    "flfa_figure_4",
-    "flfa_table_13",
-    "univarfl_figure_1",
-]
-
-
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
@@ -254,8 +224,9 @@ class ReportGroup(Group):
     columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
     ignore: list[str] = key([], "labels that make neither columns nor tables, though they vary")
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
-    figures: list[FigureName] | None = key(
-        None, "which figures; by default bars, lines and curves where they make sense"
+    figures: list[str] | None = key(
+        None,
+        "which figures, by the names in raysim/reporting/drawing.py; by default bars, lines and curves where they make sense",
     )
     baseline: str | None = key(None, "row that gains are counted from")
     gain: str | None = key(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -155,26 +155,30 @@ def layout_of(
     if unknown := (trained | shared) - names:
         raise KeyError(f"layout_of: no such parameters: {sorted(unknown)}; the model has {sorted(names)}")
     block_of = block_namer(module, head=head, blocks=blocks)
+    persistent = _persistent_names(module)
     leaves: list[Leaf] = []
-    offset = 0
 
-    def add(name: str, tensor: Tensor, leaf: Leaf) -> None:
-        nonlocal offset
-        leaves.append(replace(leaf, name=name, shape=tuple(tensor.shape), offset=offset))
-        offset += tensor.numel()
+    def add(name: str, tensor: Tensor, *, is_buffer: bool) -> None:
+        layer = name.rpartition(".")[0]
+        leaf = Leaf(
+            name=name,
+            shape=tuple(tensor.shape),
+            offset=leaves[-1].end if leaves else 0,
+            layer=layer,
+            block=block_of(name),
+            is_buffer=is_buffer,
+            is_head=not is_buffer and (layer == head or layer.startswith(head + ".")),
+            is_shared=is_buffer or name in shared,
+            is_channels_last=not is_buffer and channels_last and tensor.dim() == 4,
+        )
+        leaves.append(leaf)
 
     for name, parameter in module.named_parameters():
-        if name not in trained:
-            continue
-        layer = name.rpartition(".")[0]
-        is_conv = channels_last and parameter.dim() == 4
-        in_head = layer == head or layer.startswith(head + ".")
-        template = Leaf(name, (), 0, layer, block_of(name), False, in_head, name in shared, is_conv)
-        add(name, parameter, template)
-    persistent = _persistent_names(module)
+        if name in trained:
+            add(name, parameter, is_buffer=False)
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point() and name in persistent:
-            add(name, buffer, Leaf(name, (), 0, name.rpartition(".")[0], block_of(name), is_buffer=True))
+            add(name, buffer, is_buffer=True)
     return Layout(tuple(leaves))
 
 
@@ -266,8 +270,8 @@ def _layer_blocks(module: nn.Module) -> dict[str, str]:
         if blocks and (not around(sequence) or len(blocks) > 1 or holds_nothing_else):
             members[sequence] = list(children)[list(children).index(blocks[0]) :]
     stages = {path for sequence in members for path in around(sequence)}
-    found = {path: around(path)[0] for path in stages}
+    stage_of = {path: around(path)[0] for path in stages}
     for sequence, paths in members.items():
         stands_alone = not stages.isdisjoint(paths)  # a block in a sequence of stages is a stage of its own
-        found |= {path: [*around(sequence), path if stands_alone else sequence][0] for path in paths}
-    return found
+        stage_of |= {path: [*around(sequence), path if stands_alone else sequence][0] for path in paths}
+    return stage_of

@@ -37,6 +37,13 @@ from torch import Tensor, nn
 from raysim.core.layout import Layout
 from raysim.core.weights import Weights
 
+#: What a method sends, reports or keeps: tensors, numbers, strings, None, and lists and dicts of them. Any, because only
+#: the method itself knows the form of its own values.
+Value = Any
+
+#: A method's server state: its own values by name.
+State = dict[str, Value]
+
 
 class Batch(NamedTuple):
     """images: (B, channels, height, width) float32, ready for the model; labels: (B,) int64."""
@@ -56,7 +63,7 @@ class Message(NamedTuple):
     """What the server sends: params [num_params] (the broadcast point) and the fields of one method."""
 
     params: Tensor
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Value]
 
 
 class Vector(NamedTuple):
@@ -148,8 +155,8 @@ class ClientView:
     state: Tensor
     head: str
     model: Model
-    message: Mapping[str, Any]
-    memory: dict[str, Any]
+    message: Mapping[str, Value]
+    memory: dict[str, Value]
     generator: torch.Generator
     batches: Batches
     validation_gradient: Callable[[str], Tensor]
@@ -158,7 +165,7 @@ class ClientView:
     momentum: float = 0.0
     batch_size: int = 32
     num_steps: int = 0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Value] = field(default_factory=dict)
 
 
 class Log(Protocol):
@@ -208,8 +215,8 @@ class ServerView:
     report: Mapping[str, Tensor]
     weights: Weights
     total: Callable[[str, Weights], Tensor]
-    map_updates: Callable[[Callable[[Tensor, Any], Any], Any], list[Any]]
-    map_features: Callable[[Callable[[Tensor, Tensor, Any], Any], Any], list[Any]]
+    map_updates: Callable[[Callable[[Tensor, Value], Value], Value], list[Value]]
+    map_features: Callable[[Callable[[Tensor, Tensor, Value], Value], Value], list[Value]]
     validation_loss: Callable[[Weights], float]
     move_buffers: Callable[[Tensor], None]
     log: Log
@@ -219,9 +226,6 @@ class ServerView:
     def is_active(self) -> Tensor:
         """(K,) bool: clients that took at least one step. The others returned what they got and get no weight."""
         return self.num_steps > 0
-
-
-State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -248,7 +252,7 @@ class Method:
     forward: Callable[[dict[str, LayerOp], ClientView], dict[str, LayerOp]] | None = None
     loss: Callable[[LossFn, ClientView], LossFn] | None = None
     grads: Callable[[GradFn, ClientView], GradFn] | None = None
-    report: Callable[[ClientView], Mapping[str, Any]] | None = None
+    report: Callable[[ClientView], Mapping[str, Value]] | None = None
     weigh: Callable[[Weights, ServerView], Weights] | None = None
     server_update: Callable[[Tensor, State, ServerView], tuple[Tensor, State]] | None = None
     evaluation_override: Callable[[State, ServerView], Mapping[str, Tensor]] | None = None

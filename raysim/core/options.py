@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 
-def warn_of_ignored(make: Callable[..., Any], given: Mapping[str, Any], names: Iterable[str], because: str) -> None:
+def warn_of_ignored(
+    make: Callable[..., object], given: Mapping[str, object], names: Iterable[str], because: str
+) -> None:
     """Warn of options that are not at their defaults and have no effect.
 
     Args:

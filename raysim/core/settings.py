@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
+
+#: The same, to be read only.
+Raw = Mapping[str, Any]
 
 #: Keys and values as a file holds them, before they are checked or after they are written back.
 Settings = dict[str, Any]

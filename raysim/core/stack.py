@@ -6,18 +6,21 @@ innermost. It knows nothing of processes, files or tasks: views come in, values 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State
+from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State, Value
 from raysim.core.weights import Weights
+
+T = TypeVar("T")
 
 
 class ClientStep(NamedTuple):
@@ -61,7 +64,7 @@ class Stack:
         """Method name -> its server state at the start of a run. params: [num_params], copied for each method."""
         return {m.name: m.init(params.clone(), layout) for m in self.methods if m.init is not None}
 
-    def broadcast(self, params: Tensor, states: Mapping[str, State]) -> tuple[Tensor, dict[str, dict[str, Any]]]:
+    def broadcast(self, params: Tensor, states: Mapping[str, State]) -> tuple[Tensor, dict[str, dict[str, Value]]]:
         """([num_params] to start from, method name -> message fields). params: [num_params], the global parameters."""
         fields = {}
         for method in self.methods:
@@ -92,7 +95,7 @@ class Stack:
                 gradient = method.grads(gradient or gradient_of(loss), views[method.name])
         return ClientStep(ops, loss, gradient)
 
-    def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Any]]:
+    def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Value]]:
         """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
         return {m.name: m.report(views[m.name]) for m in self.methods if m.report is not None}
 
@@ -144,21 +147,10 @@ def chain(name: str, *parts: Method) -> Method:
         raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a phase of its own; list it beside the chain")
     stack = Stack(parts)
 
-    def wrapping(hook: str) -> Any:
-        """The parts' `forward`, `loss` or `grads`, one after the other; None where no part has it."""
-        pairs = [(part, getattr(part, hook)) for part in parts if getattr(part, hook) is not None]
-
-        def run(value: Any, view: ClientView) -> Any:
-            for part, wrap in pairs:
-                value = wrap(value, _client_inside(view, part))
-            return value
-
-        return run if pairs else None
-
-    def where(hook: str, run: Any) -> Any:
+    def where(hook: str, run: T) -> T | None:
         return run if any(getattr(part, hook) is not None for part in parts) else None
 
-    def report(view: ClientView) -> dict[str, Any]:
+    def report(view: ClientView) -> dict[str, Value]:
         reports = stack.report({part.name: _client_inside(view, part) for part in parts})
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
@@ -176,9 +168,9 @@ def chain(name: str, *parts: Method) -> Method:
         partition=where("partition", lambda partition: stack.partition(partition.trained, partition.head)),
         init=where("init", stack.init),
         broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
-        forward=wrapping("forward"),
-        loss=wrapping("loss"),
-        grads=wrapping("grads"),
+        forward=_one_after_another([(part, part.forward) for part in parts]),
+        loss=_one_after_another([(part, part.loss) for part in parts]),
+        grads=_one_after_another([(part, part.grads) for part in parts]),
         report=where("report", report),
         weigh=where("weigh", weigh),
         server_update=where("server_update", server_update),
@@ -187,6 +179,20 @@ def chain(name: str, *parts: Method) -> Method:
         needs=stack.needs,
         base_weights=stack.base_weights,
     )
+
+
+def _one_after_another(
+    hooks: Iterable[tuple[Method, Callable[[T, ClientView], T] | None]],
+) -> Callable[[T, ClientView], T] | None:
+    """The parts' `forward`, `loss` or `grads` as one hook; None where no part has it."""
+    wraps = [(part, wrap) for part, wrap in hooks if wrap is not None]
+
+    def run(value: T, view: ClientView) -> T:
+        for part, wrap in wraps:
+            value = wrap(value, _client_inside(view, part))
+        return value
+
+    return run if wraps else None
 
 
 def _client_inside(view: ClientView, part: Method) -> ClientView:
@@ -229,14 +235,8 @@ def resources_of(layout: Layout) -> list[str]:
     """Names of everything that can be claimed with this layout."""
     layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
     weights = [f"weights:{leaf.name}" for leaf in layout.shared]
-    return [
-        "criterion",
-        "merge",
-        "broadcast-point",
-        "server-optimizer",
-        *weights,
-        *(f"backward:{name}" for name in layers),
-    ]
+    backward = [f"backward:{name}" for name in layers]
+    return ["criterion", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
 
 
 def conflicts(
@@ -250,38 +250,37 @@ def conflicts(
       available: the needs that this run can meet.
       head: path of the classifier layer.
     """
-    found: list[str] = []
     methods = [replace(m, claims=frozenset(claim.replace(HEAD, head) for claim in m.claims)) for m in methods]
-    for name in {m.name for m in methods if sum(other.name == m.name for other in methods) > 1}:
-        found.append(f"{name} is listed twice; list it once")
+    counts = Counter(method.name for method in methods)
+    faults = [f"{name} is listed twice; list it once" for name, count in counts.items() if count > 1]
     for method in methods:
         for need in sorted(method.needs - set(available)):
-            found.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
+            faults.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
         for claim in sorted(method.claims):
-            if not _held(claim, resources):
-                found.append(
-                    f"{method.name} claims {claim}, but nothing like it is trained and shared in this run: "
-                    f"{_known(claim, resources)}"
-                )
+            if not any(_covers(claim, resource) for resource in resources):
+                nothing = f"{method.name} claims {claim}, but nothing like it is trained and shared in this run"
+                faults.append(f"{nothing}: {_known(claim, resources)}")
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
-        both = [r for r in resources if _claims(first, r) and _claims(second, r)]
-        if both:
-            found.append(
-                f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
-                f"drop one, or build one of them without that part (see `raysim methods`)"
+        faults += _clashes(first, second, resources)
+    return faults
+
+
+def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[str]:
+    """What two methods both decide, and what the second, which stands behind the first, would discard of it."""
+    faults = []
+    if both := [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]:
+        faults.append(
+            f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
+            f"drop one, or build one of them without that part (see `raysim methods`)"
+        )
+    for kind, hook in REPLACES.items():
+        have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None
+        if have_hook and _replaces(second, kind) and not _replaces(first, kind):
+            faults.append(
+                f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
+                f"put {second.name} before {first.name}"
             )
-        for kind, hook in REPLACES.items():
-            replaces = _replaces(second, kind) and getattr(second, hook) is not None
-            if replaces and not _replaces(first, kind) and getattr(first, hook) is not None:
-                found.append(
-                    f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
-                    f"put {second.name} before {first.name}"
-                )
-    return found
-
-
-def _held(claim: str, resources: Sequence[str]) -> list[str]:
-    return [resource for resource in resources if _covers(claim, resource)]
+    return faults
 
 
 def _claims(method: Method, resource: str) -> bool:

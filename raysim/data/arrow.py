@@ -3,23 +3,25 @@ int64 `domain` and an int8 `split` (0 train, 1 validation, 2 test)."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError
+from raysim.data.faults import check_range, explained, full_disk
+from raysim.files import replaced_file
 
 SPLITS = ("train", "validation", "test")
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set
+KINDS = {"image": np.uint8, "label": np.int64, "domain": np.int64, "split": np.int8}
+
+_AGAIN = "run `raysim prepare --again` for this set"
 
 
 class Batch(NamedTuple):
@@ -29,6 +31,16 @@ class Batch(NamedTuple):
     labels: np.ndarray
     domains: np.ndarray | None = None
     splits: np.ndarray | None = None
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns that the batch has, under their names in the file, in its order."""
+        return {name: values for name, values in zip(KINDS, self, strict=True) if values is not None}
+
+    @staticmethod
+    def of(columns: Mapping[str, np.ndarray]) -> Batch:
+        """The inverse of `columns`."""
+        return Batch(**{f"{name}s": values for name, values in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,18 @@ class SetInfo:
     source: str = ""
     domains: tuple[str, ...] = ()
     source_checksum: str = ""
+
+    @staticmethod
+    def read(path: Path) -> SetInfo:
+        """The description of the set whose Arrow file is `path`; descriptions from before a field have its default."""
+        fields = json.loads(describe(path).read_text())
+        lists = {key: tuple(fields[key]) for key in ("classes", "shape", "domains") if key in fields}
+        return SetInfo(**(fields | lists))
+
+
+def describe(path: Path) -> Path:
+    """The JSON description beside a set's Arrow file."""
+    return path.with_suffix(".json")
 
 
 def write_set(
@@ -67,144 +91,92 @@ def write_set(
       DataError: a label outside the classes, images of different shapes, no example at all, or no space on the disk.
     """
     classes, domains = tuple(classes), tuple(domains)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with _full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    digest, count, shape, schema, writer = hashlib.sha256(), 0, None, None, None
-    try:
-        for given in batches:
-            batch = Batch(*given)
-            if shape is None or schema is None:
-                shape, schema = batch.images.shape[1:], _schema(batch)
-                with _full_disk(path):
-                    writer = pa.ipc.new_file(str(temporary), schema)
-            batch = _checked(batch, shape, (len(classes), len(domains)), f"{name}, row", count)
-            if _schema(batch) != schema:
+    limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
+    digest, count, shape, writer = hashlib.sha256(), 0, None, None
+    with full_disk(path.parent), replaced_file(describe(path)) as description, replaced_file(path) as data:
+        for columns in batches:
+            batch = Batch(*columns)
+            shape = shape or batch.images.shape[1:]
+            batch = _checked(batch, shape, limits, name, count)
+            record = _to_record(batch)
+            if writer is None:
+                schema, writer = record.schema, pa.ipc.new_file(str(data), record.schema)
+            if record.schema != schema:
                 raise DataError("some batches have a domain or a split and some not", name, "give it to all or to none")
             _update(digest, batch)
+            writer.write_batch(record)
             count += len(batch.labels)
-            assert writer is not None
-            with _full_disk(path):
-                writer.write_batch(_record_batch(batch, schema))
         if writer is None or shape is None:
             raise DataError("no examples", name, "check the source files")
-        with _full_disk(path):
-            writer.close()
-            info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source, domains, source_checksum)
-            _publish(temporary, path, info)
-    finally:
-        temporary.unlink(missing_ok=True)
-        describe(temporary).unlink(missing_ok=True)
+        writer.close()
+        info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source, domains, source_checksum)
+        description.write_text(json.dumps(asdict(info), indent=1) + "\n")
+        # The description makes the set complete: the old one goes before the data change, the new one comes after.
+        describe(path).unlink(missing_ok=True)
     return info
 
 
-def _checked(batch: Batch, shape: tuple[int, ...], counts: tuple[int, int], where: str, first: int) -> Batch:
+def _checked(batch: Batch, shape: tuple[int, ...], limits: Mapping[str, int], name: str, first: int) -> Batch:
     """The batch with contiguous columns of the right types, or a DataError naming the first wrong row."""
-    images, labels, domains, splits = batch
+    images, row = batch.images, f"{name}, row"
     if images.dtype != np.uint8:
-        raise DataError(f"pixels of type {images.dtype}", f"{where} {first}", "images must be uint8, 0 to 255")
+        raise DataError(f"pixels of type {images.dtype}", f"{row} {first}", "images must be uint8, 0 to 255")
     if images.shape[1:] != shape:
-        raise DataError(
-            f"image of shape {images.shape[1:]} among images of shape {shape}",
-            f"{where.replace(', row', ', from row')} {first}",
-            "resize them to one size",
-        )
-    known = {"label": (labels, counts[0]), "domain": (domains, counts[1]), "split": (splits, len(SPLITS))}
-    for column, (values, limit) in known.items():
+        what = f"image of shape {images.shape[1:]} among images of shape {shape}"
+        raise DataError(what, f"{name}, from row {first}", "resize them to one size")
+    for column, limit in limits.items():
+        values = batch.columns.get(column)
         if values is None:
             continue
         if values.shape != (len(images),):
-            raise DataError(
-                f"{column}s of shape {values.shape} for {len(images)} images", f"{where} {first}", "one an image"
-            )
-        check_range(values, limit, where, first=first, column=column)
-    return Batch(
-        np.ascontiguousarray(images),
-        np.ascontiguousarray(labels, np.int64),
-        None if domains is None else np.ascontiguousarray(domains, np.int64),
-        None if splits is None else np.ascontiguousarray(splits, np.int8),
+            what = f"{column}s of shape {values.shape} for {len(images)} images"
+            raise DataError(what, f"{row} {first}", "one an image")
+        check_range(values, limit, row, first=first, column=column)
+    return Batch.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
+
+
+def _update(digest: hashlib._Hash, batch: Batch) -> None:
+    for values in batch.columns.values():
+        digest.update(values.data)
+
+
+def _to_record(batch: Batch) -> pa.RecordBatch:
+    images, *others = batch.columns.values()
+    kind = pa.fixed_shape_tensor(pa.uint8(), list(images.shape[1:]))
+    pixels = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), int(np.prod(kind.shape)))
+    return pa.record_batch(
+        [pa.ExtensionArray.from_storage(kind, pixels), *map(pa.array, others)], names=list(batch.columns)
     )
 
 
-def check_range(values: np.ndarray, limit: int, where: str, *, first: int = 0, column: str = "label") -> None:
-    """DataError at the first value outside 0..limit-1; its row is counted from `first` and appended to `where`."""
-    wrong = np.flatnonzero((values < 0) | (values >= limit))
-    if len(wrong):
-        mend = f"check the {column}s or the {'class' if column == 'label' else column} names"
-        raise DataError(f"{column} {values[wrong[0]]} outside 0..{limit - 1}", f"{where} {first + int(wrong[0])}", mend)
-
-
-def _update(digest: Any, batch: Batch) -> None:
-    for column in batch:
-        if column is not None:
-            digest.update(column.data)
-
-
-def _schema(batch: Batch) -> pa.Schema:
-    fields = [("image", pa.fixed_shape_tensor(pa.uint8(), list(batch.images.shape[1:]))), ("label", pa.int64())]
-    fields += [("domain", pa.int64())] if batch.domains is not None else []
-    return pa.schema(fields + ([("split", pa.int8())] if batch.splits is not None else []))
-
-
-def _record_batch(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    kind = schema.field("image").type
-    storage = pa.FixedSizeListArray.from_arrays(pa.array(batch.images.reshape(-1)), int(np.prod(kind.shape)))
-    others = [pa.array(column) for column in batch[1:] if column is not None]
-    return pa.record_batch([pa.ExtensionArray.from_storage(kind, storage), *others], schema=schema)
-
-
-def _publish(temporary: Path, path: Path, info: SetInfo) -> None:
-    """Put both files in place. The description makes the set complete, so the old one goes first and the new one last."""
-    describe(temporary).write_text(json.dumps(asdict(info), indent=1) + "\n")
-    for written in (temporary, describe(temporary)):
-        with open(written, "rb") as file:
-            os.fsync(file.fileno())
-    describe(path).unlink(missing_ok=True)
-    os.replace(temporary, path)
-    os.replace(describe(temporary), describe(path))
-
-
-@contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise DataError(
-            f"no space left ({error})", str(path.parent), "free some, or choose another folder; nothing was kept"
-        ) from error
-
-
-def describe(path: Path) -> Path:
-    """The JSON description beside a set's Arrow file."""
-    return path.with_suffix(".json")
+def _from_record(record: pa.RecordBatch) -> Batch:
+    """Views of the mapped file."""
+    columns = {name: record[name].to_numpy() for name in record.schema.names if name != "image"}
+    pixels = record["image"].storage.flatten().to_numpy(zero_copy_only=True)
+    return Batch.of({"image": pixels.reshape(-1, *record.schema.field("image").type.shape), **columns})
 
 
 class ImageSet:
-    """A memory-mapped set: no pixel is read before it is asked for."""
+    """A memory-mapped set: no pixel is read before it is asked for.
+
+    batches: as they were written, views of the mapped file.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        self.info = _read_info(path)
-        try:
+        if not path.is_file():
+            mend = f"run `raysim prepare {path.stem}`, or correct data.root"
+            raise DataError(f"no prepared set {path.stem!r}", str(path), mend)
+        damage = f"its description {describe(path).name} is missing or damaged"
+        with explained(damage, path, _AGAIN, OSError, ValueError, TypeError, AttributeError):
+            self.info = SetInfo.read(path)
+        with explained("not a readable Arrow IPC file", path, _AGAIN, pa.ArrowInvalid, OSError):
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"not a readable Arrow IPC file ({error})", str(path), "run `raysim prepare --again` for this set"
-            ) from error
-        self._images = [_pixels(batch) for batch in batches]
-        self._labels = [batch.column("label").to_numpy() for batch in batches]
-        self._domains = _optional(batches, "domain")
-        self._splits = _optional(batches, "split")
-        self._starts = np.cumsum([0, *(len(labels) for labels in self._labels)])
-        if int(self._starts[-1]) != self.info.num_examples:
-            raise DataError(
-                f"{self._starts[-1]} examples where the description says {self.info.num_examples}",
-                str(path),
-                "run `raysim prepare --again` for this set",
-            )
+            self.batches = [_from_record(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+        self._starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
+        if len(self) != self.info.num_examples:
+            what = f"{len(self)} examples where the description says {self.info.num_examples}"
+            raise DataError(what, str(path), _AGAIN)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -212,88 +184,47 @@ class ImageSet:
     @property
     def labels(self) -> np.ndarray:
         """(n,) int64."""
-        return np.concatenate(self._labels)
+        return np.concatenate([batch.labels for batch in self.batches])
 
     @property
     def domains(self) -> np.ndarray | None:
         """(n,) int64, which of `info.domains` an example is from; None if the set has none."""
-        return None if self._domains is None else np.concatenate(self._domains)
+        return self._optional("domain")
 
     @property
     def splits(self) -> np.ndarray | None:
         """(n,) int8: 0 train, 1 validation, 2 test, as published with the set; None if it has no official split."""
-        return None if self._splits is None else np.concatenate(self._splits)
+        return self._optional("split")
 
-    def batches(self) -> Iterator[Batch]:
-        """The record batches as they were written: views of the mapped file."""
-        for i, images in enumerate(self._images):
-            domains = None if self._domains is None else self._domains[i]
-            yield Batch(images, self._labels[i], domains, None if self._splits is None else self._splits[i])
+    def _optional(self, column: str) -> np.ndarray | None:
+        parts = [batch.columns[column] for batch in self.batches if column in batch.columns]
+        return np.concatenate(parts) if parts else None
 
     def verify(self) -> None:
         """Read the whole set; DataError if it does not have the checksum of its description."""
         digest = hashlib.sha256()
-        for batch in self.batches():
+        for batch in self.batches:
             _update(digest, batch)
         if digest.hexdigest() != self.info.checksum:
-            raise DataError(
-                f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}",
-                str(self.path),
-                "the file was damaged or changed; run `raysim prepare --again` for this set",
-            )
+            what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
+            raise DataError(what, str(self.path), f"the file was damaged or changed; {_AGAIN}")
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels) of the given rows, in their order; reads only these."""
         images = np.empty((len(rows), *self.info.shape), np.uint8)
         labels = np.empty(len(rows), np.int64)
-        chunk = np.searchsorted(self._starts, rows, side="right") - 1
-        for index in np.unique(chunk):
-            mine = np.flatnonzero(chunk == index)
-            local = rows[mine] - self._starts[index]
-            images[mine], labels[mine] = self._images[index][local], self._labels[index][local]
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for index in np.unique(owners):
+            places, batch = np.flatnonzero(owners == index), self.batches[index]
+            local = rows[places] - self._starts[index]
+            images[places], labels[places] = batch.images[local], batch.labels[local]
         return images, labels
 
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels) of a set written as one record batch: views of the mapped file."""
-        if len(self._images) == 1:
-            return self._images[0], self._labels[0]
+        if len(self.batches) == 1:
+            return self.batches[0].images, self.batches[0].labels
         return self.take(np.arange(len(self)))
-
-
-def _pixels(batch: pa.RecordBatch) -> np.ndarray:
-    shape = batch.schema.field("image").type.shape
-    return batch.column("image").storage.flatten().to_numpy(zero_copy_only=True).reshape(-1, *shape)
-
-
-def _optional(batches: list[pa.RecordBatch], column: str) -> list[np.ndarray] | None:
-    if not batches or column not in batches[0].schema.names:
-        return None
-    return [batch.column(column).to_numpy() for batch in batches]
-
-
-def _read_info(path: Path) -> SetInfo:
-    if not path.is_file():
-        raise DataError(
-            f"no prepared set {path.stem!r}", str(path), f"run `raysim prepare {path.stem}`, or correct data.root"
-        )
-    try:
-        fields = json.loads(describe(path).read_text())
-        return SetInfo(
-            fields["name"],
-            tuple(fields["classes"]),
-            tuple(fields["shape"]),
-            fields["num_examples"],
-            fields["checksum"],
-            fields["source"],
-            tuple(fields.get("domains", ())),
-            fields.get("source_checksum", ""),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"its description {describe(path).name} is missing or damaged ({error})",
-            str(path),
-            "run `raysim prepare --again` for this set",
-        ) from error
 
 
 def in_batches(
@@ -304,16 +235,11 @@ def in_batches(
     domains: np.ndarray | None = None,
     splits: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Slices of arrays as `write_set` takes them; of `batch_rows` rows unless told."""
+    """Slices of arrays as `write_set` takes them; of `batch_rows` rows by default."""
     rows = rows or batch_rows(images.shape[1:])
+    columns = Batch(images, labels, domains, splits).columns
     for start in range(0, len(labels), rows):
-        part = slice(start, start + rows)
-        yield Batch(
-            images[part],
-            labels[part],
-            None if domains is None else domains[part],
-            None if splits is None else splits[part],
-        )
+        yield Batch.of({name: values[start : start + rows] for name, values in columns.items()})
 
 
 def batch_rows(shape: tuple[int, ...]) -> int:

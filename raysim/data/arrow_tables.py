@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch, batch_rows, check_range, describe
-from raysim.data.reader_api import PARTS, Contents, Request, damaged, split_codes
+from raysim.data.arrow import KINDS, Batch, SetInfo, batch_rows, describe
+from raysim.data.faults import check_range, damaged
+from raysim.data.reader_api import PARTS, Contents, Request, split_codes
 from raysim.data.trees import decode
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
 
 
 def read_table(request: Request, *, kind: str) -> Contents:
@@ -28,65 +33,69 @@ def read_table(request: Request, *, kind: str) -> Contents:
     if not files:
         raise DataError(f"no {suffix} file", str(request.root), "give a file, or the folder that has them")
     parts = [next((part for part in PARTS if path.name.startswith(part)), "") for path in files]
-    codes = split_codes(parts) if all(parts) else None
-    opened = []
+    codes = split_codes(parts).tolist() if all(parts) else [None] * len(files)
+    tables = []
     for path in files:
         with damaged(path):
-            opened.append(ds.dataset(path, format="ipc" if kind == "arrow" else "parquet"))
-            missing = {"image", "label"} - set(opened[-1].schema.names)
-            if missing:
-                raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
-    classes, domains = _names(opened, files)
-    count = sum(data.count_rows() for data in opened)
-    batches = (
-        batch
-        for i, (path, data) in enumerate(zip(files, opened, strict=True))
-        for batch in _table_batches(request, path, data, len(classes), None if codes is None else int(codes[i]))
+            tables.append(ds.dataset(path, format="ipc" if kind == "arrow" else "parquet"))
+        missing = {"image", "label"} - set(tables[-1].schema.names)
+        if missing:
+            raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
+    classes, domains = _names(tables, files[0])
+    batches = chain.from_iterable(
+        _table_batches(request, path, table, len(classes), code)
+        for path, table, code in zip(files, tables, codes, strict=True)
     )
-    return Contents(classes, batches, files, count, domains)
+    return Contents(classes, batches, files, sum(table.count_rows() for table in tables), domains)
 
 
-def _names(opened: Sequence[Any], files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Class and domain names: of a set of ours, of the hub's metadata, or else numbers up to the largest label."""
-    if describe(files[0]).is_file():
-        with damaged(describe(files[0])):
-            fields = json.loads(describe(files[0]).read_text())
-            return tuple(fields["classes"]), tuple(fields.get("domains", ()))
-    hub = json.loads((opened[0].schema.metadata or {}).get(b"huggingface", b"{}"))
+    if describe(first).is_file():
+        with damaged(describe(first)):
+            info = SetInfo.read(first)
+            return info.classes, info.domains
+    hub = json.loads((tables[0].schema.metadata or {}).get(b"huggingface", b"{}"))
     names = hub.get("info", {}).get("features", {}).get("label", {}).get("names")
-
-    def numbers(column: str) -> tuple[str, ...]:
-        if column not in opened[0].schema.names:
-            return ()
-        tops = [b[column].to_numpy().max(initial=-1) for data in opened for b in data.to_batches(columns=[column])]
-        return tuple(str(i) for i in range(int(max(tops, default=-1)) + 1))
-
-    with damaged(files[0]):
-        return tuple(names) if names else numbers("label"), numbers("domain")
+    with damaged(first):
+        return tuple(names or _numbers(tables, "label")), _numbers(tables, "domain")
 
 
-def _table_batches(request: Request, path: Path, data: Any, num_classes: int, split: int | None) -> Iterator[Batch]:
+def _numbers(tables: Sequence[Dataset], column: str) -> tuple[str, ...]:
+    """0 to the largest value of a column, in words; none without the column."""
+    import pyarrow.compute as pc
+
+    if column not in tables[0].schema.names:
+        return ()
+    largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
+    return tuple(map(str, range(1 + max((value for value in largest if value is not None), default=-1))))
+
+
+def _table_batches(
+    request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
+) -> Iterator[Batch]:
     import pyarrow as pa
 
-    columns = [name for name in ("image", "label", "domain", "split") if name in data.schema.names]
-    kind, size = data.schema.field("image").type, request.options.size
+    names = [name for name in KINDS if name in table.schema.names]
+    kind, size = table.schema.field("image").type, request.options.size
     is_pixels = isinstance(kind, pa.FixedShapeTensorType)
     # Encoded images are small in the file and large in memory: few at a time.
     rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows((size, size, 3)) if size else 128
     first, shape = 0, (size, size, 3) if size else ()
     with damaged(path):
-        for record in data.to_batches(columns=columns, batch_size=rows):
+        for record in table.to_batches(columns=names, batch_size=rows):
             if not len(record):
                 continue
             if is_pixels:
                 pixels = record["image"].to_numpy_ndarray()
             else:
                 cells = record["image"].field("bytes") if pa.types.is_struct(kind) else record["image"]
-                names = [f"{path}, row {first + i}" for i in range(len(record))]
-                pixels = decode([cell or b"" for cell in cells.to_pylist()], names=names, size=size, shape=shape)
+                places = [f"{path}, row {first + i}" for i in range(len(record))]
+                pixels = decode([cell or b"" for cell in cells.to_pylist()], names=places, size=size, shape=shape)
                 shape = pixels.shape[1:]
-            others = {name: record[name].to_numpy(zero_copy_only=False) for name in columns[1:]}
-            splits = others.get("split", None if split is None else np.full(len(record), split, np.int8))
-            check_range(others["label"], num_classes, f"{path}, row", first=first)
-            yield Batch(pixels, others["label"], others.get("domain"), splits)
+            columns = {name: record[name].to_numpy(zero_copy_only=False) for name in names[1:]}
+            if split is not None:
+                columns.setdefault("split", np.full(len(record), split, np.int8))
+            check_range(columns["label"], num_classes, f"{path}, row", first=first)
+            yield Batch.of({"image": pixels, **columns})
             first += len(record)

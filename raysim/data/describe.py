@@ -25,23 +25,23 @@ def partition_table(
       classes: names, for a column of examples of each; none, if empty.
       validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
     """
+    rows: dict[int | str, np.ndarray] = dict(enumerate(class_counts))
+    if validation_counts is not None and validation_counts.sum():
+        rows["validation"] = validation_counts
+    counts = np.stack(list(rows.values()))
+    sizes, largest = counts.sum(axis=1), counts.argmax(axis=1)
+    shares = counts.max(axis=1) / np.maximum(1, sizes)
+    columns = [
+        ("client", list(rows)),
+        ("examples", sizes),
+        ("classes", np.count_nonzero(counts, axis=1)),
+        ("label_entropy_bits", [f"{entropy:.4f}" for entropy in label_entropy(counts)]),
+        ("largest_class", largest),
+        ("largest_share", [f"{share:.4f}" for share in shares]),
+        *((f"class {name}", counts[:, i]) for i, name in enumerate(classes)),
+    ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = ["client", "examples", "classes", "label_entropy_bits", "largest_class", "largest_share"]
-    writer.writerow([*columns, *(f"class {name}" for name in classes)])
-    rows: list[tuple[int | str, np.ndarray]] = list(enumerate(class_counts))
-    if validation_counts is not None and validation_counts.sum():
-        rows.append(("validation", validation_counts))
-    entropies = label_entropy(np.stack([counts for _, counts in rows]))
-    for (name, counts), entropy in zip(rows, entropies, strict=True):
-        size, largest = int(counts.sum()), int(counts.argmax())
-        told = [
-            name,
-            size,
-            np.count_nonzero(counts),
-            f"{entropy:.4f}",
-            largest,
-            f"{counts[largest] / max(1, size):.4f}",
-        ]
-        writer.writerow([*told, *(counts.tolist() if classes else ())])
+    writer.writerow(name for name, _ in columns)
+    writer.writerows(zip(*(values for _, values in columns), strict=True))
     return text.getvalue()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from numpy.random import Generator
 
 from raysim.core.errors import DataError
 
@@ -19,20 +20,17 @@ MAX_S, BATCH_ENTRIES = 10.0, 10**6
 TRIAL_DRAWS, HOPELESS = 200, 1e-12
 
 #: (examples per class, number of clients, alpha, generator) -> (classes, clients) int64: how many each client gets.
-Draw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray]
+Draw = Callable[[np.ndarray, int, float, Generator], np.ndarray]
 
 
-def cut(totals: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Each class in shares ~ Dir(alpha), rounded."""
-    # Tiny alphas can underflow to 0/0: the last client then gets the class.
-    shares = np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=len(totals)))
-    return whole(shares, totals)
+def cut(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
+    """Each class in shares ~ Dir(alpha), rounded: the form of FedVG and FLFA."""
+    return cut_many(totals, num_clients, alpha, rng, 1)[0]
 
 
-def cut_many(
-    totals: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator, num_draws: int
-) -> np.ndarray:
+def cut_many(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator, num_draws: int) -> np.ndarray:
     """(draws, classes, clients) int64: what so many calls of `cut` give one after the other."""
+    # Tiny alphas can underflow to 0/0: the last client then gets the class.
     shares = np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=num_draws * len(totals)))
     return whole(shares, np.tile(totals, num_draws)).reshape(num_draws, len(totals), num_clients)
 
@@ -44,12 +42,12 @@ def whole(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return np.diff(cuts, axis=1, prepend=0)
 
 
-def multinomial(totals: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Each example of a class draws its client from the class's p ~ Dir(alpha)."""
+def multinomial(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
+    """Each example of a class draws its client from the class's p ~ Dir(alpha): LIVAR's form."""
     return rng.multinomial(totals, np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=len(totals))))
 
 
-def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
     """Each class in shares ~ Dir(alpha), class after class; clients that have their equal share already take no part.
 
     As in the code of MOON and FedUV: the cuts are truncated as they are, so that rounding leaves single examples of a
@@ -67,7 +65,7 @@ def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: np.rando
     return counts
 
 
-def fill(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def fill(left: np.ndarray, size: int, alpha: float, rng: Generator) -> np.ndarray:
     """(classes,) int64 that sum to `size`: drawn from p ~ Dir(alpha), then the most probable classes with any left."""
     shares = np.nan_to_num(rng.dirichlet(np.full(len(left), alpha)))
     taken = np.minimum(rng.multinomial(size, shares), left)
@@ -76,21 +74,17 @@ def fill(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) ->
     return taken
 
 
-#: Draws that can be made many at once, from the same random numbers.
-BATCHED: dict[Draw, Callable[[np.ndarray, int, float, np.random.Generator, int], np.ndarray]] = {cut: cut_many}
-
-
 def redraw(
     draw: Draw,
     labels: np.ndarray,
     num_clients: int,
     *,
-    rng: np.random.Generator,
+    rng: Generator,
     alpha: float,
     min_samples: int,
     on_drawn: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """(classes, clients) int64: the first draw in which every client has `min_samples`; there are seconds for it, not days.
+    """(classes, clients) int64: the first draw in which every client has `min_samples`, within MAX_S seconds.
 
     Args:
       on_drawn: on_drawn(number of that draw, from 1).
@@ -104,11 +98,9 @@ def redraw(
     rng.bit_generator.state = pickle.loads(after)
     least = int(counts.sum(axis=0).min())
     if least < min_samples:
-        raise DataError(
-            f"no draw of {tried} gave every client {min_samples} examples; the best left one with {least}",
-            f"partition dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients",
-            _remedy(draw, totals, num_clients, alpha, min_samples),
-        )
+        what = f"no draw of {tried} gave every client {min_samples} examples; the best left one with {least}"
+        where = f"partition dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients"
+        raise DataError(what, where, _remedy(draw, totals, num_clients, alpha, min_samples))
     if on_drawn is not None:
         on_drawn(tried)
     return counts.copy()
@@ -125,27 +117,29 @@ def _first(
     """
     sizes, rng = np.array(totals), np.random.default_rng()
     rng.bit_generator.state = pickle.loads(state)
-    draw_many = BATCHED.get(draw)
-    most = max(1, BATCH_ENTRIES // (num_clients * len(totals))) if draw_many else 1
+    most = max(1, BATCH_ENTRIES // (num_clients * len(totals))) if draw is cut else 1
+
+    def draw_many(count: int) -> np.ndarray:
+        """(count, classes, clients): only `cut` can make several draws at once from the numbers of draws one by one."""
+        if draw is cut:
+            return cut_many(sizes, num_clients, alpha, rng, count)
+        return draw(sizes, num_clients, alpha, rng)[None]
+
     best: tuple[int, np.ndarray] | None = None
     tried, length, end = 0, 1, time.thread_time() + MAX_S
     num_short = 0  # clients with too few, over all draws
     while best is None or (time.thread_time() < end and not _is_hopeless(num_short, tried, num_clients)):
         before = rng.bit_generator.state
-        drawn = (
-            draw_many(sizes, num_clients, alpha, rng, length)
-            if draw_many
-            else draw(sizes, num_clients, alpha, rng)[None]
-        )
-        held = drawn.sum(axis=1)
-        least = held.min(axis=1)
-        num_short += int((held < min_samples).sum())
+        drawn = draw_many(length)
+        client_sizes = drawn.sum(axis=1)
+        least = client_sizes.min(axis=1)
+        num_short += int((client_sizes < min_samples).sum())
         enough = np.flatnonzero(least >= min_samples)
         if len(enough):
             used = int(enough[0]) + 1
-            if used < length and draw_many:  # the generator goes on where draws one by one would have left it
+            if used < length:  # the generator goes on where draws one by one would have left it
                 rng.bit_generator.state = before
-                draw_many(sizes, num_clients, alpha, rng, used)
+                draw_many(used)
             return drawn[used - 1], tried + used, pickle.dumps(rng.bit_generator.state)
         top = int(least.argmax())
         if best is None or least[top] > best[0]:
@@ -185,9 +179,7 @@ def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_
 def check_enough(num_examples: int, num_clients: int, min_samples: int, where: str) -> None:
     """Raise DataError unless there are `min_samples` examples for every client."""
     if num_examples < num_clients * min_samples:
-        raise DataError(
-            f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each",
-            f"partition {where}",
-            f"lower partition.num_clients to {max(1, num_examples // min_samples)}, or partition.min_samples to "
-            f"{max(1, num_examples // num_clients)}",
-        )
+        what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
+        clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
+        mend = f"lower partition.num_clients to {clients}, or partition.min_samples to {samples}"
+        raise DataError(what, f"partition {where}", mend)

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, write_set
+from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
 from raysim.data.validation import fit_to
 
@@ -87,17 +87,12 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
       DataError: no space, or no permission, to write them.
     """
     folder = cache / manifest.checksum[:24]
-    try:
+    mend = "free some space there, or set data.root to a folder that can be written"
+    with explained("cannot write shards", cache, mend, OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f".{folder.name}.lock"):
             if not is_sound(folder):
                 _build(manifest, folder, write)
-    except OSError as error:
-        raise DataError(
-            f"cannot write shards ({error.strerror or error})",
-            str(cache),
-            "free some space there, or set data.root to a folder that can be written",
-        ) from error
     return folder
 
 
@@ -107,12 +102,11 @@ def is_sound(folder: Path) -> bool:
         index = json.loads((folder / "index.json").read_text())
         if index.get("form") != FORM:
             return False
-        for name, size in index["files"].items():
-            path = folder / name
-            if path.stat().st_size != size:
-                return False
-            if path.suffix == ".arrow":
-                ImageSet(path)
+        sizes: dict[str, int] = index["files"]
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            return False
+        for path in folder.glob("*.arrow"):
+            ImageSet(path)
     except (OSError, ValueError, KeyError, DataError):
         return False
     return True
@@ -129,25 +123,21 @@ def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], 
             "form": FORM,
             "manifest": manifest.checksum,
             "clients_per_shard": CLIENTS_PER_SHARD,
-            "class_counts": manifest.class_counts.tolist(),
+            "class_counts": manifest.class_counts,
             "num_test": len(manifest.test),
             "num_validation": len(manifest.validation),
-            "domains": list(manifest.domains),
-            "domain_counts": _listed(manifest.domain_counts),
-            "test_domains": _listed(manifest.test_domains),
-            "test_sizes": _listed(manifest.test_sizes),
+            "domains": manifest.domains,
+            "domain_counts": manifest.domain_counts,
+            "test_domains": manifest.test_domains,
+            "test_sizes": manifest.test_sizes,
             "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
             "files": {path.name: path.stat().st_size for path in sorted(building.iterdir())},
         }
-        (building / "index.json").write_text(json.dumps(index) + "\n")
+        (building / "index.json").write_text(json.dumps(index, default=np.ndarray.tolist) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _listed(array: np.ndarray | None) -> list[Any] | None:
-    return None if array is None else array.tolist()
 
 
 class Federation:
@@ -159,8 +149,8 @@ class Federation:
       test_sets: examples of each further test set.
 
     Args:
-      fetch: fetch(name) puts a missing file of the folder there; on a node without the driver's disk it copies the
-        file over. Files are asked for when they are first needed, each once per node.
+      fetch: fetch(name) copies a missing file into the folder, on a node without the driver's disk. A file is fetched
+        when it is first needed, once per node.
     """
 
     def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None):
@@ -169,14 +159,9 @@ class Federation:
         if fetch is not None:  # always anew: it says how long the files must be
             folder.mkdir(parents=True, exist_ok=True)
             fetch("index.json")
-        try:
+        mend = "delete this folder; the next run rebuilds it"
+        with explained("the shard index is missing or damaged", folder, mend, OSError, ValueError):
             index = json.loads((folder / "index.json").read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"the shard index is missing or damaged ({error})",
-                str(folder),
-                "delete this folder; the next run rebuilds it",
-            ) from error
         self._sizes: dict[str, int] = index["files"]
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)
@@ -189,21 +174,15 @@ class Federation:
             for name in ("domain_counts", "test_domains", "test_sizes")
         )
         self.test_sets: dict[str, int] = index["test_sets"]
-        self._ends = np.cumsum(self.sizes)
+        self._starts = np.cumsum([0, *self.sizes])
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """(images (n, height, width, channels) uint8, labels (n,) int64) of one client: read-only views, no copy."""
         shard = client // self._per_shard
-        images, labels = self._map(f"clients-{shard:05d}")
-        first = shard * self._per_shard
-        base = self._ends[first - 1] if first else 0
-        start, end = (self._ends[client - 1] if client else 0) - base, self._ends[client] - base
+        images, labels = self.held_out(f"clients-{shard:05d}")
+        start, end = self._starts[client : client + 2] - self._starts[shard * self._per_shard]
         return images[start:end], labels[start:end]
-
-    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(images, labels) of "validation", "test" or, for a further test set, "test-NAME"."""
-        return self._map(name)
 
     def test_range(self, client: int) -> tuple[int, int]:
         """(start, end) of the client's own test rows; all of them where nobody has own ones."""
@@ -212,7 +191,8 @@ class Federation:
         end = int(self.test_sizes[: client + 1].sum())
         return end - int(self.test_sizes[client]), end
 
-    def _map(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(images, labels) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
         if name not in self._maps:
             self._need(f"{name}.json")
             self._need(f"{name}.arrow")
@@ -227,11 +207,8 @@ class Federation:
             if not self._is_whole(name):
                 self._fetch(name)
         if not self._is_whole(name):
-            raise DataError(
-                f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)",
-                str(self.folder),
-                "check the free space there; the next run fetches it again",
-            )
+            what = f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)"
+            raise DataError(what, str(self.folder), "check the free space there; the next run fetches it again")
 
     def _is_whole(self, name: str) -> bool:
         path = self.folder / name

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
-from raysim.data.partition import SCHEMES, OnDrawn
+from raysim.data.partition import SCHEMES, OnDrawn, Parts
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
 
@@ -112,21 +113,15 @@ class Manifest:
 
     def to_json(self) -> str:
         """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
+        names = ("class_counts", "clients", "validation", "test", "validation_labels", "external")
         fields = {
             "checksum": self.checksum,
             "set_checksum": self.set_checksum,
             "spec": asdict(self.spec),
-            "sizes": self.sizes.tolist(),
-            "class_counts": self.class_counts.tolist(),
-            "clients": [rows.tolist() for rows in self.clients],
-            "validation": self.validation.tolist(),
-            "test": self.test.tolist(),
-            "validation_labels": None if self.validation_labels is None else self.validation_labels.tolist(),
-            "external": self.external,
-            "validation_counts": None if self.validation_counts is None else self.validation_counts.tolist(),
-            "num_draws": self.num_draws,
+            "sizes": self.sizes,
+            **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
         }
-        return json.dumps(fields) + "\n"
+        return json.dumps(fields, default=np.ndarray.tolist) + "\n"
 
 
 def make_manifest(
@@ -141,25 +136,9 @@ def make_manifest(
       external: the set that the validation set comes from; the rows that `spec.validation` holds out then stay unused.
       tests: further sets to test on, by name.
     """
-    labels, test_sizes = images.labels, None
-    rng = numpy_generator(derive_seed(spec.seed, "split"))
+    labels, domains, num_classes = images.labels, images.domains, len(images.info.classes)
     draws = [1]
-    if spec.within_clients:
-        parts = _partition(images, np.arange(len(images)), spec, draws.append)
-        clients, validation, test = split_within(parts, test=spec.test, validation=spec.validation, rng=rng)
-        test_sizes = np.array([int(len(part) * spec.test) for part in parts])
-    else:
-        if spec.split == "official":
-            splits = getattr(images, "splits", None)
-            training, validation, test = split_officially(splits, validation=spec.validation, rng=rng)
-        else:
-            training, validation, test = split(len(images), test=spec.test, validation=spec.validation, rng=rng)
-        clients = _partition(images, training, spec, draws.append)
-    num_classes = len(images.info.classes)
-    counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in clients]).astype(np.int64)
-    domains = getattr(images, "domains", None)
-    domain_counts = None if domains is None else _domain_counts(clients, labels, domains, images)
-
+    clients, validation, test, test_sizes = _divide(images, spec, draws.append)
     rng = numpy_generator(derive_seed(spec.seed, "validation-set"))
     targets, origin = labels[validation], None
     if external is not None:
@@ -167,34 +146,51 @@ def make_manifest(
         origin = (str(external.path), external.info.checksum)
     validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng)
     is_own = external is None and (labels[validation] == targets).all()
-    return Manifest(
-        str(images.path),
-        images.info.checksum,
-        spec,
-        tuple(clients),
-        validation,
-        test,
-        counts,
-        None if is_own else targets,
-        origin,
+    manifest = Manifest(
+        set_path=str(images.path),
+        set_checksum=images.info.checksum,
+        spec=spec,
+        clients=tuple(clients),
+        validation=validation,
+        test=test,
+        class_counts=_counts(clients, labels, (num_classes,)),
+        validation_labels=None if is_own else targets,
+        external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
         num_draws=draws[-1],
-        domains=() if domains is None else images.info.domains,
-        domain_counts=domain_counts,
-        test_domains=None if domains is None else domains[test],
         test_sizes=test_sizes,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
     )
+    if domains is None:
+        return manifest
+    names = images.info.domains
+    counts = _counts(clients, domains * num_classes + labels, (len(names), num_classes))
+    return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
 
 
-def _domain_counts(
-    clients: Sequence[np.ndarray], labels: np.ndarray, domains: np.ndarray, images: ImageSet
-) -> np.ndarray:
-    """(num_clients, domains, classes) int64."""
-    num_classes, shape = len(images.info.classes), (len(images.info.domains), len(images.info.classes))
-    cells = domains * num_classes + labels
-    counts = [np.bincount(cells[rows], minlength=shape[0] * shape[1]).reshape(shape) for rows in clients]
-    return np.stack(counts).astype(np.int64)
+def _divide(
+    images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn
+) -> tuple[Parts, np.ndarray, np.ndarray, np.ndarray | None]:
+    """(rows of each client, validation rows, test rows, (num_clients,) test rows of each client or None)."""
+    fractions, rng = (
+        {"test": spec.test, "validation": spec.validation},
+        numpy_generator(derive_seed(spec.seed, "split")),
+    )
+    if spec.within_clients:
+        parts = _partition(images, np.arange(len(images)), spec, on_drawn)
+        clients, validation, test = split_within(parts, **fractions, rng=rng)
+        return clients, validation, test, np.array([int(len(part) * spec.test) for part in parts])
+    if spec.split == "official":
+        training, validation, test = split_officially(images.splits, validation=spec.validation, rng=rng)
+    else:
+        training, validation, test = split(len(images), **fractions, rng=rng)
+    return _partition(images, training, spec, on_drawn), validation, test, None
+
+
+def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
+    size = math.prod(shape)
+    return np.stack([np.bincount(cells[rows], minlength=size).reshape(shape) for rows in clients]).astype(np.int64)
 
 
 def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
@@ -203,35 +199,32 @@ def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
     Raises:
       DataError: a class that this set does not have, other channels, or no test row.
     """
-    known = list(images.info.classes)
+    known, where = list(images.info.classes), f"data.test_sets, {name}"
     missing = [cls for cls in other.info.classes if cls not in known]
     if missing:
-        raise DataError(
-            f"{len(missing)} of its classes are not among those of {images.info.name!r}, such as {missing[0]!r}",
-            f"data.test_sets, {name}",
-            "take a set whose classes have the same names",
-        )
+        what = f"{len(missing)} of its classes are not among those of {images.info.name!r}, such as {missing[0]!r}"
+        raise DataError(what, where, "take a set whose classes have the same names")
     if other.info.shape[2] not in (1, images.info.shape[2]):
-        raise DataError(
-            f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}",
-            f"data.test_sets, {name}",
-            "take a set with as many channels, or a grey one",
-        )
-    splits = getattr(other, "splits", None)
+        what = f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}"
+        raise DataError(what, where, "take a set with as many channels, or a grey one")
+    splits = other.splits
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
     if not len(rows):
-        raise DataError("its official split has no test row", f"data.test_sets, {name}", "take another set")
+        raise DataError("its official split has no test row", where, "take another set")
     relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)
     return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
 
 
-def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> list[np.ndarray]:
+def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
     forms = SCHEMES[spec.scheme]
     scheme = forms[spec.form or next(iter(forms))]
-    domains = getattr(images, "domains", None)
-    known = {**vars(spec), "domains": None if domains is None else domains[rows], "on_drawn": on_drawn}
-    known["rng"] = numpy_generator(derive_seed(spec.seed, "partition"))
-    wanted = list(inspect.signature(scheme).parameters)[2:]
-    parts = scheme(images.labels[rows], spec.num_clients, **{name: known[name] for name in wanted})
+    known = {
+        **vars(spec),
+        "domains": None if images.domains is None else images.domains[rows],
+        "on_drawn": on_drawn,
+        "rng": numpy_generator(derive_seed(spec.seed, "partition")),
+    }
+    options = {name: known[name] for name in inspect.signature(scheme).parameters if name in known}
+    parts = scheme(images.labels[rows], **options)
     return [rows[part] for part in parts]

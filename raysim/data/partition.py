@@ -6,18 +6,23 @@ except `nine_plus_one`), and ends in bounded time: with a DataError that says wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from numpy.random import Generator
 
 from raysim.core.errors import DataError
-from raysim.data.dirichlet import check_enough, cut, cut_capped, fill, multinomial, redraw, whole
+from raysim.data.dirichlet import Draw, check_enough, cut, cut_capped, fill, multinomial, redraw, whole
+
+#: One sorted array of positions per client.
+Parts = list[np.ndarray]
 
 #: on_drawn(number of the draw that succeeded, from 1), of the schemes that draw again until every client has enough.
 OnDrawn = Callable[[int], None]
 
 
-def iid(labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, min_samples: int) -> list[np.ndarray]:
+def iid(labels: np.ndarray, num_clients: int, *, rng: Generator, min_samples: int) -> Parts:
     """Equal shares of a random order."""
     check_enough(len(labels), num_clients, min_samples, "iid")
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
@@ -27,70 +32,34 @@ def dirichlet(
     labels: np.ndarray,
     num_clients: int,
     *,
-    rng: np.random.Generator,
+    rng: Generator,
     alpha: float,
     min_samples: int,
     on_drawn: OnDrawn | None = None,
-) -> list[np.ndarray]:
-    """Each class is cut into shares ~ Dir(alpha) over the clients; redrawn until every client has `min_samples`.
+    draw: Draw = cut,
+) -> Parts:
+    """Each class is shared out over the clients by p ~ Dir(alpha); redrawn until every client has `min_samples`.
 
-    The form of FedVG and FLFA (and of most papers since Hsu et al. 2019, arXiv:1909.06335).
+    The form of most papers since Hsu et al. 2019 (arXiv:1909.06335). `draw` says how p becomes whole examples.
     """
-    counts = redraw(cut, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
-    return _deal(labels, counts, rng)
-
-
-def dirichlet_sample(
-    labels: np.ndarray,
-    num_clients: int,
-    *,
-    rng: np.random.Generator,
-    alpha: float,
-    min_samples: int,
-    on_drawn: OnDrawn | None = None,
-) -> list[np.ndarray]:
-    """Each class has p ~ Dir(alpha) over the clients and every single example draws its client from p (LIVAR's form)."""
-    counts = redraw(multinomial, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
-    return _deal(labels, counts, rng)
-
-
-def dirichlet_capped(
-    labels: np.ndarray,
-    num_clients: int,
-    *,
-    rng: np.random.Generator,
-    alpha: float,
-    min_samples: int,
-    on_drawn: OnDrawn | None = None,
-) -> list[np.ndarray]:
-    """`dirichlet`, but a client that has its equal share gets nothing of later classes, up to single examples.
-
-    The form of MOON's and FedUV's code, and of FLFA's older one; see `cut_capped`.
-    """
-    counts = redraw(cut_capped, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
+    counts = redraw(draw, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
     return _deal(labels, counts, rng)
 
 
 def dirichlet_balanced(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
-) -> list[np.ndarray]:
+    labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int
+) -> Parts:
     """Clients of equal size (to one example), each with its own class mix ~ Dir(alpha), filled one after the other.
 
     A class that runs out is replaced by the client's next most probable one, so the last clients follow their mix less.
     """
     check_enough(len(labels), num_clients, min_samples, "dirichlet, form balanced")
     sizes = np.diff(len(labels) * np.arange(num_clients + 1) // num_clients)
-    classes, left = np.unique(labels, return_counts=True)
-    counts = np.zeros((len(classes), num_clients), np.int64)
-    for client, size in enumerate(sizes):
-        counts[:, client] = fill(left, int(size), alpha, rng)
-        left = left - counts[:, client]
-    return _deal(labels, counts, rng)
+    left = np.unique(labels, return_counts=True)[1]
+    return _deal(labels, _filled(left, sizes.tolist(), alpha, rng), rng)
 
 
-def shards(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, shards_per_client: int, min_samples: int
-) -> list[np.ndarray]:
+def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_client: int, min_samples: int) -> Parts:
     """Examples sorted by label, cut into equal shards, `shards_per_client` random ones for each client.
 
     McMahan et al. 2017 (arXiv:1602.05629), section 3, with 2 shards a client: the "pathological" split.
@@ -99,20 +68,16 @@ def shards(
     check_enough(len(labels), num_clients, max(min_samples, shards_per_client), "shards")
     mixed = rng.permutation(len(labels))
     pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], num_shards)
-    mine = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
-    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in mine], min_samples, "shards")
+    owned = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
+    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in owned], min_samples, "shards")
 
 
-def quantity(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
-) -> list[np.ndarray]:
+def quantity(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
     """Sizes ~ Dir(alpha) above the minimum, classes iid."""
     return _by_sizes(rng.dirichlet(np.full(num_clients, alpha)), len(labels), min_samples, rng)
 
 
-def quantity_power(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, min_samples: int
-) -> list[np.ndarray]:
+def quantity_power(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
     """Sizes above the minimum fall as rank^(-1/alpha) (alpha 1: Zipf), ranks dealt at random, classes iid."""
     # In logarithms: a small alpha underflows otherwise.
     logs = -np.log(np.arange(1, num_clients + 1)) / alpha
@@ -123,11 +88,11 @@ def domain(
     labels: np.ndarray,
     num_clients: int,
     *,
-    rng: np.random.Generator,
+    rng: Generator,
     domains: np.ndarray | None,
     domains_per_client: int,
     min_samples: int,
-) -> list[np.ndarray]:
+) -> Parts:
     """Feature shift: client k holds `domains_per_client` domains in turn, each domain cut evenly among its clients.
 
     With as many clients as domains and one each, client k is the k-th domain (UniVarFL on PACS and HAM10000).
@@ -135,17 +100,12 @@ def domain(
     names = np.unique(_known(domains, "domain"))
     slots = np.arange(num_clients * domains_per_client) % len(names)
     if domains_per_client > len(names):
-        raise DataError(
-            f"{domains_per_client} domains a client of a set that has {len(names)}",
-            "partition domain",
-            f"set partition.domains_per_client to {len(names)} or less",
-        )
+        what = f"{domains_per_client} domains a client of a set that has {len(names)}"
+        raise DataError(what, "partition domain", f"set partition.domains_per_client to {len(names)} or less")
     if len(slots) < len(names):
-        raise DataError(
-            f"{num_clients} clients with {domains_per_client} each leave some of {len(names)} domains to nobody",
-            "partition domain",
-            f"raise partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client",
-        )
+        what = f"{num_clients} clients with {domains_per_client} each leave some of {len(names)} domains to nobody"
+        enough = f"partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client"
+        raise DataError(what, "partition domain", f"raise {enough}")
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
     for index, name in enumerate(names):
         owners = np.flatnonzero(slots == index) // domains_per_client
@@ -156,22 +116,19 @@ def domain(
 
 
 def natural(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, domains: np.ndarray | None, min_samples: int
-) -> list[np.ndarray]:
+    labels: np.ndarray, num_clients: int, *, rng: Generator, domains: np.ndarray | None, min_samples: int
+) -> Parts:
     """A column says who has what: client k holds the k-th value of the domain column (by rising value)."""
     values = np.unique(_known(domains, "natural"))
     if len(values) != num_clients:
-        raise DataError(
-            f"{num_clients} clients, but the column has {len(values)} values",
-            "partition natural",
-            f"set partition.num_clients to {len(values)}",
-        )
+        what = f"{num_clients} clients, but the column has {len(values)} values"
+        raise DataError(what, "partition natural", f"set partition.num_clients to {len(values)}")
     return _checked([np.flatnonzero(domains == value) for value in values], min_samples, "natural")
 
 
 def nine_plus_one(
-    labels: np.ndarray, num_clients: int, *, rng: np.random.Generator, alpha: float, samples_per_client: int | None
-) -> list[np.ndarray]:
+    labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, samples_per_client: int | None
+) -> Parts:
     """Clients of equal size M: client 1 with every class alike, the others (nine in the paper) skewed by Dir(alpha).
 
     FedVG, figures 8 and A.7 (alpha 0.05). The paper says nothing of M: by default as large as the classes allow, a
@@ -186,23 +143,15 @@ def nine_plus_one(
     most = min(len(labels) // num_clients // len(classes), int(left.min())) * len(classes)
     size = most if samples_per_client is None else samples_per_client
     if not 0 < size <= most or size % len(classes):
-        raise DataError(
-            f"{size} examples a client cannot be had with all {len(classes)} classes alike in client 1",
-            where,
-            f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
-            if most
-            else "lower partition.num_clients",
-        )
-    counts = np.zeros((len(classes), num_clients), np.int64)
-    counts[:, 1] = size // len(classes)
-    left = left - counts[:, 1]
-    for client in (0, *range(2, num_clients)):
-        counts[:, client] = fill(left, size, alpha, rng)
-        left = left - counts[:, client]
-    return _deal(labels, counts, rng)
+        what = f"{size} examples a client cannot be had with all {len(classes)} classes alike in client 1"
+        possible = f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
+        raise DataError(what, where, possible if most else "lower partition.num_clients")
+    even = size // len(classes)
+    skewed = _filled(left - even, [size] * (num_clients - 1), alpha, rng)
+    return _deal(labels, np.insert(skewed, 1, even, axis=1), rng)
 
 
-def joint(labels: np.ndarray, num_clients: int) -> list[np.ndarray]:
+def joint(labels: np.ndarray, num_clients: int) -> Parts:
     """Centralised training: one client has everything, the upper bound that federated runs are compared with.
 
     Its optimiser starts afresh in every round, as every client's does.
@@ -212,13 +161,13 @@ def joint(labels: np.ndarray, num_clients: int) -> list[np.ndarray]:
 
 
 #: scheme -> form -> function; the first form is the default.
-SCHEMES: dict[str, dict[str, Callable[..., list[np.ndarray]]]] = {
+SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
     "iid": {"": iid},
     "dirichlet": {
         "class": dirichlet,
-        "sample": dirichlet_sample,
+        "sample": partial(dirichlet, draw=multinomial),
         "balanced": dirichlet_balanced,
-        "capped": dirichlet_capped,
+        "capped": partial(dirichlet, draw=cut_capped),
     },
     "shards": {"": shards},
     "quantity": {"dirichlet": quantity, "power": quantity_power},
@@ -232,7 +181,7 @@ SCHEMES: dict[str, dict[str, Callable[..., list[np.ndarray]]]] = {
 # --- who gets which --------------------------------------------------------------------------------------------------
 
 
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
     """Positions of random examples: counts[row, client] of the row-th class to each client."""
     parts: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for row, cls in enumerate(np.unique(labels)):
@@ -242,7 +191,16 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
+    """(classes, clients) counts: clients of these sizes take, one after the other, from the examples that are left."""
+    columns = []
+    for size in sizes:
+        columns.append(fill(left, size, alpha, rng))
+        left = left - columns[-1]
+    return np.stack(columns, axis=1)
+
+
+def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: Generator) -> Parts:
     num_clients = len(shares)
     check_enough(num_examples, num_clients, min_samples, "quantity")
     free = num_examples - num_clients * min_samples
@@ -252,20 +210,15 @@ def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: np.r
 
 def _known(domains: np.ndarray | None, scheme: str) -> np.ndarray:
     if domains is None:
-        raise DataError(
-            "the set has no domain column",
-            f"partition {scheme}",
-            "choose a set with domains (folders domain/class), or another partition.scheme",
-        )
+        mend = "choose a set with domains (folders domain/class), or another partition.scheme"
+        raise DataError("the set has no domain column", f"partition {scheme}", mend)
     return domains
 
 
-def _checked(parts: list[np.ndarray], min_samples: int, scheme: str) -> list[np.ndarray]:
+def _checked(parts: Parts, min_samples: int, scheme: str) -> Parts:
     sizes = np.array([len(part) for part in parts])
     if sizes.min() < min_samples:
-        raise DataError(
-            f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}",
-            f"partition {scheme}",
-            f"lower partition.num_clients, or partition.min_samples to {max(1, sizes.min())}",
-        )
+        what = f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}"
+        mend = f"lower partition.num_clients, or partition.min_samples to {max(1, sizes.min())}"
+        raise DataError(what, f"partition {scheme}", mend)
     return parts

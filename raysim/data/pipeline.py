@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.federation import ShardTask, write_shard
-from raysim.data.reader_api import Work
+
+if TYPE_CHECKING:
+    from ray.data import TaskPoolStrategy
+
+Item = TypeVar("Item")
+Work = Callable[[Item], np.ndarray]
+
+
+class _Placed(TypedDict, total=False):
+    """Options of `Dataset.map` that say where its tasks run."""
+
+    label_selector: dict[str, str]
+    num_cpus: int
+    compute: TaskPoolStrategy
 
 
 def write_with_ray_data(tasks: list[ShardTask]) -> None:
@@ -23,19 +35,55 @@ def write_with_ray_data(tasks: list[ShardTask]) -> None:
     Memory is bounded by one shard a worker, whatever the size of the set, and no pixel passes the object store. With
     several nodes the tasks stay on this one, whose disk holds the set and gets the shards; trainers fetch from there.
     """
+    for _ in _mapped(_write, tasks):
+        pass
+
+
+def _write(task: ShardTask) -> np.ndarray:
+    write_shard(task)
+    return np.zeros(0, np.uint8)
+
+
+def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:
+    """`reader_api.map_in_threads` on Ray Data: work(item) for each item, in order, on the running Ray or a local one.
+
+    The backlog is bounded by the object store, so that sets larger than memory pass through.
+    """
+    import ray
+
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    try:
+        yield from _mapped(work, items)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _mapped(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:
+    """work(item) for each item, in order. A DataError of a worker arrives as it was raised, not wrapped in Ray's errors."""
     import ray.data
 
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    items = [{"task": pickle.dumps(task)} for task in tasks]
-    written = ray.data.from_items(items, override_num_blocks=len(items)).map(_write, **_on_this_node())
-    for row in written.take_all():
+    rows = [{"item": pickle.dumps(item)} for item in items]
+    dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
+    dataset.context.execution_options.preserve_order = True
+    for row in dataset.map(partial(_attempt, work), **_on_this_node()).iter_rows():
         if row["fault"]:
-            raise DataError(*json.loads(row["fault"]))
+            raise DataError(*row["fault"])
+        yield row["result"]
 
 
-def _on_this_node() -> dict[str, Any]:
+def _attempt(work: Work[Item], row: dict[str, bytes]) -> dict[str, object]:
+    try:
+        return {"result": work(pickle.loads(row["item"])), "fault": []}
+    except DataError as error:
+        return {"result": np.zeros(0, np.uint8), "fault": [error.what, error.where, error.mend]}
+
+
+def _on_this_node() -> _Placed:
     """Where a pipeline's tasks run if there are several nodes: here, where the files are.
 
     No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
@@ -46,46 +94,3 @@ def _on_this_node() -> dict[str, Any]:
         return {}
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     return {"label_selector": here, "num_cpus": 0, "compute": ray.data.TaskPoolStrategy(size=os.cpu_count())}
-
-
-def _write(item: dict[str, Any]) -> dict[str, Any]:
-    task: ShardTask = pickle.loads(item["task"])
-    try:
-        write_shard(task)
-    except DataError as error:
-        return {"target": task.target, "fault": json.dumps([error.what, error.where, error.mend])}
-    return {"target": task.target, "fault": ""}
-
-
-def map_with_ray_data(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
-    """`reading.map_in_threads` on Ray Data: work(item) for each item, in order, on the running Ray or a local one.
-
-    A DataError of a worker arrives as it was raised, not wrapped in Ray's errors. The backlog is bounded by the object
-    store, so that sets larger than memory pass through.
-    """
-    import ray
-    import ray.data
-
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    try:
-        ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        rows = [{"item": pickle.dumps(item)} for item in items]
-        dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
-        dataset.context.execution_options.preserve_order = True
-        for row in dataset.map(partial(_attempt, work), **_on_this_node()).iter_rows():
-            if row["fault"]:
-                raise DataError(*row["fault"])
-            yield row["result"]
-    finally:
-        if is_ours:
-            ray.shutdown()
-
-
-def _attempt(work: Work, row: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"result": work(pickle.loads(row["item"])), "fault": []}
-    except DataError as error:
-        return {"result": np.zeros(0, np.uint8), "fault": [error.what, error.where, error.mend]}

@@ -1,30 +1,29 @@
-"""What every reader is given and gives: a request, the contents, and the checks of source files."""
+"""What readers take and return (a request, the contents), and their checks of source files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch
+from raysim.data.faults import damaged
 
-Work = Callable[[Any], np.ndarray]
-PARTS = ("train", "val", "valid", "validation", "test")  # what published splits are called
-ParallelMap = Callable[[Work, Sequence[Any]], Iterator[np.ndarray]]
+Item = TypeVar("Item")
+Paths = list[str]  # of the images of one batch
+ParallelMap = Callable[[Callable[[Paths], np.ndarray], Sequence[Paths]], Iterator[np.ndarray]]
+PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # what published splits are called
 
 
-def map_in_threads(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
+def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) -> Iterator[np.ndarray]:
     """work(item) for each item, in order, on all cores (Pillow decodes outside the GIL); looks a few items ahead."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
@@ -37,8 +36,7 @@ def map_in_threads(work: Work, items: Sequence[Any]) -> Iterator[np.ndarray]:
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a reader found: names, batches in a fixed order, and the files that it read.
+    """What a reader gives: names, batches in a fixed order, and the files that it read.
 
     num_examples: for the progress bar; None where it is not known before the end.
     """
@@ -93,10 +91,8 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     expected = f" (MD5 {md5})" if md5 else ""
     if not path.is_file():
         raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
-    if md5:
-        found = _digest(path, "md5")
-        if found != md5:
-            raise DataError(f"MD5 {found} where {md5} is published", str(path), f"fetch it again from {origin}")
+    if md5 and (actual := _digest(path, "md5")) != md5:
+        raise DataError(f"MD5 {actual} where {md5} is published", str(path), f"fetch it again from {origin}")
     return path
 
 
@@ -116,22 +112,12 @@ def _digest(path: Path, kind: str = "sha256") -> str:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
-@contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Faults of reading a source file become one DataError that names it."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"not readable ({type(error).__name__}: {error})", str(path), "fetch the file again") from error
-
-
 def split_codes(parts: Sequence[str]) -> np.ndarray:
     """(n,) int8 code of each part's name; a set without a labelled test part is tested on its validation part.
 
     The labels of Tiny-ImageNet's and ImageNet's test images were never published: papers test on the validation images.
     """
-    codes = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
-    found = np.array([codes[part] for part in parts], np.int8)
-    if 2 not in found:
-        found[found == 1] = 2
-    return found
+    codes = np.array([PARTS[part] for part in parts], np.int8)
+    if 2 not in codes:
+        codes[codes == 1] = 2
+    return codes

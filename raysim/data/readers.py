@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch, batch_rows, check_range, in_batches
-from raysim.data.reader_api import PARTS, Contents, Request, damaged, need, split_codes
+from raysim.data.arrow import Batch, batch_rows, in_batches
+from raysim.data.faults import check_range, damaged, explained
+from raysim.data.reader_api import PARTS, Contents, Request, need, split_codes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -36,14 +37,10 @@ def read_medmnist(request: Request) -> Contents:
     flag, _, size = request.name.partition("_")
     about = medmnist.INFO[flag]
     if "multi-label" in about["task"]:
-        raise DataError(
-            f"{flag} has {len(about['label'])} labels an image",
-            "",
-            "a set has one label an image; choose one, and give it with the images as an .npz to `npz`",
-        )
-    if request.options.download:
-        with _downloading(request):
-            getattr(medmnist, about["python_class"])("train", root=request.root, size=int(size or 28), download=True)
+        mend = "a set has one label an image; choose one, and give it with the images as an .npz to `npz`"
+        raise DataError(f"{flag} has {len(about['label'])} labels an image", "", mend)
+    library_set = getattr(medmnist, about["python_class"])
+    _download(request, lambda: library_set("train", root=request.root, size=int(size or 28), download=True))
     path = request.root if request.root.is_file() else request.root / f"{request.name}.npz"
     need(path, request.origin, about["MD5" + (f"_{size}" if size else "")])
     names = tuple(about["label"][str(i)] for i in range(len(about["label"])))
@@ -57,10 +54,10 @@ def read_npz(request: Request) -> Contents:
     """
     path = request.root
     if path.is_dir():
-        found = sorted(path.glob("*.npz"))
-        if len(found) != 1:
-            raise DataError(f"{len(found)} .npz files", str(path), "give the file itself as --root")
-        path = found[0]
+        archives = sorted(path.glob("*.npz"))
+        if len(archives) != 1:
+            raise DataError(f"{len(archives)} .npz files", str(path), "give the file itself as --root")
+        path = archives[0]
     return _from_npz(path)
 
 
@@ -72,17 +69,16 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
         labels = [_single(archive[f"{prefix}labels"], path) for prefix in prefixes]
         if not classes and "classes" in keys:
             classes = tuple(str(name) for name in archive["classes"])
-    every = np.concatenate(labels)
-    classes = classes or tuple(str(i) for i in range(int(every.max(initial=-1)) + 1))
-    for prefix, mine in zip(prefixes, labels, strict=True):
-        check_range(mine, len(classes), f"{path}, {prefix}labels, row")
+    num_values = 1 + max(int(values.max(initial=-1)) for values in labels)
+    classes = classes or tuple(map(str, range(num_values)))
+    for prefix, values in zip(prefixes, labels, strict=True):
+        check_range(values, len(classes), f"{path}, {prefix}labels, row")
     codes = split_codes(parts) if parts else [None]
-    batches = (
-        batch
-        for prefix, mine, code in zip(prefixes, labels, codes, strict=True)
-        for batch in _stream(path, f"{prefix}images.npy", mine, code)
+    streams = (
+        _stream(path, f"{prefix}images.npy", values, code)
+        for prefix, values, code in zip(prefixes, labels, codes, strict=True)
     )
-    return Contents(classes, batches, [path], len(every))
+    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)))
 
 
 def _single(labels: np.ndarray, path: Path) -> np.ndarray:
@@ -90,9 +86,8 @@ def _single(labels: np.ndarray, path: Path) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            f"labels of shape {labels.shape} and type {labels.dtype}", str(path), "give one integer an image"
-        )
+        what = f"labels of shape {labels.shape} and type {labels.dtype}"
+        raise DataError(what, str(path), "give one integer an image")
     return labels.astype(np.int64)
 
 
@@ -101,22 +96,19 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
     with damaged(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
         shape, is_fortran, dtype = _npy_header(file)
         if len(shape) not in (3, 4) or dtype != np.uint8 or is_fortran:
-            raise DataError(
-                f"{member} of shape {shape} and type {dtype}", str(path), "store (n, height, width[, channels]) uint8"
-            )
+            what = f"{member} of shape {shape} and type {dtype}"
+            raise DataError(what, str(path), "store (n, height, width[, channels]) uint8")
         if shape[0] != len(labels):
-            raise DataError(
-                f"{shape[0]} images and {len(labels)} labels", f"{path}, {member}", "give one label an image"
-            )
+            what = f"{shape[0]} images and {len(labels)} labels"
+            raise DataError(what, f"{path}, {member}", "give one label an image")
         image = (*shape[1:], 1)[:3]
         rows, size_bytes = batch_rows(image), int(np.prod(image))
         for start in range(0, shape[0], rows):
             count = min(rows, shape[0] - start)
             data = file.read(count * size_bytes)
             if len(data) < count * size_bytes:
-                raise DataError(
-                    f"{member} ends early, at row {start + len(data) // size_bytes}", str(path), "fetch it again"
-                )
+                row = start + len(data) // size_bytes
+                raise DataError(f"{member} ends early, at row {row}", str(path), "fetch it again")
             pixels = np.frombuffer(data, np.uint8).reshape(count, *image)
             splits = None if split is None else np.full(count, split, np.int8)
             yield Batch(pixels, labels[start : start + count], None, splits)
@@ -129,69 +121,73 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return np.lib.format.read_array_header_2_0(file)
 
 
+class Part(NamedTuple):
+    """One part of a published set: images (n, height, width, channels), labels (n,), split code, file of the labels."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    split: int
+    path: Path
+
+    def batches(self) -> Iterator[Batch]:
+        return in_batches(self.images, self.labels, splits=np.full(len(self.labels), self.split, np.int8))
+
+
+def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Path]) -> Contents:
+    """The contents of whole arrays; DataError if images and labels do not belong together."""
+    for images, labels, _, path in parts:
+        if images.ndim != 4 or labels.shape != (len(images),):
+            raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
+        check_range(labels, len(classes), f"{path}, row")
+    batches = chain.from_iterable(part.batches() for part in parts)
+    return Contents(tuple(classes), batches, files, sum(len(part.labels) for part in parts))
+
+
 def read_cifar(request: Request, *, kind: str) -> Contents:
     """CIFAR-10 or CIFAR-100 (fine labels) from the Python version: cifar-10-batches-py, cifar-100-python."""
     from torchvision import datasets
 
     reader = getattr(datasets, kind)
-    root = request.root.parent if request.root.name == reader.base_folder else request.root
-    if request.options.download:
-        with _downloading(request):
-            reader(root, download=True)
+    root = _above(request.root, reader.base_folder)
+    _download(request, partial(reader, root, download=True))
     folder = root / reader.base_folder
-    wanted = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
+    published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
     # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
-    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in wanted]
+    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in published]
     with damaged(folder):
-        parts = [reader(root, train=is_train) for is_train in (True, False)]
-    count = sum(len(part.targets) for part in parts)
-    batches = (
-        batch
-        for code, part in zip((0, 2), parts, strict=True)
-        for batch in _whole(part.data, np.array(part.targets, np.int64), code)
-    )
-    return Contents(tuple(parts[0].classes), batches, files, count)
+        train, test = (reader(root, train=is_train) for is_train in (True, False))
+    parts = [Part(half.data, np.array(half.targets, np.int64), code, folder) for code, half in ((0, train), (2, test))]
+    return _contents(train.classes, parts, files)
 
 
 def read_cifar10_1(request: Request, *, version: str) -> Contents:
     """CIFAR-10.1, about 2,000 new test images in CIFAR-10's classes: cifar10.1_v4_data.npy, cifar10.1_v4_labels.npy."""
     names = [f"cifar10.1_{version}_{part}.npy" for part in ("data", "labels")]
     files = [need(request.root / name, request.origin) for name in names]
-    loaded = []
+    arrays = []
     for path in files:
         with damaged(path):
-            loaded.append(np.load(path, mmap_mode="r", allow_pickle=False))
-    images, labels = loaded[0], _single(loaded[1], files[1])
-    if len(images) != len(labels):
-        raise DataError(f"{len(images)} images and {len(labels)} labels", str(files[0]), "fetch both files again")
-    check_range(labels, 10, f"{files[1]}, row")
-    return Contents(CIFAR10_CLASSES, _whole(images, labels, 2), files, len(labels))
+            arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+    images, labels = arrays
+    return _contents(CIFAR10_CLASSES, [Part(images, _single(labels, files[1]), 2, files[1])], files)
 
 
 def read_fashion_mnist(request: Request) -> Contents:
     """Fashion-MNIST from its four idx files, as published (.gz) or unpacked, below --root or FashionMNIST/raw there."""
     from torchvision.datasets import FashionMNIST
 
-    if request.options.download:
-        with _downloading(request):
-            FashionMNIST(request.root, download=True)
+    _download(request, lambda: FashionMNIST(request.root, download=True))
     raw = request.root / "FashionMNIST" / "raw"
     folder = raw if raw.is_dir() else request.root
-    files, arrays = [], []
+    files = []
     for name, md5 in FashionMNIST.resources:
         plain = folder / name.removesuffix(".gz")
         files.append(plain if plain.is_file() else need(folder / name, request.origin, md5))
-        arrays.append(_read_idx(files[-1]))
-    for images, labels, path in ((arrays[0], arrays[1], files[0]), (arrays[2], arrays[3], files[2])):
-        if images.ndim != 3 or labels.shape != (len(images),):
-            raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
-        check_range(labels, 10, f"labels of {path}, row")
-    batches = (
-        batch
-        for code, i in ((0, 0), (2, 2))
-        for batch in _whole(arrays[i][..., None], arrays[i + 1].astype(np.int64), code)
-    )
-    return Contents(tuple(FashionMNIST.classes), batches, files, len(arrays[0]) + len(arrays[2]))
+    arrays = [_read_idx(path) for path in files]
+    parts = [
+        Part(arrays[i][..., None], arrays[i + 1].astype(np.int64), code, files[i + 1]) for code, i in ((0, 0), (2, 2))
+    ]
+    return _contents(FashionMNIST.classes, parts, files)
 
 
 def _read_idx(path: Path) -> np.ndarray:
@@ -209,38 +205,31 @@ def read_stl10(request: Request) -> Contents:
     """The labelled images of STL-10, 96 x 96, from stl10_binary; the unlabelled ones are neither needed nor read."""
     from torchvision.datasets import STL10
 
-    root = request.root.parent if request.root.name == STL10.base_folder else request.root
-    if request.options.download:
-        with _downloading(request):
-            STL10(root, download=True)
-    folder = root / STL10.base_folder
+    root = _above(request.root, STL10.base_folder)
+    _download(request, partial(STL10, root, download=True))
+    folder, origin = root / STL10.base_folder, f"{request.origin}, {STL10.filename}"
     published = dict([*STL10.train_list, *STL10.test_list])
-    names = [(0, "train_X.bin", "train_y.bin"), (2, "test_X.bin", "test_y.bin")]
-    origin = f"{request.origin}, {STL10.filename}"
-    files = [need(folder / name, origin, published[name]) for _, *pair in names for name in pair]
-    files.append(need(folder / STL10.class_names_file, origin))
-    parts = []
-    for code, images_name, labels_name in names:
-        labels = np.fromfile(folder / labels_name, np.uint8).astype(np.int64) - 1  # stored from 1
-        check_range(labels, 10, f"{folder / labels_name}, row")
-        with damaged(folder / images_name):
+    files, parts = [], []
+    for code, part in ((0, "train"), (2, "test")):
+        pair = [need(folder / name, origin, published[name]) for name in (f"{part}_X.bin", f"{part}_y.bin")]
+        labels = np.fromfile(pair[1], np.uint8).astype(np.int64) - 1  # stored from 1
+        with damaged(pair[0]):
             # Stored as channel, column, row.
-            stored = np.memmap(folder / images_name, np.uint8, "r").reshape(len(labels), 3, 96, 96)
-        parts.append(partial(_whole, stored.transpose(0, 3, 2, 1), labels, code))
-    classes = tuple((folder / STL10.class_names_file).read_text().split())
-    count = sum(len(part.args[1]) for part in parts)
-    return Contents(classes, (batch for part in parts for batch in part()), files, count)
+            images = np.memmap(pair[0], np.uint8, "r").reshape(len(labels), 3, 96, 96).transpose(0, 3, 2, 1)
+        files += pair
+        parts.append(Part(images, labels, code, pair[1]))
+    names = need(folder / STL10.class_names_file, origin)
+    return _contents(names.read_text().split(), parts, [*files, names])
 
 
-def _whole(images: np.ndarray, labels: np.ndarray, split: int) -> Iterator[Batch]:
-    return in_batches(images, labels, splits=np.full(len(labels), split, np.int8))
+def _above(root: Path, folder: str) -> Path:
+    """The folder that has the library's `folder`, where --root may be either."""
+    return root.parent if root.name == folder else root
 
 
-@contextmanager
-def _downloading(request: Request) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"the download of {request.name} failed ({error})", str(request.root), f"fetch it from {request.origin}"
-        ) from error
+def _download(request: Request, fetch: Callable[[], object]) -> None:
+    """Have the library fetch its files, if the user wants that."""
+    if request.options.download:
+        what, mend = f"the download of {request.name} failed", f"fetch it from {request.origin}"
+        with explained(what, request.root, mend, OSError, RuntimeError):
+            fetch()

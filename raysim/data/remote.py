@@ -9,8 +9,9 @@ import pyarrow as pa
 from filelock import FileLock
 from pyarrow import fs
 
-from raysim.core.errors import DataError
 from raysim.data.arrow import describe
+from raysim.data.faults import explained
+from raysim.files import replaced_file
 
 
 def is_remote(root: str) -> bool:
@@ -22,15 +23,15 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
     """A local data root that holds the set `name` of the data root at a URI.
 
     Both files of the set are copied once, and again when its description (with the checksum) changed; runs that start
-    together copy once.
-    Trainers map files, which a remote object cannot be.
+    together copy once. Trainers map files, which a remote object cannot be.
 
     Args:
       cache: folder for the copies.
     Raises:
       DataError: the URI is not understood, or the set is not there.
     """
-    try:
+    mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes there"
+    with explained(f"cannot read set {name!r}", root, mend, pa.ArrowException, OSError):
         system, base = fs.FileSystem.from_uri(root)
         local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
         (local / name).mkdir(parents=True, exist_ok=True)
@@ -41,18 +42,8 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
             known = describe(target)
             if not (target.is_file() and known.is_file() and known.read_bytes() == description):
                 known.unlink(missing_ok=True)
-                _copy(system, f"{source}.arrow", target)
+                with replaced_file(target) as copy:
+                    here = fs.LocalFileSystem()
+                    fs.copy_files(f"{source}.arrow", str(copy), source_filesystem=system, destination_filesystem=here)
                 known.write_bytes(description)  # last: it makes the set complete
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"cannot read set {name!r} ({error})",
-            root,
-            f"correct data.root, or put the folder that `raysim prepare {name}` writes there",
-        ) from error
     return local
-
-
-def _copy(system: fs.FileSystem, source: str, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.part")
-    fs.copy_files(source, str(temporary), source_filesystem=system, destination_filesystem=fs.LocalFileSystem())
-    temporary.replace(target)

@@ -18,17 +18,14 @@ STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 def read_shapes(request: Request) -> Contents:
     """The set of `--count` images (60,000) of `--size` pixels (32) in `--domains` styles (4) from `--seed` (0)."""
     options = request.options
-    count = 60_000 if options.count is None else options.count
-    size = 32 if options.size is None else options.size
-    num_domains = 4 if options.domains is None else options.domains
-    for name, value, low, high in (
-        ("count", count, 1, None),
-        ("size", size, 8, None),
-        ("domains", num_domains, 1, len(STYLES)),
-    ):
-        if value < low or (high is not None and value > high):
+    numbers = {}
+    for name, default, low, high in (("count", 60_000, 1, None), ("size", 32, 8, None), ("domains", 4, 1, len(STYLES))):
+        value = getattr(options, name)
+        numbers[name] = default if value is None else value
+        if numbers[name] < low or (high is not None and numbers[name] > high):
             limit = f">= {low}" if high is None else f"{low}..{high}"
-            raise DataError(f"--{name} must be {limit}, got {value}", request.name, "change the option")
+            raise DataError(f"--{name} must be {limit}, got {numbers[name]}", request.name, "change the option")
+    count, size, num_domains = numbers.values()
     batches = shape_batches(count, size=size, seed=options.seed or 0, num_domains=num_domains)
     return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains])
 
@@ -51,19 +48,19 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
     distance = np.empty((len(index), size, size), np.float32)
     u, v, pixel = _coordinates(draws, size)
     for label, shape in enumerate(SHAPES.values()):
-        mine = np.flatnonzero(labels == label)
-        distance[mine] = shape(u[mine], v[mine])
+        rows = np.flatnonzero(labels == label)
+        distance[rows] = shape(u[rows], v[rows])
     images = np.empty((len(index), size, size, 3), np.uint8)
     for domain, style in enumerate(STYLES[:num_domains]):
-        mine = np.flatnonzero(domains == domain)
+        rows = np.flatnonzero(domains == domain)
         # The edge is one pixel wide: partly covered pixels are blended, as in a photograph.
-        outline = np.abs(distance[mine]) - 0.12 if style == "outline" else distance[mine]
-        cover = np.clip(0.5 - outline / pixel[mine], 0, 1)[..., None]
-        front, back = _colours(style, draws[mine], size)
+        outline = np.abs(distance[rows]) - 0.12 if style == "outline" else distance[rows]
+        cover = np.clip(0.5 - outline / pixel[rows], 0, 1)[..., None]
+        front, back = _colours(style, draws[rows], size)
         canvas = back + cover * (front - back)
         noise = 0.25 if style == "noise" else 0.02
-        canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[mine], size * size * 3).reshape(canvas.shape) - 0.5)
-        images[mine] = np.rint(255 * np.clip(canvas, 0, 1)).astype(np.uint8)
+        canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[rows], size * size * 3).reshape(canvas.shape) - 0.5)
+        images[rows] = np.rint(255 * np.clip(canvas, 0, 1)).astype(np.uint8)
     return Batch(images, labels.astype(np.int64), domains.astype(np.int64))
 
 

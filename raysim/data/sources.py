@@ -25,27 +25,11 @@ from functools import partial
 from pathlib import Path
 
 from raysim.core.errors import DataError
+from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, describe, write_set
 from raysim.data.arrow_tables import read_table
 from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
-from raysim.data.readers import (
-    read_cifar,
-    read_cifar10_1,
-    read_digits,
-    read_fashion_mnist,
-    read_medmnist,
-    read_npz,
-    read_stl10,
-)
 from raysim.data.shapes import read_shapes
-from raysim.data.trees import (
-    read_cub200,
-    read_domains,
-    read_eurosat,
-    read_folder,
-    read_ham10000,
-    read_tiny_imagenet,
-)
 
 DEFAULTS = Options()
 OnProgress = Callable[[int, int | None], None]  # examples written, examples in all if known
@@ -60,6 +44,9 @@ class Source:
     origin: str = "you"
     options: tuple[str, ...] = ()
 
+
+#: Image files can be resized.
+_image_files = partial(Source, options=("size",))
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
@@ -79,94 +66,87 @@ _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in 
 }
 
 SOURCES: dict[str, Source] = {
-    "digits": Source("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", read_digits),
+    "digits": Source("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits),
     "shapes": Source(
         "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
         read_shapes,
         options=("count", "size", "seed", "domains"),
     ),
-    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
-    "cifar100": Source("CIFAR-100, 32 x 32 colour", partial(read_cifar, kind="CIFAR100"), _CIFAR, ("download",)),
-    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", partial(read_cifar10_1, version="v4"), _CIFAR_NEW),
-    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", partial(read_cifar10_1, version="v6"), _CIFAR_NEW),
+    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(readers.read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
+    "cifar100": Source(
+        "CIFAR-100, 32 x 32 colour", partial(readers.read_cifar, kind="CIFAR100"), _CIFAR, ("download",)
+    ),
+    "cifar10_1_v4": Source(
+        "CIFAR-10.1 v4, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v4"), _CIFAR_NEW
+    ),
+    "cifar10_1_v6": Source(
+        "CIFAR-10.1 v6, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v6"), _CIFAR_NEW
+    ),
     "fashion_mnist": Source(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
-        read_fashion_mnist,
+        readers.read_fashion_mnist,
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
         ("download",),
     ),
     "stl10": Source(
         "STL-10, the labelled 96 x 96 colour images, 10 classes",
-        read_stl10,
+        readers.read_stl10,
         "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/",
         ("download",),
     ),
-    "tiny_imagenet": Source(
+    "tiny_imagenet": _image_files(
         "Tiny-ImageNet-200, 64 x 64 colour, 200 classes",
-        read_tiny_imagenet,
+        trees.read_tiny_imagenet,
         "Stanford CS231n, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        ("size",),
     ),
-    "covid19": Source(
+    "covid19": _image_files(
         "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder",
-        partial(read_folder, inner=("Curated X-Ray Dataset",)),
+        partial(trees.read_folder, inner=("Curated X-Ray Dataset",)),
         "Mendeley Data, https://data.mendeley.com/datasets/9xkhgts2s6",
-        ("size",),
     ),
-    "covid19_radiography": Source(
+    "covid19_radiography": _image_files(
         "COVID-19 Radiography Database, 4 classes",
-        partial(read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
+        partial(trees.read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
         "Kaggle, tawsifurrahman/covid19-radiography-database",
-        ("size",),
     ),
-    "eurosat": Source(
+    "eurosat": _image_files(
         "EuroSAT, 64 x 64 colour, 10 classes; official split where split_zhou_EuroSAT.json lies beside it",
-        read_eurosat,
+        trees.read_eurosat,
         "the EuroSAT project, https://github.com/phelber/EuroSAT (the split: https://github.com/KaiyangZhou/CoOp)",
-        ("size",),
     ),
-    "cub200": Source(
+    "cub200": _image_files(
         "CUB-200-2011, 200 kinds of birds",
-        read_cub200,
+        trees.read_cub200,
         "Caltech-UCSD Birds, https://www.vision.caltech.edu/datasets/cub_200_2011/",
-        ("size",),
     ),
-    "imagenet_r": Source(
+    "imagenet_r": _image_files(
         "ImageNet-R, 200 classes",
-        partial(read_folder, inner=("imagenet-r",)),
+        partial(trees.read_folder, inner=("imagenet-r",)),
         "the ImageNet-R project, https://github.com/hendrycks/imagenet-r",
-        ("size",),
     ),
-    "imagenet100": Source(
+    "imagenet100": _image_files(
         "ImageNet-100, a choice of 100 ImageNet classes: train/CLASS and val/CLASS",
-        partial(read_folder, inner=("imagenet100",)),
+        partial(trees.read_folder, inner=("imagenet100",)),
         "ImageNet, https://image-net.org (choose your 100 classes)",
-        ("size",),
     ),
-    "pacs": Source(
+    "pacs": _image_files(
         "PACS, 227 x 227 colour, 7 classes in 4 domains",
-        partial(read_domains, inner=("kfold",)),
+        partial(trees.read_domains, inner=("kfold",)),
         "the PACS project of D. Li, https://sketchx.eecs.qmul.ac.uk/downloads/",
-        ("size",),
     ),
-    "ham10000": Source(
+    "ham10000": _image_files(
         "HAM10000, dermatoscope images, 7 classes; domains from the column `dataset`",
-        read_ham10000,
+        trees.read_ham10000,
         "Harvard Dataverse, https://doi.org/10.7910/DVN/DBW86T",
-        ("size",),
     ),
-    "folder": Source("your tree CLASS/image or train/CLASS/image", read_folder, options=("size",)),
-    "domains": Source("your tree DOMAIN/CLASS/image", read_domains, options=("size",)),
-    "npz": Source("your .npz with `images` and `labels`", read_npz),
-    "arrow": Source(
-        "your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow"), options=("size",)
-    ),
-    "parquet": Source(
-        "your Parquet files with `image` and `label`", partial(read_table, kind="parquet"), options=("size",)
-    ),
+    "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
+    "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
+    "npz": Source("your .npz with `images` and `labels`", readers.read_npz),
+    "arrow": _image_files("your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow")),
+    "parquet": _image_files("your Parquet files with `image` and `label`", partial(read_table, kind="parquet")),
     **{
         name + suffix: Source(
-            f"MedMNIST, {what}, {size} x {size}", read_medmnist, "https://medmnist.com", ("download",)
+            f"MedMNIST, {what}, {size} x {size}", readers.read_medmnist, "https://medmnist.com", ("download",)
         )
         for name, what in _MEDMNIST.items()
         for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))
@@ -200,9 +180,8 @@ def prepare(
       DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
     """
     if name not in SOURCES:
-        raise DataError(
-            f"unknown data set {name!r}", "prepare", "without a name, `raysim prepare` lists the known ones"
-        )
+        mend = "without a name, `raysim prepare` lists the known ones"
+        raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
     if Path(save_as).name != save_as:
         raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
@@ -212,9 +191,9 @@ def prepare(
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     path = set_path(root, save_as)
     if path.is_file() and describe(path).is_file() and not again:
-        kept = ImageSet(path)
-        kept.verify()
-        return kept.info
+        images = ImageSet(path)
+        images.verify()
+        return images.info
     contents = source.read(Request(name, source.origin, files, options, parallel_map))
     return write_set(
         path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.random import Generator
 
 from raysim.core.errors import DataError
 
@@ -12,9 +13,11 @@ from raysim.core.errors import DataError
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
-def split(
-    num_examples: int, *, test: float, validation: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+#: (training, validation, test) rows, disjoint.
+Split = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def split(num_examples: int, *, test: float, validation: float, rng: Generator) -> Split:
     """(training, validation, test) rows, disjoint, from one random order; fractions of the whole set, rounded down."""
     order = rng.permutation(num_examples)
     num_test, num_validation = int(num_examples * test), int(num_examples * validation)
@@ -22,9 +25,7 @@ def split(
     return np.sort(cuts[2]), np.sort(cuts[1]), np.sort(cuts[0])
 
 
-def split_officially(
-    splits: np.ndarray | None, *, validation: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_officially(splits: np.ndarray | None, *, validation: float, rng: Generator) -> Split:
     """(training, validation, test) rows as the set's authors split it.
 
     Args:
@@ -36,22 +37,21 @@ def split_officially(
     """
     if splits is None:
         raise DataError("the set has no official split", "data.split", "set data.split to fraction")
-    training, held, test = (np.flatnonzero(splits == part) for part in (TRAIN, VALIDATION, TEST))
+    training, held_out, test = (np.flatnonzero(splits == part) for part in (TRAIN, VALIDATION, TEST))
     if not len(training):
-        raise DataError(
-            "the official split has no training rows", "data.split", "set data.split to fraction, or take another set"
-        )
+        mend = "set data.split to fraction, or take another set"
+        raise DataError("the official split has no training rows", "data.split", mend)
     if not validation:
-        return training, held[:0], test
-    if not len(held):
+        return training, held_out[:0], test
+    if not len(held_out):
         order = rng.permutation(training)
         count = int(len(training) * validation)
-        training, held = np.sort(order[count:]), np.sort(order[:count])
-    return training, held, test
+        training, held_out = np.sort(order[count:]), np.sort(order[:count])
+    return training, held_out, test
 
 
 def split_within(
-    parts: Sequence[np.ndarray], *, test: float, validation: float, rng: np.random.Generator
+    parts: Sequence[np.ndarray], *, test: float, validation: float, rng: Generator
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """(training rows of each client, all validation rows, all test rows), cut inside each client in random order.
 
@@ -59,8 +59,10 @@ def split_within(
     held-out unions keep the order of the clients.
     """
     triples = [split(len(part), test=test, validation=validation, rng=rng) for part in parts]
-    training, held, tests = ([part[triple[i]] for part, triple in zip(parts, triples, strict=True)] for i in range(3))
-    return training, np.concatenate(held), np.concatenate(tests)
+    training, validations, tests = (
+        [part[triple[i]] for part, triple in zip(parts, triples, strict=True)] for i in range(3)
+    )
+    return training, np.concatenate(validations), np.concatenate(tests)
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
@@ -71,6 +73,6 @@ def stratified_order(labels: np.ndarray) -> np.ndarray:
     """
     rank = np.empty(len(labels))
     for cls in np.unique(labels):
-        mine = np.flatnonzero(labels == cls)
-        rank[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+        rows = np.flatnonzero(labels == cls)
+        rank[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
     return np.lexsort((labels, rank))

@@ -8,28 +8,28 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows
-from raysim.data.reader_api import PARTS, Contents, Request, damaged, need, split_codes
+from raysim.data.faults import damaged, explained
+from raysim.data.reader_api import PARTS, Contents, Request, need, split_codes
 
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
 
-@dataclass(frozen=True)
-class Images:
-    """The images of a tree in order; domains and splits as in Batch."""
+class Picture(NamedTuple):
+    """An image file. A set has a domain, and a split as in `Batch`, for all of its images or for none."""
 
-    paths: list[Path]
-    labels: list[int]
-    domains: list[int] | None = None
-    splits: list[int] | None = None
+    path: Path
+    label: int
+    domain: int | None = None
+    split: int | None = None
 
 
 def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") -> Contents:
@@ -41,35 +41,31 @@ def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") 
     """
     root = _inside(request.root, inner)
     parts = [part for part in PARTS if (root / part).is_dir()]
-    folders = [root / part for part in parts] or [root]
-    classes = sorted({name for folder in folders for name in _folders(folder)})
-    images = Images([], [], None, [] if parts else None)
-    for folder, code in zip(folders, split_codes(parts) if parts else [0], strict=True):
-        paths, labels = _class_images(folder, classes, leaf)
-        images.paths.extend(paths)
-        images.labels.extend(labels)
-        if images.splits is not None:
-            images.splits.extend([int(code)] * len(paths))
-    return _contents(request, classes, images)
+    splits = dict(zip(parts, split_codes(parts).tolist(), strict=True)) if parts else {"": None}
+    classes = sorted({name for part in splits for name in _folders(root / part)})
+    pictures = [
+        picture._replace(split=split)
+        for part, split in splits.items()
+        for picture in _class_images(root / part, classes, leaf)
+    ]
+    return _contents(request, classes, pictures)
 
 
 def read_cub200(request: Request) -> Contents:
     """CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
     root = _inside(request.root, ["CUB_200_2011"])
-    table = {}
-    for name in ("images.txt", "train_test_split.txt"):
-        with damaged(need(root / name, request.origin)):
-            table[name] = dict(line.split() for line in (root / name).read_text().splitlines())
-    codes = {path: table["train_test_split.txt"].get(number) for number, path in table["images.txt"].items()}
+    tables = [root / "images.txt", root / "train_test_split.txt"]
+    columns = []
+    for path in tables:
+        with damaged(path):
+            columns.append(dict(line.split() for line in _lines(path, request.origin)))
+    paths, is_training = columns
+    codes = {"1": 0, "0": 2}
+    splits = {path: codes[is_training[number]] for number, path in paths.items() if is_training.get(number) in codes}
     classes = _folders(root / "images")
-    paths, labels = _class_images(root / "images", classes)
-    splits = []
-    for path in paths:
-        code = codes.get(path.relative_to(root / "images").as_posix())
-        if code not in ("0", "1"):
-            raise DataError("an image without an official split", str(path), "see images.txt and train_test_split.txt")
-        splits.append(0 if code == "1" else 2)
-    return _contents(request, classes, Images(paths, labels, None, splits), [root / name for name in table])
+    pictures = _class_images(root / "images", classes)
+    pictures = _with_splits(pictures, splits, root / "images", "images.txt and train_test_split.txt")
+    return _contents(request, classes, pictures, tables)
 
 
 def read_eurosat(request: Request) -> Contents:
@@ -80,38 +76,32 @@ def read_eurosat(request: Request) -> Contents:
     """
     root = _inside(request.root, ("2750", "EuroSAT_RGB"))
     classes = _folders(root)
-    paths, labels = _class_images(root, classes)
+    pictures = _class_images(root, classes)
     names = ("split_zhou_EuroSAT.json", "split.json")
-    table = next(
-        (folder / name for folder in (root, request.root) for name in names if (folder / name).is_file()), None
-    )
+    places = [folder / name for folder in (root, request.root) for name in names]
+    table = next((path for path in places if path.is_file()), None)
     if table is None:
-        return _contents(request, classes, Images(paths, labels))
+        return _contents(request, classes, pictures)
     with damaged(table):
         parts = json.loads(table.read_text())
-        parts = {part: [str(row[0]) for row in parts[part]] for part in ("train", "val", "test")}
-    codes = {path: code for code, rows in enumerate(parts.values()) for path in rows}
-    found = [path.relative_to(root).as_posix() for path in paths]
-    for path in (*found, *codes):
-        if path not in codes:
-            raise DataError("an image without an official split", str(root / path), f"see {table}")
-        need(root / path, request.origin)
-    return _contents(request, classes, Images(paths, labels, None, [codes[path] for path in found]), [table])
+        splits = {str(row[0]): code for code, part in enumerate(("train", "val", "test")) for row in parts[part]}
+    pictures = _with_splits(pictures, splits, root, str(table))
+    for name in splits:
+        need(root / name, request.origin)
+    return _contents(request, classes, pictures, [table])
 
 
 def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
     """A tree domain/class/.../image; the folders on top become the domains."""
     root = _inside(request.root, inner)
-    names = _folders(root)
-    classes = sorted({label for name in names for label in _folders(root / name)})
-    images = Images([], [], [])
-    assert images.domains is not None
-    for number, name in enumerate(names):
-        paths, labels = _class_images(root / name, classes)
-        images.paths.extend(paths)
-        images.labels.extend(labels)
-        images.domains.extend([number] * len(paths))
-    return _contents(request, classes, images, (), tuple(names))
+    domains = _folders(root)
+    classes = sorted({label for name in domains for label in _folders(root / name)})
+    pictures = [
+        picture._replace(domain=number)
+        for number, name in enumerate(domains)
+        for picture in _class_images(root / name, classes)
+    ]
+    return _contents(request, classes, pictures, domains=domains)
 
 
 def read_tiny_imagenet(request: Request) -> Contents:
@@ -121,52 +111,49 @@ def read_tiny_imagenet(request: Request) -> Contents:
     """
     root = _inside(request.root, ["tiny-imagenet-200"])
     tables = [root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt"]
-    lines = []
-    for path in tables:
-        with damaged(need(path, request.origin)):
-            lines.append(path.read_text().splitlines())
-    ids = sorted(line.strip() for line in lines[0] if line.strip())
-    words = dict(line.split("\t", 1) for line in lines[1] if "\t" in line)
-    paths, labels = _class_images(root / "train", ids, "images")
-    splits = [0] * len(paths)
-    for row, line in sorted(enumerate(lines[2], 1), key=lambda item: item[1]):
+    wnids, meanings, annotations = (_lines(path, request.origin) for path in tables)
+    ids = sorted(line.strip() for line in wnids if line.strip())
+    words = dict(line.split("\t", 1) for line in meanings if "\t" in line)
+    pictures = [picture._replace(split=0) for picture in _class_images(root / "train", ids, "images")]
+    for row, line in sorted(enumerate(annotations, 1), key=lambda item: item[1]):
         name, _, wnid = line.partition("\t")
         wnid = wnid.split("\t")[0]
         if wnid not in ids:
             raise DataError(f"unknown class {wnid!r}", f"{tables[2]}, row {row}", "it must be one of wnids.txt")
-        paths.append(need(root / "val" / "images" / name, request.origin))
-        labels.append(ids.index(wnid))
-        splits.append(2)
+        path = need(root / "val" / "images" / name, request.origin)
+        pictures.append(Picture(path, ids.index(wnid), split=2))
     classes = [words.get(wnid, wnid) for wnid in ids]
     if len(set(classes)) < len(ids):  # a few words name two classes, such as two kinds of crane
         classes = [f"{wnid} {name}" for wnid, name in zip(ids, classes, strict=True)]
-    return _contents(request, classes, Images(paths, labels, None, splits), tables)
+    return _contents(request, classes, pictures, tables)
 
 
 def read_ham10000(request: Request) -> Contents:
     """HAM10000: HAM10000_metadata(.csv) and the images below --root; its column `dataset` gives the domains."""
     names = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.tab")
-    table = next((request.root / name for name in names if (request.root / name).is_file()), request.root / names[0])
+    table = next((path for name in names if (path := request.root / name).is_file()), request.root / names[0])
     with damaged(need(table, request.origin)), open(table, newline="") as file:
         delimiter = "\t" if table.suffix == ".tab" else ","
         rows = sorted(csv.DictReader(file, delimiter=delimiter), key=lambda row: row["image_id"])
         classes = sorted({row["dx"] for row in rows})
-        has_domains = bool(rows) and "dataset" in rows[0]
-        domains = sorted({row["dataset"] for row in rows}) if has_domains else []
-    found = {path.stem: path for path in sorted(request.root.rglob("*.jpg"))}
+        domains = sorted({row["dataset"] for row in rows if "dataset" in row})
+    files = {path.stem: path for path in sorted(request.root.rglob("*.jpg"))}
+    pictures = []
     for row in rows:
-        if row["image_id"] not in found:
+        if row["image_id"] not in files:
             raise DataError(f"no image {row['image_id']}.jpg", f"{table}", f"get it from {request.origin}")
-    images = Images(
-        [found[row["image_id"]] for row in rows],
-        [classes.index(row["dx"]) for row in rows],
-        [domains.index(row["dataset"]) for row in rows] if has_domains else None,
-    )
-    return _contents(request, classes, images, [table], tuple(domains))
+        domain = domains.index(row["dataset"]) if domains else None
+        pictures.append(Picture(files[row["image_id"]], classes.index(row["dx"]), domain))
+    return _contents(request, classes, pictures, [table], domains)
 
 
 def _inside(root: Path, inner: Sequence[str]) -> Path:
     return next((root / name for name in inner if (root / name).is_dir()), root)
+
+
+def _lines(path: Path, origin: str) -> list[str]:
+    with damaged(need(path, origin)):
+        return path.read_text().splitlines()
 
 
 def _folders(root: Path) -> list[str]:
@@ -176,46 +163,55 @@ def _folders(root: Path) -> list[str]:
         return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
 
 
-def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> tuple[list[Path], list[int]]:
+def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[Picture]:
     """The images below root/CLASS/leaf."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-    paths, labels = [], []
+    pictures = []
     for label, name in enumerate(classes):
         if not (root / name).is_dir():
             continue  # a domain or a split need not have every class
         folder = root / name / leaf
-        found = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
-        if not found:
+        files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
+        if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
-        paths += [Path(path) for path, _ in found]
-        labels += [label] * len(found)
-    return paths, labels
+        pictures += [Picture(Path(path), label) for path, _ in files]
+    return pictures
+
+
+def _with_splits(pictures: Sequence[Picture], splits: Mapping[str, int], root: Path, table: str) -> list[Picture]:
+    """The pictures with their official splits, given by path below `root`; DataError for a picture without one."""
+    codes = [splits.get(picture.path.relative_to(root).as_posix()) for picture in pictures]
+    if None in codes:
+        path = pictures[codes.index(None)].path
+        raise DataError("an image without an official split", str(path), f"see {table}")
+    return [picture._replace(split=code) for picture, code in zip(pictures, codes, strict=True)]
 
 
 def _contents(
-    request: Request, classes: Sequence[str], images: Images, tables: Sequence[Path] = (), domains: tuple[str, ...] = ()
+    request: Request,
+    classes: Sequence[str],
+    pictures: Sequence[Picture],
+    tables: Sequence[Path] = (),
+    domains: Sequence[str] = (),
 ) -> Contents:
-    if not images.paths:
+    if not pictures:
         raise DataError("no image files", str(request.root), f"get them from {request.origin}")
-    return Contents(tuple(classes), _decoded(request, images), [*tables, *images.paths], len(images.paths), domains)
+    files = [*tables, *(picture.path for picture in pictures)]
+    return Contents(tuple(classes), _decoded(request, pictures), files, len(pictures), tuple(domains))
 
 
-def _decoded(request: Request, images: Images) -> Iterator[Batch]:
+def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
     size = request.options.size
-    shape = (size, size, 3) if size else decode([str(images.paths[0])]).shape[1:]
+    shape = (size, size, 3) if size else decode([str(pictures[0].path)]).shape[1:]
     rows = batch_rows(shape)
-    starts = range(0, len(images.paths), rows)
-    work = [[str(path) for path in images.paths[start : start + rows]] for start in starts]
+    parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
+    work = [[str(picture.path) for picture in part] for part in parts]
     decoding = request.parallel_map(partial(decode, size=size, shape=shape), work)
-    for start, pixels in zip(starts, decoding, strict=True):
-        part = slice(start, start + rows)
-        yield Batch(
-            pixels,
-            np.array(images.labels[part], np.int64),
-            None if images.domains is None else np.array(images.domains[part], np.int64),
-            None if images.splits is None else np.array(images.splits[part], np.int8),
-        )
+    for part, pixels in zip(parts, decoding, strict=True):
+        _, *columns = zip(Picture._fields, zip(*part, strict=True), strict=True)
+        known = {name: np.array(values) for name, values in columns if None not in values}
+        yield Batch.of({"image": pixels, **known})
 
 
 def decode(
@@ -234,20 +230,18 @@ def decode(
 
     pixels = []
     for source, name in zip(sources, names or sources, strict=True):
-        try:
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-                if image.mode not in MODES:
-                    raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
-                rgb = image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"unreadable image ({error})", str(name), "fetch it again, or remove it") from error
+        kinds = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+        readable = explained("unreadable image", str(name), "fetch it again, or remove it", *kinds)
+        with readable, Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if image.mode not in MODES:
+                raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
+            rgb = image.convert("RGB")
         if size:
             rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BILINEAR)
         pixels.append(np.asarray(rgb))
         shape = shape or pixels[0].shape
         if pixels[-1].shape != shape:
-            found, wanted = (f"{s[0]} x {s[1]}" for s in (pixels[-1].shape, shape))
-            raise DataError(
-                f"an image of {found} pixels among images of {wanted}", str(name), "give --size to resize them all"
-            )
+            size_here, size_before = (f"{s[0]} x {s[1]}" for s in (pixels[-1].shape, shape))
+            what = f"an image of {size_here} pixels among images of {size_before}"
+            raise DataError(what, str(name), "give --size to resize them all")
     return np.stack(pixels)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.random import Generator
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet
@@ -39,7 +40,7 @@ class ValidationSpec:
 
 
 def arrange(
-    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: np.random.Generator
+    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
 
@@ -52,19 +53,15 @@ def arrange(
     kept = kept[imbalanced(labels[kept], spec.imbalance, num_classes, rng)]
     rows, labels = rows[kept], labels[kept]
     if not len(rows):
-        raise DataError(
-            f"no row is left (subset {spec.subset:g}, imbalance {spec.imbalance})",
-            "data.validation_set",
-            "raise data.validation, data.validation_set.subset or data.validation_set.imbalance",
-        )
+        what = f"no row is left (subset {spec.subset:g}, imbalance {spec.imbalance})"
+        mend = "raise data.validation, data.validation_set.subset or data.validation_set.imbalance"
+        raise DataError(what, "data.validation_set", mend)
     labels = noisy(labels, spec.label_noise, num_classes, rng)
-    if spec.order == "stratified":
-        order = stratified_order(labels)
-        rows, labels = rows[order], labels[order]
-    return rows, labels
+    order = stratified_order(labels) if spec.order == "stratified" else slice(None)
+    return rows[order], labels[order]
 
 
-def subset(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+def subset(labels: np.ndarray, fraction: float, rng: Generator) -> np.ndarray:
     """Positions, rising: a fraction of the rows (rounded down, at least one) with nearly the same class proportions."""
     if fraction == 1.0:
         return np.arange(len(labels))
@@ -73,7 +70,7 @@ def subset(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.
     return np.sort(order[: max(1, int(len(labels) * fraction))])
 
 
-def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Generator) -> np.ndarray:
     """Positions, rising, of a class-imbalanced half of the rows; all of them without a rho.
 
     FedVG, eqs. E.8 and E.9: class i gets floor(p_i * N / 2) of N rows, p_i = rho^i / sum_j rho^j, without replacement;
@@ -85,12 +82,12 @@ def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: np.
     half, total = Fraction(len(labels), 2), sum(weights)
     chosen = []
     for cls, weight in enumerate(weights):
-        mine = rng.permutation(np.flatnonzero(labels == cls))
-        chosen.append(mine[: int(weight / total * half)])
+        rows = rng.permutation(np.flatnonzero(labels == cls))
+        chosen.append(rows[: int(weight / total * half)])
     return np.sort(np.concatenate(chosen))
 
 
-def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: Generator) -> np.ndarray:
     """Labels of which a fraction (rounded down) is replaced by another class, never the true one."""
     count = int(len(labels) * fraction)
     if not count:
@@ -104,7 +101,7 @@ def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: np.random.
 
 
 def external_rows(
-    external: ImageSet, classes: Sequence[str], spec: ValidationSpec, rng: np.random.Generator
+    external: ImageSet, classes: Sequence[str], spec: ValidationSpec, rng: Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows of another set, their labels in this set's classes): the training rows of every mapped class.
 
@@ -113,29 +110,23 @@ def external_rows(
     Raises:
       DataError: the mapping names a class that a set does not have, or a class of the external set twice.
     """
-    for index, (what, known) in enumerate(
-        ((f"the set's {len(classes)}", classes), ("the external", external.info.classes))
-    ):
-        missing = sorted({pair[index] for pair in spec.mapping} - set(known))
-        if missing:
-            raise DataError(
-                f"the mapping names {', '.join(map(repr, missing))}, not among {what} classes",
-                f"validation set {external.info.name}",
-                f"known: {', '.join(list(known)[:100])}",
-            )
-    sources = [source for _, source in spec.mapping]
+    where, targets, sources = f"validation set {external.info.name}", *zip(*spec.mapping, strict=True)
+    known_classes = ((f"the set's {len(classes)}", targets, classes), ("the external", sources, external.info.classes))
+    for owner, named, known in known_classes:
+        if missing := sorted(set(named) - set(known)):
+            what = f"the mapping names {', '.join(map(repr, missing))}, not among {owner} classes"
+            raise DataError(what, where, f"known: {', '.join(list(known)[:100])}")
     if len(set(sources)) < len(sources):
-        raise DataError("a class is mapped twice", f"validation set {external.info.name}", "map each class once")
-    labels, splits = external.labels, getattr(external, "splits", None)
-    is_training = np.ones(len(labels), bool) if splits is None else splits == TRAIN
-    rows: list[np.ndarray] = []
-    for target in dict.fromkeys(target for target, _ in spec.mapping):
-        wanted = [external.info.classes.index(source) for to, source in spec.mapping if to == target]
-        mine = np.flatnonzero(np.isin(labels, wanted) & is_training)
-        twice = mine[:0] if spec.unique else rng.permutation(mine)[:DUPLICATES]
-        rows.append(np.concatenate([mine, twice]))
+        raise DataError("a class is mapped twice", where, "map each class once")
     relabel = {external.info.classes.index(source): list(classes).index(target) for target, source in spec.mapping}
-    chosen = np.concatenate(rows)
+    labels, splits = external.labels, external.splits
+    is_training = np.ones(len(labels), bool) if splits is None else splits == TRAIN
+    parts: list[np.ndarray] = []
+    for target in dict.fromkeys(relabel.values()):
+        same = [source for source, to in relabel.items() if to == target]
+        rows = np.flatnonzero(np.isin(labels, same) & is_training)
+        parts += [rows, rows[:0] if spec.unique else rng.permutation(rows)[:DUPLICATES]]
+    chosen = np.concatenate(parts)
     return chosen, np.array([relabel[label] for label in labels[chosen].tolist()], np.int64)
 
 
@@ -152,11 +143,9 @@ def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
     height, width, channels = shape
     if images.shape[3] not in (1, channels):
-        raise DataError(
-            f"images with {images.shape[3]} channels for a set with {channels}",
-            "data.validation_set.external",
-            "choose an external set with as many channels, or a grey one",
-        )
+        what = f"images with {images.shape[3]} channels for a set with {channels}"
+        mend = "choose an external set with as many channels, or a grey one"
+        raise DataError(what, "data.validation_set.external", mend)
     result = np.empty((len(images), *shape), np.uint8)
     for start in range(0, len(images), 256):  # floats of a part at a time
         part = torch.from_numpy(np.ascontiguousarray(images[start : start + 256])).permute(0, 3, 1, 2).float()

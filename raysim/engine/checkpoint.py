@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from raysim.core.errors import RaysimError
-from raysim.engine.messages import Snapshot
+from raysim.engine.messages import Packed, Snapshot
 from raysim.files import sync_folder, write_file
 
 ARRAY = "__array__"
@@ -37,11 +37,11 @@ class CheckpointStore:
         self.keep_last = keep_last
         self._memories: dict[int, str] = {}
 
-    def save(self, next_round: int, snapshot: Snapshot, memories: Any) -> Path:
+    def save(self, next_round: int, snapshot: Snapshot, memories: Iterable[tuple[int, Packed]]) -> Path:
         """Write a checkpoint after round `next_round - 1`.
 
         Args:
-          memories: iterable of (client, packed memory) for the clients that changed since the last save.
+          memories: (client, packed memory) of each client whose memory changed since the last save; taken one by one.
         """
         for client, memory in memories:
             name = f"memory/client-{client:06d}-{next_round:06d}"
@@ -51,9 +51,8 @@ class CheckpointStore:
         building = self.folder / f".{target.name}.{os.getpid()}.part"
         shutil.rmtree(building, ignore_errors=True)
         _write_tree(building / "server", vars(snapshot))
-        write_file(
-            building / "checkpoint.json", json.dumps({"next_round": next_round, "memories": self._memories}).encode()
-        )
+        fields = {"next_round": next_round, "memories": self._memories}
+        write_file(building / "checkpoint.json", json.dumps(fields).encode())
         shutil.rmtree(target, ignore_errors=True)
         os.rename(building, target)
         sync_folder(self.folder)
@@ -78,7 +77,7 @@ class CheckpointStore:
         self._memories = {int(client): name for client, name in fields["memories"].items()}
         return Checkpoint(fields["next_round"], snapshot, {c: self.folder / name for c, name in self._memories.items()})
 
-    def read_memory(self, path: Path) -> Any:
+    def read_memory(self, path: Path) -> Packed:
         """Packed memory of one client."""
         return _read_tree(path)
 
@@ -98,7 +97,7 @@ class CheckpointStore:
                 path.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def _write_tree(path: Path, tree: Any) -> None:
+def _write_tree(path: Path, tree: Packed) -> None:
     """A tree of arrays and JSON values as PATH.safetensors and PATH.json; the JSON, written last, makes it complete."""
     arrays: dict[str, np.ndarray] = {}
     skeleton = _strip(tree, "", arrays)
@@ -106,37 +105,28 @@ def _write_tree(path: Path, tree: Any) -> None:
     write_file(path.with_suffix(".json"), json.dumps(skeleton).encode())
 
 
-def _read_tree(path: Path) -> Any:
+def _read_tree(path: Path) -> Packed:
     arrays = load_file(path.with_suffix(".safetensors"))
-    return _fill(json.loads(path.with_suffix(".json").read_text()), arrays)
+
+    def fill(node: dict[str, Packed]) -> Packed:
+        return arrays[node[ARRAY]] if set(node) == {ARRAY} else node
+
+    return json.loads(path.with_suffix(".json").read_text(), object_hook=fill)
 
 
-def _strip(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
+def _strip(value: Packed, key: str, arrays: dict[str, np.ndarray]) -> Packed:
+    """The tree with a mark {ARRAY: key} in the place of each array, which goes to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays[key] = np.ascontiguousarray(value)
         return {ARRAY: key}
+    where = key or "the state"
     if isinstance(value, dict):
         if any(not isinstance(name, str) for name in value):
-            raise RaysimError(
-                f"a state dict has keys that are no strings: {list(value)[:3]}", key or "the state", "use string keys"
-            )
+            raise RaysimError(f"a state dict has keys that are no strings: {list(value)[:3]}", where, "use string keys")
         return {name: _strip(item, f"{key}/{name}", arrays) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strip(item, f"{key}/{index}", arrays) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise RaysimError(
-        f"cannot keep a {type(value).__name__}",
-        key or "the state",
-        "keep tensors, numbers, strings, lists and dicts only",
-    )
-
-
-def _fill(skeleton: Any, arrays: dict[str, np.ndarray]) -> Any:
-    if isinstance(skeleton, dict):
-        if set(skeleton) == {ARRAY}:
-            return arrays[skeleton[ARRAY]]
-        return {name: _fill(item, arrays) for name, item in skeleton.items()}
-    if isinstance(skeleton, list):
-        return [_fill(item, arrays) for item in skeleton]
-    return skeleton
+    remedy = "keep tensors, numbers, strings, lists and dicts only"
+    raise RaysimError(f"cannot keep a {type(value).__name__}", where, remedy)

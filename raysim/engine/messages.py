@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raysim.core.errors import MethodError
+from raysim.core.method import Value
 
-#: What `transport.pack` makes of a method's value: arrays in dicts, lists and tuples.
-Packed = Any
+#: What `transport.pack` makes of a method's value: arrays in the place of tensors.
+Packed = Value
+
+#: Where something lies: only the pool that gave it knows its form (with Ray, an object reference). None stands for None.
+Handle = object
 
 #: Name of a vector -> (k, its size) float32: "update" (num_state), or "method/name" of a reported `Vector` (num_params).
 Vectors = dict[str, np.ndarray]
@@ -43,33 +47,23 @@ class RoundMessage:
     is_scored: bool
 
 
-@dataclass(frozen=True)
-class ClientReport:
-    """One client after its local work.
-
-    Attributes:
-      block: index of its client block.
-      train_loss: mean over its steps, NaN without any.
-      peaks: vector name -> (leaves,) float64, largest absolute entry of each leaf.
-      personal: (domains, classes) float64, test accuracy of its own model by domain and class, or (1, 1) on its own
-        test rows; None unless layers are personal.
-    """
-
-    client: int
-    block: int
-    num_examples: int
-    num_steps: int
-    train_loss: float
-    seconds: float
-    peaks: Mapping[str, np.ndarray]
-    counters: Mapping[str, int]
-    methods: Mapping[str, Mapping[str, np.ndarray]]
-    personal: np.ndarray | None = None
+#: A report's attribute of some clients: an array, or arrays by name, the first axis that of the clients.
+Column = np.ndarray | Mapping[str, "Column"] | None
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Reports of k clients: every attribute of `ClientReport` with a leading axis of clients."""
+    """k clients after their local work.
+
+    Attributes:
+      client, block, num_examples, num_steps: (k,) int64; block is the index of the client block.
+      train_loss: (k,) float64, mean over a client's steps, NaN without any.
+      seconds: (k,) float64.
+      peaks: vector name -> (k, leaves) float64, largest absolute entry of each leaf.
+      counters: integer buffer -> (k,) int64.
+      personal: (k, domains, classes) float64, test accuracy of each client's own model by domain and class, or (k, 1, 1)
+        on its own test rows; None unless layers are personal.
+    """
 
     client: np.ndarray
     block: np.ndarray
@@ -83,18 +77,20 @@ class Reports:
     personal: np.ndarray | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[ClientReport]) -> Reports:
-        """Stack the reports of single clients.
+    def joined(cls, parts: Sequence[Reports]) -> Reports:
+        """Reports of several groups of clients as one, group after group.
 
         Raises:
           MethodError: clients reported different names or shapes.
         """
-        return cls(**{name: _stacked(name, [getattr(row, name) for row in rows]) for name in cls.__dataclass_fields__})
+        names = cls.__dataclass_fields__
+        columns = {name: _joined(name, [getattr(part, name) for part in parts]) for name in names}
+        return cls(**columns)  # type: ignore[arg-type]  # each column has the type of those it was joined from
 
-    @classmethod
-    def joined(cls, parts: Sequence[Reports], order: np.ndarray) -> Reports:
-        """Several reports as one, with the axis of clients in the given order ((K,) int64)."""
-        return cls(**{name: _joined([getattr(p, name) for p in parts], order) for name in cls.__dataclass_fields__})
+    def ordered(self, order: np.ndarray) -> Reports:
+        """The same reports with the axis of clients in another order. order: (k,) int64."""
+        columns = {name: _taken(getattr(self, name), order) for name in self.__dataclass_fields__}
+        return Reports(**columns)  # type: ignore[arg-type]  # see `joined`
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,8 @@ class TaskResult:
     """A finished task: its reports are here; handles say where its vectors and the clients' new memories lie."""
 
     reports: Reports
-    vectors: Any
-    memories: tuple[Any, ...]
+    vectors: Handle
+    memories: tuple[Handle, ...]
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class FoldRequest:
 class MapRequest:
     """function(what it is given, shared), to be called where that lies."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Value]
     shared: Packed
 
 
@@ -161,7 +157,9 @@ class PoolCounts:
     """What a round took in machines.
 
     Attributes:
-      sum_mb: partial sums that came from other nodes; redone_blocks: trained again after a loss.
+      sum_mb: partial sums that came from other nodes.
+      redone_blocks: client blocks handed out a second time after a loss; those that a lost trainer had in its queue and
+        had not begun count, too.
     """
 
     trainers: int
@@ -170,30 +168,26 @@ class PoolCounts:
     redone_blocks: int = 0
 
 
-def _stacked(name: str, column: list[Any]) -> Any:
-    """One attribute of several clients -> an array, or a dict of arrays, with a leading axis of clients."""
-    first = column[0]
-    if first is None:
-        return None
+def _joined(name: str, parts: list[Column]) -> Column:
+    first = parts[0]
     if isinstance(first, Mapping):
-        if any(item.keys() != first.keys() for item in column):
+        mappings = [part for part in parts if isinstance(part, Mapping)]
+        if any(part.keys() != first.keys() for part in mappings):
             raise MethodError(
                 "clients reported different names",
                 f"report {name!r}",
                 "report the same names for every client; use NaN where one has no value",
             )
-        return {key: _stacked(key, [item[key] for item in column]) for key in first}
+        return {key: _joined(key, [part[key] for part in mappings]) for key in first}
     try:
-        return np.stack([np.asarray(item) for item in column])
+        return None if first is None else np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
     except ValueError as error:
         raise MethodError(
             f"clients reported different shapes ({error})", f"report {name!r}", "report one shape for every client"
         ) from error
 
 
-def _joined(parts: list[Any], order: np.ndarray) -> Any:
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], Mapping):
-        return {key: _joined([part[key] for part in parts], order) for key in parts[0]}
-    return np.concatenate(parts)[order]
+def _taken(column: Column, order: np.ndarray) -> Column:
+    if isinstance(column, Mapping):
+        return {key: _taken(inner, order) for key, inner in column.items()}
+    return None if column is None else column[order]

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from raysim.core.method import Method
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.core.stack import Stack
 from raysim.training.local import LocalSettings, num_local_steps
+
+T = TypeVar("T")
 
 #: A cohort is cut into about this many client blocks: fine enough to balance, coarse enough to cost nothing.
 BLOCKS_PER_COHORT = 32
@@ -28,6 +31,10 @@ class ClientBlock:
     index: int
     clients: tuple[int, ...]
     work: int
+
+
+#: For each trainer its tasks, in order; a task is some client blocks.
+Queues = Sequence[Sequence[Sequence[ClientBlock]]]
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,12 @@ class Phase:
         return Stack(self.methods)
 
     def share_of(self, client: int, seed: int, round_index: int) -> float:
-        """The share of its work that a client does in a round, in (0, 1]."""
-        return share_of_work(client, self.stragglers, self.straggler_work, seed=seed, round_index=round_index)
+        """The share of its work that a client does in a round: 1, or for a straggler uniform in [straggler_work, 1)."""
+        if self.stragglers == 0:
+            return 1.0
+        rng = numpy_generator(derive_seed(seed, "straggler", round_index, client))
+        is_straggler, share = rng.random() < self.stragglers, rng.uniform(self.straggler_work, 1.0)
+        return float(share) if is_straggler else 1.0
 
     def num_steps(self, client: int, num_examples: int, skip_single: bool, seed: int, round_index: int) -> int:
         """Optimiser steps of a client in a round."""
@@ -90,37 +101,19 @@ def reporting(clients: np.ndarray, dropout: float, *, seed: int, round_index: in
     return clients[stays] if stays.any() else clients[[int(draws.argmax())]]
 
 
-def share_of_work(client: int, stragglers: float, least: float, *, seed: int, round_index: int) -> float:
-    """The share of its local steps that a client does in a round: 1, or for a straggler uniform in [least, 1).
-
-    Args:
-      stragglers: chance to be one, in [0, 1].
-    """
-    if stragglers == 0:
-        return 1.0
-    rng = numpy_generator(derive_seed(seed, "straggler", round_index, client))
-    is_straggler, share = rng.random() < stragglers, rng.uniform(least, 1.0)
-    return float(share) if is_straggler else 1.0
-
-
 def cut_blocks(clients: Sequence[int], work: Sequence[int]) -> list[ClientBlock]:
     """Client blocks, longest clients first; never a function of the number of trainers.
 
     Args:
       work: optimiser steps of each client.
     """
-    order = sorted(range(len(clients)), key=lambda i: (-work[i], clients[i]))
-    target = sum(work) / BLOCKS_PER_COHORT
-    blocks: list[ClientBlock] = []
-    members: list[int] = []
-    amount = 0
-    for position, i in enumerate(order):
-        members.append(int(clients[i]))
-        amount += int(work[i])
-        if amount >= target or position == len(order) - 1:
-            blocks.append(ClientBlock(len(blocks), tuple(members), amount))
-            members, amount = [], 0
-    return blocks
+    # Ids break ties, so that blocks do not depend on the order in which clients are listed.
+    members = sorted(zip(work, clients, strict=True), key=lambda member: (-member[0], member[1]))
+    groups = _cut(members, [amount for amount, _ in members], BLOCKS_PER_COHORT)
+    return [
+        ClientBlock(index, tuple(client for _, client in group), sum(amount for amount, _ in group))
+        for index, group in enumerate(groups)
+    ]
 
 
 def assign(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
@@ -134,17 +127,17 @@ def assign(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[C
         load, trainer = heapq.heappop(loads)
         queues[trainer].append(block)
         heapq.heappush(loads, (load + block.work, trainer))
-    return [_tasks(queue) for queue in queues]
+    return [_cut(queue, [block.work for block in queue], TASKS_PER_TRAINER) for queue in queues]
 
 
-def _tasks(queue: list[ClientBlock]) -> list[list[ClientBlock]]:
-    target = sum(block.work for block in queue) / TASKS_PER_TRAINER
-    tasks: list[list[ClientBlock]] = []
-    amount = 0.0
-    for block in queue:
-        if not tasks or amount >= target:
-            tasks.append([])
-            amount = 0.0
-        tasks[-1].append(block)
-        amount += block.work
-    return tasks
+def _cut(items: Sequence[T], work: Sequence[int], count: int) -> list[list[T]]:
+    """Items in about `count` groups of neighbours: a group ends once it has its share of all the work."""
+    groups: list[list[T]] = []
+    target, amount = sum(work) / count, 0
+    for item, more in zip(items, work, strict=True):
+        if not groups or amount >= target:
+            groups.append([])
+            amount = 0
+        groups[-1].append(item)
+        amount += more
+    return groups

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from raysim.engine.messages import EvaluationPoint, PoolCounts, RoundMessage, Share, Slice, TaskResult
-from raysim.engine.plan import ClientBlock
+from raysim.engine.messages import EvaluationPoint, Handle, Packed, PoolCounts, RoundMessage, Share, Slice, TaskResult
+from raysim.engine.plan import Queues
+
+Answer = TypeVar("Answer")
 
 
 class Pool(Protocol):
     """What the server asks of its trainers: train, call where results lie, call on slices of a held-out set.
 
-    A handle is whatever `put` returned; None stands for None. `call` names a function of `Trainer`.
+    `call` is a function of `Trainer`; the pool decides which trainer runs it.
     """
 
     def begin_round(self) -> int:
@@ -23,25 +25,25 @@ class Pool(Protocol):
         """What was used since this was last asked."""
         ...
 
-    def put(self, value: Any) -> Any: ...
-    def get(self, handle: Any) -> Any: ...
+    def put(self, value: Packed) -> Handle: ...
+    def get(self, handle: Handle) -> Packed: ...
 
-    def train(
-        self, message: RoundMessage, queues: Sequence[Sequence[Sequence[ClientBlock]]], memories: Mapping[int, Any]
-    ) -> Iterator[TaskResult]:
+    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
         """Run every trainer's queue of tasks; results in order of completion. memories: client -> handle."""
         ...
 
     def at_results(
-        self, call: str, request: Any, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool = False
-    ) -> list[Any]:
-        """call(request, shares, *vectors of their tasks), run where the vectors lie.
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+    ) -> list[Answer]:
+        """call(trainer, request, shares, *vectors of their tasks), run where the vectors lie.
 
         Returns:
           One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.
         """
         ...
 
-    def on_slices(self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[Slice]) -> list[Any]:
-        """call(point, request, slice) of every slice, in their order."""
+    def on_slices(
+        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+    ) -> list[Answer]:
+        """call(trainer, point, request, slice) of every slice, in their order."""
         ...

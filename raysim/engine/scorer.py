@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
+from raysim.core.method import Value
 from raysim.engine.messages import EvaluationPoint, MapRequest, Slice
 from raysim.engine.pool import Pool
+from raysim.engine.trainer import Trainer
 from raysim.engine.transport import pack, unpack
 from raysim.training.evaluate import Score, joined
 
@@ -39,18 +40,27 @@ class Scorer:
           state: [num_state].
           override: leaf name -> what stands in its place, of any shape with which the model can run.
         """
-        point = EvaluationPoint(pack(state), dict(counters), pack(dict(override or {})))
+        # One call for the slices of all sets: the trainers then never wait for the end of one set.
         slices = [part for name in (self._counts if names is None else names) for part in self._slices(name)]
-        parts = list(zip(slices, self._pool.on_slices("evaluate", point, None, slices), strict=True)) if slices else []
-        own = {name: [score for part, score in parts if part.held_out == name] for name in self._counts}
-        return {name: joined(found) for name, found in own.items() if found}
+        if not slices:
+            return {}
+        point = EvaluationPoint(pack(state), dict(counters), pack(dict(override or {})))
+        parts: dict[str, list[Score]] = {}
+        for part, score in zip(slices, self._pool.on_slices(Trainer.evaluate, point, None, slices), strict=True):
+            parts.setdefault(part.held_out, []).append(score)
+        return {name: joined(scores) for name, scores in parts.items()}
 
     def map_features(
-        self, function: Callable[[Tensor, Tensor, Any], Any], shared: Any, state: Tensor, counters: Mapping[str, int]
-    ) -> list[Any]:
+        self,
+        function: Callable[[Tensor, Tensor, Value], Value],
+        shared: Value,
+        state: Tensor,
+        counters: Mapping[str, int],
+    ) -> list[Value]:
         """function(features, labels, shared) of each slice of the test set at a model, in their order."""
         point, request = EvaluationPoint(pack(state), dict(counters), {}), MapRequest(function, pack(shared))
-        return [unpack(v) for v in self._pool.on_slices("map_features", point, request, self._slices("test"))]
+        answers = self._pool.on_slices(Trainer.map_features, point, request, self._slices("test"))
+        return [unpack(answer) for answer in answers]
 
     def _slices(self, name: str) -> list[Slice]:
         count = self._counts.get(name, 0)

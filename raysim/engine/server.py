@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +21,20 @@ from raysim.core.method import State
 from raysim.core.stack import Stack
 from raysim.core.weights import RightMap, Weights, normalised
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import RoundMessage, Snapshot
-from raysim.engine.metrics import RoundRecord, block_weights, client_columns, cohort_metrics
-from raysim.engine.plan import Phase, assign, choose_cohort, cut_blocks, reporting
+from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot
+from raysim.engine.metrics import (
+    FederationSizes,
+    RoundRecord,
+    block_weights,
+    client_columns,
+    cohort_metrics,
+    evaluation,
+)
+from raysim.engine.plan import Phase, Queues, assign, choose_cohort, cut_blocks, reporting
 from raysim.engine.pool import Pool
 from raysim.engine.scorer import Scorer
-from raysim.engine.scores import FederationSizes, evaluation
 from raysim.engine.transport import pack, unpack
-from raysim.engine.views import RoundLog, ServerViews
+from raysim.engine.views import ServerViews
 from raysim.training.metrics import Metric
 
 
@@ -58,7 +63,7 @@ class Server:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
-    _memories: dict[int, Any] = field(default_factory=dict)
+    _memories: dict[int, Handle] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -91,15 +96,19 @@ class Server:
         began = time.perf_counter()
         phase_index, phase = self._phase_of(round_index)
         message, start = self._broadcast(round_index, phase_index)
-        cohort = self._train(message, phase)
+        queues = self._queues(phase, round_index)
+        cohort = Cohort(list(self.pool.train(message, queues, self._memories)), self.pool, self.layout)
+        # Before anything is weighed: one NaN in a report would make every weight NaN.
+        self._drop_nonfinite(cohort, round_index)
+        self._commit_memories(cohort)
         trained = time.perf_counter()
-        views = self._views(cohort, round_index, start)
+        views = ServerViews(self, cohort, round_index, start)
         weights = self._weigh(phase.stack, views)
-        self._move(phase.stack, views, weights)
+        self._apply_weights(phase.stack, views, weights)
         aggregated = time.perf_counter()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = time.perf_counter()
-        metrics = cohort_metrics(cohort, message, self.layout, self.sizes) | scores | views.log.numbers
+        metrics = cohort_metrics(cohort, message, self.layout, self.sizes) | scores | views.numbers
         metrics |= {
             "system/round_s": ended - began,
             "system/train_s": trained - began,
@@ -108,7 +117,7 @@ class Server:
             **{f"system/{name}": float(count) for name, count in asdict(self.pool.take_counts()).items()},
         }
         columns, picture = client_columns(cohort, weights, self.layout), block_weights(cohort, weights, self.layout)
-        return RoundRecord(round_index, metrics, columns, picture, views.log.arrays, confusion)
+        return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion)
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 
@@ -121,6 +130,7 @@ class Server:
 
     def _broadcast(self, round_index: int, phase_index: int) -> tuple[RoundMessage, Tensor]:
         """The downlink, and the broadcast point [num_params]."""
+        # A copy: a hook that wrote to its message would else move the global model.
         start, fields = self.phases[phase_index].stack.broadcast(self.params.clone(), self.method_state)
         message = RoundMessage(
             round_index=round_index,
@@ -132,20 +142,17 @@ class Server:
         )
         return message, start
 
-    def _train(self, message: RoundMessage, phase: Phase) -> Cohort:
-        """Choose a cohort, train it on the pool, and keep what its clients want to remember."""
-        round_index = message.round_index
+    def _queues(self, phase: Phase, round_index: int) -> Queues:
+        """Choose a cohort, cut it into client blocks, and give each trainer its tasks."""
         clients = choose_cohort(len(self.sizes.examples), phase.cohort_size, seed=self.seed, round_index=round_index)
         clients = reporting(clients, phase.dropout, seed=self.seed, round_index=round_index)
         work = [
+            # One more than its steps: a client without any must be loaded and measured all the same.
             1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
             for client in clients.tolist()
         ]
-        queues = assign(cut_blocks(clients.tolist(), work), self.pool.begin_round())
-        cohort = Cohort(list(self.pool.train(message, queues, self._memories)), self.pool, self.layout)
-        self._drop_nonfinite(cohort, round_index)
-        self._commit_memories(cohort)
-        return cohort
+        # The number of trainers comes in only here, after the blocks are cut: no result may depend on it.
+        return assign(cut_blocks(clients.tolist(), work), self.pool.begin_round())
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = cohort.has_nonfinite_update()
@@ -159,45 +166,26 @@ class Server:
         cohort.drop(is_bad)
 
     def _commit_memories(self, cohort: Cohort) -> None:
-        """Keep what clients want to remember; a dropped client keeps what it had before."""
-        kept = set(cohort.clients[cohort.is_kept].tolist())
-        for result in cohort.results:
-            if not result.memories:
-                continue
-            for client, memory in zip(result.reports.client.tolist(), result.memories, strict=True):
-                if client in kept and memory is not None:
-                    self._memories[client] = memory
-                    self._changed.add(client)
-
-    def _views(self, cohort: Cohort, round_index: int, start: Tensor) -> ServerViews:
-        return ServerViews(
-            cohort=cohort,
-            scorer=self.scorer,
-            layout=self.layout,
-            sizes=self.sizes,
-            seed=self.seed,
-            round_index=round_index,
-            start=start,
-            buffers=self.buffers,
-            params=self.params,
-            counters=self.counters,
-            log=RoundLog(),
-        )
+        """Keep what clients want to remember, only now that all of them are there; a dropped client keeps its old memory."""
+        for client, memory in cohort.memories():
+            self._memories[client] = memory
+            self._changed.add(client)
 
     def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
-        """The final aggregation weights of every shared leaf."""
+        """Where aggregation weights are made: shares of the examples, then each method's `weigh` (FedVG's, for one)."""
         view = views.of("", {})
         is_active = view.is_active
+        # A client without a step returned what it got: with a weight it would pull the sum back to the start.
         scores = is_active.double() if stack.base_weights == "uniform" else view.num_examples.double() * is_active
         weights: Weights = dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(scores))
         weights = stack.weigh(weights, views.of)
         _check_weights(weights, self.layout, len(view.clients))
         return weights
 
-    def _move(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
-        """The exact weighted sum, the methods' server updates, the new global state."""
+    def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
+        """Where aggregation weights are applied: the exact weighted sum, the methods' server updates, the new state."""
         cohort, size = views.cohort, self.layout.num_params
-        total = cohort.total("update", weights)
+        total = cohort.total("update", weights)  # sum_k weights[k] * update_k, by `training.aggregate.fold`
         update, self.method_state = stack.server_update(
             total[:size].float(), self.method_state, lambda method: views.of(method, weights)
         )
@@ -205,6 +193,7 @@ class Server:
         buffers = self.buffers + total[size:].float()
         self.state = torch.cat([views.start + update, buffers + views.buffer_change])
         if cohort.is_kept.any():
+            # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
             counters = cohort.reports.counters
             self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
 
@@ -212,7 +201,6 @@ class Server:
         self, stack: Stack, views: ServerViews, weights: Weights
     ) -> tuple[dict[str, float], np.ndarray | None]:
         """Score the new global model, as the methods want it scored, on all held-out sets."""
-        views.params, views.buffers, views.counters = self.params, self.buffers, self.counters
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
         return evaluation(self.scorer.scores(self.state, self.counters, override), self.sizes, self.metrics)
 
@@ -237,16 +225,18 @@ class Server:
         self.counters = dict(snapshot.counters)
         self.method_state = unpack(dict(snapshot.methods))
 
-    def restore_memory(self, client: int, memory: Any) -> None:
+    def restore_memory(self, client: int, memory: Packed) -> None:
         """Put back the packed memory of one client."""
+        # Put where trainers can fetch it; the server itself never looks inside.
         self._memories[client] = self.pool.put(memory)
 
     def changed_clients(self) -> list[int]:
         """Clients whose memory changed since this was last asked."""
+        # Asking empties the list: a checkpoint writes a memory once for each change, not in every checkpoint.
         changed, self._changed = sorted(self._changed), set()
         return changed
 
-    def client_memory(self, client: int) -> Any:
+    def client_memory(self, client: int) -> Packed:
         """Packed memory of one client."""
         return self.pool.get(self._memories[client])
 
@@ -264,25 +254,22 @@ def state_sha256(layout: Layout, state: Tensor) -> str:
     digest = hashlib.sha256()
     for name, value in layout.views(state).items():
         digest.update(f"{name}{tuple(value.shape)}".encode())
+        # In the leaf's own shape: how it lies in the vector (channels-last) differs between machines and is no result.
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _check_weights(weights: Mapping[str, Tensor | RightMap], layout: Layout, count: int) -> None:
+def _check_weights(weights: Weights, layout: Layout, count: int) -> None:
     """A hook's slip becomes an error that names the leaf, not a silent broadcast."""
     for name, weight in weights.items():
-        if name not in layout.by_name:
-            raise RaysimError(
-                f"a weigh hook returned weights for {name!r}, which is no leaf",
-                "weigh",
-                f"leaves: {', '.join(list(layout.by_name)[:8])} ...",
-            )
         values = weight.maps if isinstance(weight, RightMap) else weight
-        if values.shape[:1] != (count,) or values.dtype != torch.float64:
-            raise RaysimError(
-                f"weights of {name} have shape {tuple(values.shape)} and {values.dtype}",
-                "weigh",
-                f"return float64 with {count} clients first",
-            )
-        if not bool(torch.isfinite(values).all()):
-            raise RaysimError(f"weights of {name} are not finite", "weigh", "give such a client weight 0")
+        if name not in layout.by_name:
+            what, mend = f"weights for {name!r}, which is no leaf", f"leaves: {', '.join(list(layout.by_name)[:8])} ..."
+        elif values.shape[:1] != (count,) or values.dtype != torch.float64:
+            what = f"weights of {name} with shape {tuple(values.shape)} and {values.dtype}"
+            mend = f"return float64 with {count} clients first"
+        elif not bool(torch.isfinite(values).all()):
+            what, mend = f"weights of {name} that are not finite", "give such a client weight 0"
+        else:
+            continue
+        raise RaysimError(f"a weigh hook returned {what}", "weigh", mend)

@@ -1,43 +1,46 @@
-"""The trainer: one long-lived model, client after client. A plain class; with Ray it lives in an actor."""
+"""The trainer: one long-lived model, client after client; and the pool of a single one, which needs no Ray.
+
+A trainer is a plain class. With Ray it lives in an actor.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ClientError, MethodError, OutOfMemory
+from raysim.core.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView
+from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
 from raysim.engine.device_data import DeviceData
 from raysim.engine.messages import (
-    ClientReport,
     EvaluationPoint,
     FoldRequest,
+    Handle,
     MapRequest,
     Packed,
+    PoolCounts,
     Reports,
     RoundMessage,
     Share,
     Slice,
+    TaskResult,
     Vectors,
 )
-from raysim.engine.plan import ClientBlock, Phase
-from raysim.engine.results import ENGINE, fold_vectors, map_updates, take_memory, take_reports, take_update
-from raysim.engine.transport import pack, unpack
-from raysim.engine.views import client_view
+from raysim.engine.plan import ClientBlock, Phase, Queues
+from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports, take_update
+from raysim.engine.transport import pack, readonly_tensor, unpack
+from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
@@ -45,6 +48,7 @@ from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
 
 T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -54,60 +58,59 @@ class Round:
     """A round's message as this process uses it: copied to the device once, however many tasks arrive."""
 
     def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
-        self.message, self.phase = message, phase
+        self.message, self.phase, self.index = message, phase, message.round_index
         self.state = torch.from_numpy(message.state.copy()).to(device)
-        self.fields = {name: _to(unpack(fields), device) for name, fields in message.fields.items()}
+        self.fields: dict[str, State] = unpack(dict(message.fields), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        return (self.message.round_index, self.message.phase_index) == (message.round_index, message.phase_index)
+        return (self.index, self.message.phase_index) == (message.round_index, message.phase_index)
 
 
+@dataclass
 class Trainer:
     """Trains client blocks, scores them, folds updates and evaluates slices; keeps nothing between calls that matters.
 
-    Args:
+    Attributes:
       module: built with any initial values; every client starts from the message.
+      head: path of the classifier layer.
       num_threads: of PyTorch in this process; part of what results may depend on.
-      build: build(seed=...) makes such a module with the initial values of a seed; for `ClientView.initial_state`.
+      build: build(seed=...) makes such a module with the initial values of a seed, for `ClientView.initial_state`; only
+        trainers that were made for other purposes have none.
       keeps_logits: the score of the test set has the logits with it.
     """
 
-    def __init__(
-        self,
-        *,
-        module: nn.Module,
-        layout: Layout,
-        head: str,
-        phases: Sequence[Phase],
-        federation: Federation,
-        transform: InputTransform,
-        num_classes: int,
-        seed: int,
-        device: str = "cpu",
-        num_threads: int = 1,
-        evaluation_batch: int = 256,
-        build: Callable[..., nn.Module] | None = None,
-        keeps_logits: bool = False,
-    ):
-        torch.set_num_threads(num_threads)
+    module: nn.Module
+    layout: Layout
+    head: str
+    phases: Sequence[Phase]
+    federation: Federation
+    transform: InputTransform
+    num_classes: int
+    seed: int
+    device: str = "cpu"
+    num_threads: int = 1
+    evaluation_batch: int = 256
+    build: Callable[..., nn.Module] | None = None
+    keeps_logits: bool = False
+    _round: Round | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
+        torch.set_num_threads(self.num_threads)
         keep_freed_memory()
-        if device != "cpu":
+        if self.device != "cpu":
+            # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
         self.model = BoundModel(
-            module,
-            layout,
-            head=head,
-            device=device,
-            features=any("features" in phase.stack.needs for phase in phases),
-            precision=phases[0].settings.precision,
+            self.module,
+            self.layout,
+            head=self.head,
+            device=self.device,
+            features=any("features" in phase.stack.needs for phase in self.phases),
+            precision=self.phases[0].settings.precision,
         )
-        self.layout, self.phases, self.transform = layout, phases, transform
-        self.num_classes, self.seed, self.head, self.device = num_classes, seed, head, torch.device(device)
-        self.evaluation_batch, self._build, self._keeps_logits = evaluation_batch, build, keeps_logits
-        self.data = DeviceData(federation, transform, self.device)
-        self._round: Round | None = None
-        self._personal = layout.personal
+        self.data = DeviceData(self.federation, self.transform, self.model.device)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -124,32 +127,33 @@ class Trainer:
           ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
         if self._round is None or not self._round.is_of(message):
-            self._round = Round(message, self.phases[message.phase_index], self.device)
+            self._round = Round(message, self.phases[message.phase_index], self.model.device)
         clients = [(block.index, client) for block in blocks for client in block.clients]
+        # One array for all clients of the task: the fold then reads it as a matrix, and Ray stores it as one object.
         vectors = {"update": np.empty((len(clients), self.layout.num_state), np.float32)}
-        rows, kept = [], []
+        reports, kept = [], []
         for row, (block, client) in enumerate(clients):
-            with _named(client, block, message.round_index):
-                report, memory = self._train_client(client, block, memories[row], vectors, row)
-            rows.append(report)
+            with named_errors(client, block, message.round_index):
+                report, memory = self._train_client(self._round, client, block, memories[row], vectors, row)
+            reports.append(report)
             kept.append(memory)
-        return Reports.of(rows), vectors, kept
+        return Reports.joined(reports), vectors, kept
 
     def _train_client(
-        self, client: int, block: int, packed: Packed, vectors: Vectors, row: int
-    ) -> tuple[ClientReport, Packed]:
+        self, current: Round, client: int, block: int, packed: Packed, vectors: Vectors, row: int
+    ) -> tuple[Reports, Packed]:
         """Load, build the views, compose the methods, train, report, remember."""
         began = time.perf_counter()
-        current, model = self._current(), self.model
-        message, phase, round_index = current.message, current.phase, current.message.round_index
+        model, phase = self.model, current.phase
         examples = self.data.client(client)
-        memory: dict[str, dict[str, Any]] = _to(unpack(packed), self.device) if packed is not None else {}
-        start = self._load(memory)
+        memory: dict[str, State] = unpack(packed, model.device) if packed is not None else {}
+        start = self._load(current, memory)
         version = start._version
-        views = self._views(client, examples, start, memory)
+        views = self._views(current, client, examples, start, memory)
 
         step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
-        seed_global_stream(derive_seed(self.seed, "dropout", round_index, client), self.device)
+        # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
+        seed_global_stream(derive_seed(self.seed, "dropout", current.index, client), model.device)
         with model.overridden(step.ops):
             num_steps, mean_loss = train_locally(
                 model,
@@ -158,74 +162,77 @@ class Trainer:
                 examples,
                 self.transform,
                 phase.settings,
-                lr=phase.settings.lr_of(round_index),
-                generator=torch_generator(derive_seed(self.seed, "batches", round_index, client)),
-                share=phase.share_of(client, self.seed, round_index),
+                lr=phase.settings.lr_of(current.index),
+                generator=torch_generator(derive_seed(self.seed, "batches", current.index, client)),
+                share=phase.share_of(client, self.seed, current.index),
             )
+        # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
         peaks = {"update": take_update(vectors["update"][row], model.state, start, self.layout)}
         methods, more = take_reports(phase, views, vectors, row, self.layout)
+        # PyTorch counts the writes to a tensor. All clients of the round start from this one.
         if start._version != version:
-            raise MethodError(
-                "a hook wrote to client.start", "its hooks", "work on a copy: other clients start from it too"
-            )
+            remedy = "work on a copy: other clients start from it too"
+            raise MethodError("a hook wrote to client.start", "its hooks", remedy)
         kept = take_memory(phase, views, self.layout, model.state)
-        report = ClientReport(
-            client=client,
-            block=block,
-            num_examples=len(examples),
-            num_steps=num_steps,
-            train_loss=mean_loss,
-            seconds=0.0,
+        is_scored = self.layout.personal and current.message.is_scored
+        report = Reports(
+            client=np.array([client]),
+            block=np.array([block]),
+            num_examples=np.array([len(examples)]),
+            num_steps=np.array([num_steps]),
+            train_loss=np.array([mean_loss]),
+            seconds=np.zeros(1),
             peaks=peaks | more,
-            counters={name: int(buffer) for name, buffer in model.counters.items()},
+            counters={name: np.array([int(buffer)]) for name, buffer in model.counters.items()},
             methods=methods,
-            personal=self._personal_accuracy(client) if self._personal and message.is_scored else None,
+            personal=self._personal_accuracy(client)[None] if is_scored else None,
         )
-        return replace(report, seconds=time.perf_counter() - began), kept
+        # Last, so that the time of the report and of the memory counts, too.
+        return replace(report, seconds=np.array([time.perf_counter() - began])), kept
 
-    def _current(self) -> Round:
-        assert self._round is not None
-        return self._round
-
-    def _load(self, memory: Mapping[str, Mapping[str, Any]]) -> Tensor:
+    def _load(self, current: Round, memory: Mapping[str, State]) -> Tensor:
         """Bring the model to a client's starting point and return it, [num_state], read-only."""
-        current = self._current()
         self.model.load(current.state, current.message.counters)
-        if not self._personal:  # what was sent serves every client
+        if not self.layout.personal:  # what was sent serves every client
             return current.state
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
+        # Personal leaves make this start the client's own; the update is taken from here.
         return self.model.state.clone()
 
     def _views(
-        self, client: int, examples: Examples, start: Tensor, memory: dict[str, dict[str, Any]]
+        self, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
     ) -> dict[str, ClientView]:
-        """Method name -> the client as that method sees it."""
-        current = self._current()
-        round_index = current.message.round_index
-        view = partial(
-            client_view,
-            client=client,
-            round_index=round_index,
-            seed=self.seed,
-            num_classes=self.num_classes,
-            settings=current.phase.settings,
-            model=self.model,
-            head=self.head,
-            examples=examples,
+        """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
+        settings, model = current.phase.settings, self.model
+        shared = partial(
+            ClientView,
+            id=client,
+            round_index=current.index,
+            num_examples=len(examples),
+            lr=settings.lr_of(current.index),
+            momentum=settings.momentum,
+            batch_size=settings.batch_size,
+            layout=self.layout,
+            start=start[: self.layout.num_params],
+            params=model.params,
             start_state=start,
+            state=model.state,
+            head=self.head,
+            model=model,
             batches=partial(self._batches, examples),
-            validation_gradient=partial(self._on_validation, self.model.mean_gradient, client),
-            validation_loss=partial(self._on_validation, self.model.mean_loss, client),
+            validation_gradient=partial(self._on_validation, model.mean_gradient, current, client),
+            validation_loss=partial(self._on_validation, model.mean_loss, current, client),
             initial_state=partial(self._initial_state, client),
         )
         return {
-            method.name: view(
-                method.name,
+            method.name: shared(
+                class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
                 message=current.fields.get(method.name, {}),
                 memory=memory.get(method.name, {}),
+                generator=torch_generator(derive_seed(self.seed, f"method/{method.name}", current.index, client)),
             )
             for method in current.phase.methods
         }
@@ -235,9 +242,9 @@ class Trainer:
 
         (1, 1), on its own test rows, where clients have some. NaN where there is no example.
         """
-        federation = self.data.federation
+        federation = self.federation
         start, end = federation.test_range(client)
-        score = self._evaluate(Slice("test", start, end))
+        score = self._score(Slice("test", start, end))
         if federation.test_sizes is not None:
             return own_accuracy(score.hits, np.array([end - start]))[:, None]
         shape = (max(1, len(federation.domains)), self.num_classes)
@@ -250,42 +257,48 @@ class Trainer:
 
     def _initial_state(self, client: int) -> Tensor:
         """See `ClientView.initial_state`."""
-        assert self._build is not None  # only trainers that were made for other purposes have none
-        module = self._build(seed=derive_seed(self.seed, "initial", 0, client))
-        return state_of(module, self.layout).to(self.device)
+        assert self.build is not None
+        module = self.build(seed=derive_seed(self.seed, "initial", 0, client))
+        return state_of(module, self.layout).to(self.model.device)
 
-    def _on_validation(self, measure: Callable[..., T], client: int, mode: str) -> T:
+    def _on_validation(self, measure: Callable[..., T], current: Round, client: int, mode: str) -> T:
         """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`."""
         if mode not in ("train", "eval"):
             raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
-        current = self._current()
         return measure(
             self.data.validation_batches(current.phase.settings.batch_size),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
-            seed=derive_seed(self.seed, "validation", current.message.round_index, client),
+            seed=derive_seed(self.seed, "validation", current.index, client),
         )
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
     def fold(self, request: FoldRequest, shares: Sequence[Share], *tasks: Vectors) -> np.ndarray:
-        """See `fold_vectors`."""
-        return fold_vectors(self.layout, request, shares, tasks)
+        """(size,) float64: partial exact sum of a vector over some clients of some tasks; a share for each task."""
+        total: Tensor | None = None
+        grid = torch.from_numpy(request.constants.copy())
+        for share, vectors in zip(shares, tasks, strict=True):
+            total = fold(self.layout, _rows(vectors[request.vector], share), unpack(share.weights), grid, total)
+        assert total is not None
+        return total.numpy()
 
     def map_updates(self, request: MapRequest, shares: Sequence[Share], *tasks: Vectors) -> list[Packed]:
-        """See `results.map_updates`."""
-        return map_updates(self.layout, request, shares, tasks)
+        """function(update [num_params], shared) for every one of some clients of some tasks."""
+        shared, size = unpack(request.shared), self.layout.num_params
+        pairs = zip(tasks, shares, strict=True)
+        updates = [update for vectors, share in pairs for update in _rows(vectors["update"], share)]
+        # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
+        return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
     def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
         """Score of a global model on a slice of a held-out set."""
         with self._global_model(point):
-            return self._evaluate(part, keeps_logits=self._keeps_logits and part.held_out == "test")
+            return self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test")
 
-    def _evaluate(self, part: Slice, *, keeps_logits: bool = False) -> Score:
-        examples = self.data.slice(part)
-        return evaluate(
-            self.model, examples, self.transform, batch_size=self.evaluation_batch, keeps_logits=keeps_logits
-        )
+    def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
+        examples, batch_size = self.data.slice(part), self.evaluation_batch
+        return evaluate(self.model, examples, self.transform, batch_size=batch_size, keeps_logits=keeps_logits)
 
     @torch.no_grad()
     def map_features(self, point: EvaluationPoint, request: MapRequest, part: Slice) -> Packed:
@@ -303,38 +316,66 @@ class Trainer:
                 if features is None:
                     raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
                 parts.append(features.flatten(1))
-        return pack(request.function(torch.cat(parts), examples.labels, _to(unpack(request.shared), self.device)))
+        return pack(request.function(torch.cat(parts), examples.labels, unpack(request.shared, self.model.device)))
 
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
         self.model.load(unpack(point.state), point.counters)
+        # An override may have another shape than its leaf (LIVAR's merged adapters), so it cannot be loaded like a state.
         with self.model.replaced(unpack(dict(point.override))):
             yield
 
     def limit_memory(self, share: float) -> None:
         """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
-        if self.device.type == "cuda":
+        if self.device != "cpu":
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
-    def ping(self) -> int:
-        """This process's id: answers once the trainer is ready."""
-        return os.getpid()
+
+class SerialPool:
+    """A `Pool` of one trainer in this process, and the twin that tests compare Ray with.
+
+    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
+    """
+
+    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
+        self._trainer = make_trainer()
+        self._keeps_memory = keeps_memory
+
+    def begin_round(self) -> int:
+        return 1
+
+    def take_counts(self) -> PoolCounts:
+        return PoolCounts(trainers=1, nodes=1)
+
+    def put(self, value: Packed) -> Handle:
+        return value
+
+    def get(self, handle: Handle) -> Packed:
+        return handle
+
+    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
+        for blocks in (blocks for tasks in queues for blocks in tasks):
+            before = [memories.get(client) for block in blocks for client in block.clients]
+            reports, vectors, after = self._trainer.train(message, blocks, before)
+            yield TaskResult(reports, vectors, tuple(after) if self._keeps_memory else ())
+
+    def at_results(
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+    ) -> list[Answer]:
+        if adds:
+            return [call(self._trainer, request, [share for _, share in parts], *(r.vectors for r, _ in parts))]
+        return [call(self._trainer, request, [share], result.vectors) for result, share in parts]
+
+    def on_slices(
+        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+    ) -> list[Answer]:
+        return [call(self._trainer, point, request, part) for part in slices]
 
 
-@contextlib.contextmanager
-def _named(client: int, block: int, round_index: int) -> Iterator[None]:
-    """What a client raises, with its name: the device's lack of memory, which another trainer may mend, and all else."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"no memory left on the device for client {client} ({error})",
-            f"round {round_index}",
-            "lower local.batch_size, or take a smaller model or a larger device",
-        ) from error
-    except Exception as error:
-        cause, worker = f"{type(error).__name__}: {error}", f"worker {os.getpid()}"
-        raise ClientError(client, round_index, block, worker, cause, traceback.format_exc()) from error
+def _rows(array: np.ndarray, share: Share) -> Tensor:
+    """[k, size]: the rows of the share's clients, without a copy where these are all."""
+    tensor = readonly_tensor(array)
+    return tensor if len(share.rows) == len(array) else tensor[torch.from_numpy(share.rows.copy())]
 
 
 def keep_freed_memory() -> None:
@@ -347,11 +388,3 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    return value

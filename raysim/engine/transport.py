@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.method import Value
 from raysim.core.weights import RightMap
 
 
-def pack(value: Any) -> Any:
-    """Tensors inside nested dicts, lists and tuples become NumPy arrays (which Ray stores without copying)."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().contiguous().numpy()
+def map_leaves(function: Callable[[Value], Value], value: Value) -> Value:
+    """The same nest of dicts, lists, tuples and maps, with function(item) in the place of everything inside."""
     if isinstance(value, RightMap):
-        return RightMap(pack(value.maps))
+        return RightMap(map_leaves(function, value.maps))
     if isinstance(value, dict):
-        return {key: pack(item) for key, item in value.items()}
+        return {key: map_leaves(function, item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(pack(item) for item in value)
-    return value
+        return type(value)(map_leaves(function, item) for item in value)
+    return function(value)
 
 
-def unpack(value: Any) -> Any:
+def pack(value: Value) -> Value:
+    """Tensors become NumPy arrays, which Ray stores without copying and hands out to be read only."""
+    return map_leaves(lambda x: x.detach().cpu().contiguous().numpy() if isinstance(x, Tensor) else x, value)
+
+
+def unpack(value: Value, device: torch.device | str = "cpu") -> Value:
     """The reverse, with copies: what comes out may be written, what lies in the object store may not."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, RightMap):
-        return RightMap(unpack(value.maps))
-    if isinstance(value, dict):
-        return {key: unpack(item) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(unpack(item) for item in value)
-    return value
+    return map_leaves(lambda x: torch.from_numpy(x.copy()).to(device) if isinstance(x, np.ndarray) else x, value)
 
 
 def readonly_tensor(array: np.ndarray) -> Tensor:
@@ -45,14 +41,12 @@ def readonly_tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def num_bytes(value: Any) -> int:
+def num_bytes(value: Value) -> int:
     """Bytes of all arrays and tensors inside a value, and 8 for each bare number."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(num_bytes(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(num_bytes(item) for item in value)
-    return 8 if isinstance(value, int | float) else 0
+    sizes: list[int] = []
+
+    def measure(leaf: Value) -> None:
+        sizes.append(leaf.nbytes if isinstance(leaf, np.ndarray | Tensor) else 8 * isinstance(leaf, int | float))
+
+    map_leaves(measure, value)
+    return sum(sizes)

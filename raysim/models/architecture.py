@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from raysim.models.lora import LoraSpec
 
+#: Options of a model as the configuration has them; each model's own signature says what they may be.
+Options = Mapping[str, Any]
+
 #: Height, width and channels of the inputs.
 Shape = tuple[int, int, int]
 
@@ -49,6 +52,6 @@ class ModelSpec:
     name: str
     num_classes: int
     input_shape: Shape
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     pretrained: str | None = None
     lora: LoraSpec | None = None

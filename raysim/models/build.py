@@ -49,10 +49,10 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
     """The module with its pretrained weights, and adapters: new ones, unless the weights hold some to go on from."""
     architecture = find_architecture(spec.name)
-    found = pretrained_weights(architecture, spec)
-    if found is None:
+    pretrained = pretrained_weights(architecture, spec)
+    if pretrained is None:
         return _adapted(module, spec)
-    weights, source = found
+    weights, source = pretrained
     has_adapters = any(".lora_A." in name for name in weights)
     module = _adapted(module, spec) if has_adapters else module
     load_weights(module, weights, head=architecture.head, source=source)

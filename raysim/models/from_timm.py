@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from raysim.models.architecture import Architecture, Shape
+from raysim.models.architecture import Architecture, Options, Shape
+
+if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
 
 
 def vit(
@@ -31,25 +34,13 @@ def vit(
       patch: height and width of a patch; must divide those of the images.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
-    from timm.models.vision_transformer import VisionTransformer
-
     if min(dim, depth, heads, patch) < 1 or dim % heads:
         raise ValueError(
             f"dim must be a multiple of heads and all >= 1, got dim {dim}, depth {depth}, heads {heads}, patch {patch}"
         )
-    module = VisionTransformer(
-        img_size=shape[:2],
-        patch_size=patch,
-        in_chans=shape[2],
-        num_classes=classes,
-        embed_dim=dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=mlp_ratio,
-        drop_rate=dropout,
-        drop_path_rate=drop_path,
-    )
-    return _fitting(module, shape)
+    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
+    rates = {"drop_rate": dropout, "drop_path_rate": drop_path}
+    return _create("vit_tiny_patch16_224", shape, classes, sizes | rates)
 
 
 def vit_16(
@@ -63,12 +54,11 @@ def vit_16(
     """
     if patch < 1:
         raise ValueError(f"patch must be >= 1, got {patch}")
-    arguments = {"patch_size": patch, "drop_path_rate": drop_path}
-    return _create(network, shape, classes, dropout=dropout, arguments=arguments)
+    return _create(network, shape, classes, {"patch_size": patch, "drop_rate": dropout, "drop_path_rate": drop_path})
 
 
 def timm_model(
-    network: str, shape: Shape, classes: int, *, dropout: float = 0.0, arguments: dict[str, Any] | None = None
+    network: str, shape: Shape, classes: int, *, dropout: float = 0.0, arguments: dict[str, object] | None = None
 ) -> nn.Module:
     """A model by timm's name, with tag if it has several sets of weights.
 
@@ -77,25 +67,25 @@ def timm_model(
       arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}. With pretrained: default,
         {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for another image size.
     """
-    return _create(network, shape, classes, dropout=dropout, arguments=arguments or {})
+    return _create(network, shape, classes, {"drop_rate": dropout, **(arguments or {})})
 
 
-def _create(
-    network: str, shape: Shape, classes: int, *, dropout: float, arguments: Mapping[str, Any], pretrained: bool = False
-) -> nn.Module:
+def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pretrained: bool = False) -> nn.Module:
     import timm
 
-    given = {"in_chans": shape[2], "num_classes": classes, "drop_rate": dropout, **arguments}
-    if _facts(network).fixed_input_size:
-        given.setdefault("img_size", shape[:2])
-    return _fitting(timm.create_model(network, pretrained=pretrained, **given), shape)
+    fitted: Options = {"in_chans": shape[2], "num_classes": classes}
+    if _config_of(network).fixed_input_size:
+        fitted = {**fitted, "img_size": shape[:2]}
+    return _fitting(timm.create_model(network, pretrained=pretrained, **{**fitted, **arguments}), shape)
 
 
-def _facts(network: str) -> Any:
+def _config_of(network: str) -> PretrainedCfg:
     """timm's description of a network and its weights."""
     import timm
 
-    return timm.get_pretrained_cfg(network)
+    config = timm.get_pretrained_cfg(network)
+    assert config is not None
+    return config
 
 
 def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
@@ -110,26 +100,26 @@ def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
     return module
 
 
-def _published(network: str, shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
+def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
     """timm's weights, fitted by timm to this input size, patch, number of channels and of classes.
 
     A classifier for another number of classes stays random, as do its draws: they come from the seed of the caller.
     """
-    if not _facts(network).has_weights:
+    if not _config_of(network).has_weights:
         raise LookupError(f"timm has no weights for {network}")
-    arguments = dict(options.pop("arguments", None) or {})
+    arguments = options.get("arguments")
+    known = dict(arguments) if isinstance(arguments, Mapping) else {}
     if "patch" in options:
-        arguments["patch_size"] = options["patch"]
+        known["patch_size"] = options["patch"]
     on_meta = torch.get_default_device().type == "meta"
-    made = _create(network, shape, classes, dropout=0.0, arguments=arguments, pretrained=not on_meta)
-    return made.state_dict()
+    return _create(network, shape, classes, known, pretrained=not on_meta).state_dict()
 
 
 def knows(network: str) -> bool:
     """Whether timm has a model of this name (with or without a tag)."""
     import timm
 
-    return timm.is_model(network) and _facts(network) is not None
+    return timm.is_model(network) and timm.get_pretrained_cfg(network) is not None
 
 
 def names() -> list[str]:
@@ -145,17 +135,13 @@ def timm_architecture(network: str) -> Architecture:
     Raises:
       LookupError: its classifier is not one layer.
     """
-    facts = _facts(network)
-    if not isinstance(facts.classifier, str):
-        found = f"{len(facts.classifier)} classifiers" if facts.classifier else "no classifier"
-        raise LookupError(f"timm's {network} has {found}; raysim needs models with one linear classifier")
-    return Architecture(
-        partial(timm_model, network),
-        facts.classifier,
-        partial(_published, network),
-        size=facts.input_size[-1],
-        needs_trial=True,
-    )
+    config = _config_of(network)
+    head = config.classifier
+    if not isinstance(head, str):
+        number = f"{len(head)} classifiers" if head else "no classifier"
+        raise LookupError(f"timm's {network} has {number}; raysim needs models with one linear classifier")
+    build, published = partial(timm_model, network), partial(_published, network)
+    return Architecture(build, head, published, size=config.input_size[-1], needs_trial=True)
 
 
 def _vit(network: str) -> Architecture:

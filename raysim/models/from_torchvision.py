@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.parts import Norm, norm_layer, projector
+
+if TYPE_CHECKING:
+    from torchvision.models import ResNet
 
 Stem = Literal["imagenet", "small"]
 
@@ -59,10 +62,9 @@ def resnet(
     if first_stride == 2:
         _halve(module)
     if projector_width:
-        width = module.fc.in_features
-        made = projector(width, projector_width, norm_layer(norm, groups, dims=1))
+        layers = projector(module.fc.in_features, projector_width, norm_layer(norm, groups, dims=1))
         # Unnamed, so that the projector is a layer block of its own; `fc` stays the path of the classifier.
-        module.avgpool = nn.Sequential(module.avgpool, nn.Flatten(), made)
+        module.avgpool = nn.Sequential(module.avgpool, nn.Flatten(), layers)
         module.fc = nn.Linear(projector_width, classes)
     return module
 
@@ -74,7 +76,7 @@ def _conv(channels: int, width: int, *, kernel: int, stride: int) -> nn.Conv2d:
     return conv
 
 
-def _halve(module: Any) -> None:
+def _halve(module: ResNet) -> None:
     """Give a ResNet's first stage stride 2, as torchvision gives it to the others."""
     first = module.layer1[0]
     strided = first.conv1 if not hasattr(first, "conv3") else first.conv2
@@ -146,13 +148,13 @@ def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
     return module
 
 
-def _published_vit(shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
+def _published_vit(shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
     """torchvision's weights of vit_b_16 (IMAGENET1K_V1, for 224 pixels), under the names of `vit_b_16`."""
     weights = _published("vit_b_16", shape, classes)
     return {name.replace(".encoder_layer_", "."): value for name, value in weights.items()}
 
 
-def _published(network: str, shape: Shape, classes: int, **options: Any) -> Mapping[str, Tensor]:
+def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
     """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
     from torchvision import models
 
@@ -161,15 +163,12 @@ def _published(network: str, shape: Shape, classes: int, **options: Any) -> Mapp
     return models.get_model_weights(network).DEFAULT.get_state_dict(progress=False, check_hash=True)
 
 
-def _resnet(network: str) -> Architecture:
-    build: Callable[..., nn.Module] = partial(resnet, network)
-    return Architecture(build, "fc", partial(_published, network), size=224)
-
-
+RESNETS = {
+    name: Architecture(partial(resnet, name), "fc", partial(_published, name), size=224)
+    for name in ("resnet18", "resnet34", "resnet50")
+}
 TORCHVISION = {
-    "resnet18": _resnet("resnet18"),
-    "resnet34": _resnet("resnet34"),
-    "resnet50": _resnet("resnet50"),
+    **RESNETS,
     "mobilenetv2": Architecture(
         mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), prefers_channels_last=True, size=224
     ),

@@ -39,18 +39,17 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     """
     from peft import LoraConfig, inject_adapter_in_model  # 3 s to import
 
-    found = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
-    if not found:
+    adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
+    if not adapted:
         linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
         raise ValueError(
             f"no layer for LoRA: model.lora.targets is {list(spec.targets)}, linear layers are {', '.join(linear[:8])}"
         )
-    if head in found:
+    if head in adapted:
         raise ValueError(f"model.lora.targets includes the head {head!r}, which is trained whole; leave it out")
     alpha = spec.rank if spec.alpha is None else spec.alpha
-    # alpha is typed int there, but only ever divided by the rank.
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
-    config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=found, lora_dropout=spec.dropout)  # type: ignore[arg-type]
+    config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]
     module = inject_adapter_in_model(config, module)
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +36,9 @@ def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tens
     except LookupError as error:
         raise ModelError(str(error), mend="give the path of a file, or drop pretrained") from error
     except Exception as error:  # of the network, the hub, the disk: each library has its own kinds
-        raise ModelError(
-            f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})",
-            mend="fetch them where there is a network and set model.pretrained to the path of the file",
-        ) from error
+        what = f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})"
+        mend = "fetch them where there is a network and set model.pretrained to the path of the file"
+        raise ModelError(what, mend=mend) from error
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -53,11 +51,12 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
+        weights: object = (
+            _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
+        )
     except Exception as error:  # of two formats and their parsers
-        raise ModelError(
-            f"not a readable file of weights ({error})", str(path), "save a state dict as .safetensors, .pth or .pt"
-        ) from error
+        mend = "save a state dict as .safetensors, .pth or .pt"
+        raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     return weights
@@ -74,7 +73,7 @@ def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
         return {name: torch.empty(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def _read_torch(path: Path, on_meta: bool) -> Any:
+def _read_torch(path: Path, on_meta: bool) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
@@ -92,30 +91,27 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
       ModelError: names every tensor that does not fit; nothing was copied then.
     """
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    is_counter = {name: not value.is_floating_point() and value.dim() == 0 for name, value in own.items()}
-    first = next((name for name, value in own.items() if value.dim() == 4), "")
-    given = dict(weights)
-    if first in given and given[first].dim() == 4 and (own[first].shape[1], given[first].shape[1]) == (1, 3):
-        given[first] = given[first].sum(1, keepdim=True)
-    kept = set()
-    row = f"{head}.weight"
-    if row in given and given[row].shape[1:] == own[row].shape[1:] and len(given[row]) != len(own[row]):
-        kept = {name for name in own if name.startswith(head + ".")}
-    faults = [f"{name} is missing" for name in own if name not in given and not is_counter[name] and name not in kept]
-    faults += [f"{name} is not in the model" for name in given if name not in own]
+    loaded = dict(weights)
+    first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
+    if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
+        loaded[first] = loaded[first].sum(1, keepdim=True)
+    if row in loaded and loaded[row].shape[1:] == own[row].shape[1:] and len(loaded[row]) != len(own[row]):
+        for name in [name for name in own if name.startswith(f"{head}.")]:
+            del own[name]
+            loaded.pop(name, None)
+    counters = {name for name, value in own.items() if not value.is_floating_point() and value.dim() == 0}
+    common = own.keys() & loaded.keys()
+    faults = [f"{name} is missing" for name in own if name not in common and name not in counters]
+    faults += [f"{name} is not in the model" for name in loaded if name not in common]
     faults += [
-        f"{name} is {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        f"{name} is {tuple(loaded[name].shape)} instead of {tuple(own[name].shape)}"
         for name in own
-        if name in given and name not in kept and given[name].shape != own[name].shape
+        if name in common and loaded[name].shape != own[name].shape
     ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
-        raise ModelError(
-            f"the model needs other tensors: {'; '.join(faults[:8])}{more},",
-            source,
-            "choose the model, its options, model.lora and data.resize as the weights need them",
-        )
+        mend = "choose the model, its options, model.lora and data.resize as the weights need them"
+        raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
     with torch.no_grad():
-        for name, value in own.items():
-            if name in given and name not in kept:
-                value.copy_(given[name])
+        for name in common:
+            own[name].copy_(loaded[name])

@@ -38,21 +38,16 @@ def cnn(
     make_norm = norm_layer(norm, groups)
     bend = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     make_pool = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[pool]
-    layers: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(channels, width, 5, padding=2),
-        "norm1": make_norm(width),
-        f"{activation}1": bend(),
-        "pool1": make_pool(2),
-        "conv2": nn.Conv2d(width, 2 * width, 5, padding=2),
-        "norm2": make_norm(2 * width),
-        f"{activation}2": bend(),
-        "pool2": make_pool(2),
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(2 * width * pixels, hidden),
-        f"{activation}3": bend(),
-        "fc2": nn.Linear(hidden, classes),
-    }
-    return nn.Sequential(OrderedDict(layers))
+    layers: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(((channels, width), (width, 2 * width)), 1):
+        layers |= {
+            f"conv{number}": nn.Conv2d(inputs, outputs, 5, padding=2),
+            f"norm{number}": make_norm(outputs),
+            f"{activation}{number}": bend(),
+            f"pool{number}": make_pool(2),
+        }
+    layers |= {"flatten": nn.Flatten(), "fc1": nn.Linear(2 * width * pixels, hidden)}
+    return _named(**layers, **{f"{activation}3": bend()}, fc2=nn.Linear(hidden, classes))
 
 
 def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
@@ -65,34 +60,32 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
     if min(rows, columns) < 1:
         raise ValueError(f"{height} x {breadth} images with padding {padding} are smaller than 16 x 16")
-    layers: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(channels, 6, 5, padding=padding),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2),
-        "conv2": nn.Conv2d(6, 16, 5),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2),
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(16 * rows * columns, 120),
-        "relu3": nn.ReLU(),
-        "fc2": nn.Linear(120, 84),
-        "relu4": nn.ReLU(),
-        "fc3": nn.Linear(84, classes),
-    }
-    return nn.Sequential(OrderedDict(layers))
+    return _named(
+        conv1=nn.Conv2d(channels, 6, 5, padding=padding),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * rows * columns, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, classes),
+    )
 
 
 def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
     """One hidden layer on the flattened pixels."""
     if hidden < 1:
         raise ValueError(f"hidden must be >= 1, got {hidden}")
-    layers: dict[str, nn.Module] = {
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(shape[0] * shape[1] * shape[2], hidden),
-        "relu": nn.ReLU(),
-        "fc2": nn.Linear(hidden, classes),
-    }
-    return nn.Sequential(OrderedDict(layers))
+    return _named(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(shape[0] * shape[1] * shape[2], hidden),
+        relu=nn.ReLU(),
+        fc2=nn.Linear(hidden, classes),
+    )
 
 
 #: Convolutions of UniVarFL's small network: output channels, kernel size, stride.
@@ -116,10 +109,16 @@ def univarfl_cnn(
         channels, side = width, (side - kernel) // stride + 1
     if side < 1:
         raise ValueError(f"{shape[0]} x {shape[1]} images are smaller than 21 x 21")
-    layers["pool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["projector"] = projector(channels, projector_width, norm_layer(norm, groups, dims=1))
-    layers["fc"] = nn.Linear(projector_width, classes)
+    return _named(
+        **layers,
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        projector=projector(channels, projector_width, norm_layer(norm, groups, dims=1)),
+        fc=nn.Linear(projector_width, classes),
+    )
+
+
+def _named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 

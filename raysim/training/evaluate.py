@@ -32,7 +32,8 @@ class Score:
     @property
     def hits(self) -> np.ndarray:
         """(n,) bool: whether the predicted class is the true one."""
-        return self.predictions == self.labels
+        hits: np.ndarray = self.predictions == self.labels
+        return hits
 
     @property
     def accuracy(self) -> float:
@@ -84,6 +85,5 @@ def evaluate(
 
 
 def _numpy(parts: list[torch.Tensor], dtype: torch.dtype) -> np.ndarray:
-    return (
-        torch.cat(parts).to("cpu", dtype).numpy() if parts else np.zeros(0, torch.empty(0, dtype=dtype).numpy().dtype)
-    )
+    array: np.ndarray = (torch.cat(parts) if parts else torch.empty(0)).to("cpu", dtype).numpy()
+    return array

@@ -129,7 +129,7 @@ class BoundModel:
                     return gradient(self.params, batch)
             self.grad.zero_()
             value = loss(self.forward(batch.images), batch)
-            value.backward()
+            torch.autograd.backward(value)
             self.loss = value.detach()
             return self.grad
 
@@ -144,7 +144,7 @@ class BoundModel:
         for parameter, _ in self._trained:
             parameter.grad = None
         value = loss(self.forward(batch.images), batch)
-        value.backward()
+        torch.autograd.backward(value)
         self.loss = value.detach()
         with torch.no_grad():
             for parameter, view in self._trained:
@@ -176,7 +176,7 @@ class BoundModel:
             self.grad.zero_()
             for batch in batches:
                 logits = self.forward(batch.images).logits
-                (F.cross_entropy(logits, batch.labels, reduction="sum") / num_examples).backward()
+                torch.autograd.backward(F.cross_entropy(logits, batch.labels, reduction="sum") / num_examples)
             return self.grad.clone()
 
     @torch.no_grad()

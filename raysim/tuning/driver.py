@@ -8,24 +8,22 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from filelock import FileLock, Timeout
 from ray import tune
+from ray.tune.experiment import Trial
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from raysim.core.errors import RunExists
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import collected_signals
-from raysim.run_folder import RunFolder
-from raysim.tuning.outcome import Outcome, outcome, start_sweep
+from raysim.run_folder import Mark, RunFolder
+from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable
-from raysim.tuning.twins import fill_twins
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
 QUIET = {
@@ -60,14 +58,7 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
       SweepEnded: by a signal.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(sweep.folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunExists(
-            f"sweep {sweep.folder.name!r} is running", str(sweep.folder), "wait for it, or choose another name"
-        ) from error
-    try:
+    with RunFolder(sweep.folder).locked(kind="sweep"):
         before = start_sweep(sweep)
         for name, faults in sweep.refused.items():
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
@@ -83,8 +74,6 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
                     fill_twins(sweep)
         fill_twins(sweep)
         return {trial.name: outcome(sweep, trial) for trial in sweep.trials}
-    finally:
-        lock.release()
 
 
 def _opening(sweep: Sweep, num_waiting: int) -> str:
@@ -97,25 +86,23 @@ def _opening(sweep: Sweep, num_waiting: int) -> str:
 def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], watch: _Watch) -> None:
     settings = sweep.base.tune
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
-    # Finished trials only tell their rounds again, where the scheduler has to compare with them.
-    trials = [trial for trial in sweep.trials if not trial.same_as]
-    trials = trials if settings.scheduler in ("asha", "median") else list(waiting)
-    points = [{"trial": trial.name} for trial in trials]
+    # A scheduler compares with finished trials, too: these report their old rounds again.
+    compares = settings.scheduler is not None
+    trials = [trial for trial in sweep.trials if not trial.same_as] if compares else waiting
     raws = {trial.name: trial.config.model_dump(mode="json") for trial in trials}
     groups = {trial.name: group_of(trial.config, gpus) for trial in trials}
     work = sweep.folder / ".tune"
     shutil.rmtree(work, ignore_errors=True)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    logging.getLogger("ray.train").setLevel(logging.CRITICAL)
-    with _environment(QUIET), collected_signals(_end_trials) as received:
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with mock.patch.dict(os.environ, QUIET), collected_signals(_end_trials) as received:
         tune.Tuner(
             make_trainable(raws, groups, settings),
-            param_space={key: tune.choice([point[key] for point in points]) for key in points[0]},
+            param_space={"trial": tune.grid_search([trial.name for trial in trials])},
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
                 mode=settings.mode,
-                num_samples=len(points),
-                search_alg=BasicVariantGenerator(points, max_concurrent=settings.max_concurrent or 0),
+                search_alg=BasicVariantGenerator(max_concurrent=settings.max_concurrent or 0),
                 scheduler=make_scheduler(sweep),
                 reuse_actors=True,  # a process that has imported PyTorch serves many trials
                 trial_name_creator=lambda trial: trial.config["trial"],
@@ -134,87 +121,64 @@ class _Watch(tune.Callback):
     def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None]):
         self._sweep, self._say = sweep, say
         self._trials = {trial.name: trial for trial in waiting}
+        self._num_rounds = {trial.name: trial.num_rounds for trial in waiting}
         self._rounds = dict.fromkeys(self._trials, 0)
-        self._spoke = time.monotonic()
-        self._done = self._num_lines = 0
+        self._spoke_at = time.monotonic()
+        self._num_ended = self._num_lines = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune writes its settings to a file that nobody here reads back
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # Tune writes its callbacks to a file that nobody here reads back
 
     def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object
     ) -> None:
         if str(trial) in self._rounds:
             self._rounds[str(trial)] = result["training_iteration"]
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        name = str(trial)
-        if name not in self._trials:
-            return
-        settings, folder = self._sweep.base.tune, RunFolder(self._sweep.folder / name)
-        if folder.status.name != "completed":
-            last = trial.last_result or {}
-            folder.mark(
-                "STOPPED",
-                f"stopped by {settings.scheduler} after round {last.get('training_iteration', 0)} of "
-                f"{self._trials[name].num_rounds}: {settings.metric} {last.get(settings.metric, math.nan):.4f}\n",
-            )
-        self._finished(name)
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        settings, last = self._sweep.base.tune, trial.last_result or {}
+        score = f"{settings.metric} {last.get(settings.metric, math.nan):.4f}"
+        rounds = f"round {last.get('training_iteration', 0)} of {self._num_rounds.get(str(trial))}"
+        self._ended(str(trial), "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        name = str(trial)
-        if name not in self._trials:
-            return
-        folder = RunFolder(self._sweep.folder / name)
-        if folder.status.name != "failed":  # its process died before it could say anything
-            folder.mark("FAILED", f"{_error_of(trial)}\n")
-        self._finished(name)
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        self._ended(str(trial), "FAILED", _error_of(trial))
 
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
         now = time.monotonic()
         # Each line waits a little longer than the one before, so that even a sweep of days says no more than so many.
-        if now - self._spoke < PROGRESS_S * 1.15**self._num_lines or self._num_lines >= MOST_LINES:
+        if now - self._spoke_at < PROGRESS_S * 1.15**self._num_lines or self._num_lines >= MOST_LINES:
             return
-        self._spoke = now
+        self._spoke_at = now
         self._num_lines += 1
-        share = sum(self._rounds.values()) / sum(trial.num_rounds for trial in self._trials.values())
+        share = sum(self._rounds.values()) / sum(self._num_rounds.values())
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
-        self._say(f"  {self._done}/{len(self._trials)} done, {100 * share:.0f} % of all rounds, {text}")
+        self._say(f"  {self._num_ended}/{len(self._trials)} done, {100 * share:.0f} % of all rounds, {text}")
 
-    def _finished(self, name: str) -> None:
-        self._done += 1
-        trial = self._trials[name]
-        self._rounds[name] = trial.num_rounds
-        self._spoke = time.monotonic()
-        found = outcome(self._sweep, trial)
-        score = "" if found.score is None else f"{self._sweep.base.tune.metric} {found.score:.4f}  "
-        count = f"{self._done:>{len(str(len(self._trials)))}}/{len(self._trials)}"
-        told = found.message or f"{score}{found.seconds or 0:.1f} s"
-        told = f"failed: {told}" if found.status == "failed" else told
-        self._say(f"{count}  {name}  {told}")
+    def _ended(self, name: str, mark: Mark, message: str) -> None:
+        """Mark a trial that did not come to its own end, and say a line about it."""
+        if name not in self._trials:  # it was finished before this sweep began
+            return
+        folder = RunFolder(self._sweep.folder / name)
+        if folder.status.name == "unfinished":
+            folder.mark(mark, f"{message}\n")
+        self._num_ended += 1
+        self._rounds[name] = self._num_rounds[name]
+        self._spoke_at = time.monotonic()
+        end = outcome(self._sweep, self._trials[name])
+        score = "" if end.score is None else f"{self._sweep.base.tune.metric} {end.score:.4f}  "
+        count = f"{self._num_ended:>{len(str(len(self._trials)))}}/{len(self._trials)}"
+        text = end.message or f"{score}{end.seconds or 0:.1f} s"
+        self._say(f"{count}  {name}  {'failed: ' if end.status == 'failed' else ''}{text}")
 
 
-def _error_of(trial: Any) -> str:
+def _error_of(trial: Trial) -> str:
     """What Tune knows of a trial's end, in a line; the first line of its file is a date."""
     file = trial.error_file
     lines = Path(file).read_text(errors="replace").splitlines()[1:] if file and Path(file).is_file() else []
-    told = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
-    return f"{told} It goes on from its last checkpoint when the sweep is started again."
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    reason = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
+    return f"{reason} It goes on from its last checkpoint when the sweep is started again."
 
 
 def _end_trials() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +13,17 @@ import numpy as np
 from raysim import sweep
 from raysim.build import Plan
 from raysim.check import check
-from raysim.config import Config, TuneGroup, located, located_root, nearest, parse_config, read_config
+from raysim.config import Config, TuneGroup, located, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.data.remote import is_remote
 from raysim.find import MAPPINGS
 from raysim.run_folder import FREE_KEYS
 
 #: Draws one value of a domain: (generator) -> value.
-Draw = Callable[[np.random.Generator], Any]
+Draw = Callable[[np.random.Generator], object]
+
+#: (Tune's name of a domain, its arguments) -> what draws from it; raises ValueError.
+Draws = Callable[[str, object], Draw]
 
 #: Longer trial names are cut: file systems allow 255 bytes.
 LONGEST_NAME = 160
@@ -41,8 +42,8 @@ class SweepTrial:
     """
 
     name: str
-    values: Mapping[str, Any]
-    raw: Mapping[str, Any]
+    values: Mapping[str, object]
+    raw: sweep.Raw
     config: Config
     num_rounds: int
     same_as: str = ""
@@ -61,7 +62,7 @@ class Sweep:
     folder: Path
     base: Config
     trials: tuple[SweepTrial, ...]
-    raw: Mapping[str, Any]
+    raw: sweep.Raw
     refused: Mapping[str, tuple[Fault, ...]] = field(default_factory=dict)
 
 
@@ -76,31 +77,20 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
       ConfigError: as read_config; or an unknown label.
     """
-    plain: list[str] = []
-    axes: list[tuple[str, str, list[str]]] = []
-    raw = read_config(path)
-    known = _space(raw)
-    for override in overrides:
+    known = sweep.param_space(read_config(path))
+
+    def is_axis(override: str) -> bool:
         key, equals, text = override.partition("=")
-        parts = _split(text)
-        is_axis = equals and (key in known or len(parts) > 1 or key.startswith(SPACE))
-        if is_axis:
-            axes.append((key, text, parts))
-        else:
-            plain.append(override)
-    raw = read_config(path, plain)
-    for key, text, parts in axes:
+        return bool(equals) and (key in known or key.startswith(SPACE) or len(_split(text)) > 1)
+
+    raw = read_config(path, [override for override in overrides if not is_axis(override)])
+    for override in filter(is_axis, overrides):
+        key, _, text = override.partition("=")
         if key.startswith(SPACE):
             sweep.assign(raw, key, _value(key, text))
         else:
-            sweep.assign(raw, SPACE + key, {"grid_search": _options(raw, key, parts)})
+            sweep.assign(raw, SPACE + key, {"grid_search": _options(raw, key, _split(text))})
     return raw
-
-
-def _space(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    group = raw.get("tune")
-    space = group.get("param_space") if isinstance(group, Mapping) else None
-    return space if isinstance(space, Mapping) else {}
 
 
 def _split(text: str) -> list[str]:
@@ -122,32 +112,31 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _value(key: str, text: str) -> Any:
-    return read_config(None, [f"{key.rpartition('.')[2]}={text}"])[key.rpartition(".")[2]]
+def _value(key: str, text: str) -> object:
+    """What YAML makes of the text; a fault names the last part of the key."""
+    (value,) = read_config(None, [f"{key.rpartition('.')[2]}={text}"]).values()
+    return value
 
 
-def _options(raw: Mapping[str, Any], key: str, parts: Sequence[str]) -> Any:
+def _options(raw: sweep.Raw, key: str, parts: Sequence[str]) -> object:
     """Values of an axis given on the command line, or the settings behind labels of an axis of the file."""
-    domain = _space(raw).get(key)
-    values = next(iter(domain.values()), None) if isinstance(domain, Mapping) else None
-    named = values if isinstance(values, Mapping) else (raw.get("tune", {}).get("settings") or {}).get(key)
+    domain = sweep.param_space(raw).get(key)
+    if not isinstance(domain, Mapping) or len(domain) != 1:  # a new axis, or one that is replaced
+        domain = {"grid_search": None}
+    named = sweep.named_settings(raw, key, domain)
     if not isinstance(named, Mapping):
         return [_value(key, part) for part in parts]
     labels = {str(label): label for label in named}
-    unknown = [part for part in parts if part not in labels]
-    if unknown:
+    if unknown := [part for part in parts if part not in labels]:
         faults = [Fault(key, f"has no label {part!r}. {nearest(part, list(labels))}") for part in unknown]
         raise ConfigError(faults, "the command line")
-    chosen = [labels[part] for part in parts]
-    return {label: named[label] for label in chosen}
+    return {labels[part]: named[labels[part]] for part in parts}
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
-def plan_sweep(
-    raw: Mapping[str, Any], source: str, draws: Callable[[str, Any], Draw], *, is_scaled: bool = False
-) -> Sweep:
+def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = False) -> Sweep:
     """All trials of a sweep with everything checked: nothing has been started or written.
 
     The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
@@ -155,7 +144,6 @@ def plan_sweep(
 
     Args:
       source: the file; a sweep without a name has that file's.
-      draws: draws(Tune's name of a domain, its arguments) -> a function that draws; raises ValueError.
     Raises:
       ConfigError: every fault of the sweep and of all its trials.
     """
@@ -168,23 +156,24 @@ def plan_sweep(
     first: dict[str, str] = {}
     trials = []
     for single in singles:
-        ready = {**_with_whole_paths(single.raw), "storage": str(storage), "name": f"{name}/{single.name}"}
+        place = {"storage": str(storage), "name": f"{name}/{single.name}", "resume": "auto"}
         try:
-            plan = check({**ready, "resume": "auto"}, source)
+            plan = check({**single.raw, **place}, source)
         except ConfigError as error:
             refused[single.name] = error.faults
             continue
-        same = first.setdefault(identity(plan), single.name)
-        same = "" if same == single.name else same
-        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, same))
+        plan = replace(plan, config=_with_whole_files(plan.config))
+        original = first.setdefault(identity(plan), single.name)
+        same_as = "" if original == single.name else original
+        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, same_as))
     if refused and not (base.tune.skip_refused and trials):
         raise ConfigError(_refusals(refused, len(singles)), source)
-    if wrong := _tune_faults(base.tune, trials):
-        raise ConfigError(wrong, source)
+    if faults := _tune_faults(base.tune, trials):
+        raise ConfigError(faults, source)
     return Sweep(storage / name, base, tuple(trials), whole, refused)
 
 
-def _base(raw: Mapping[str, Any], source: str) -> Config:
+def _base(raw: sweep.Raw, source: str) -> Config:
     """What the sweep itself is configured by; the other groups count trial by trial."""
     own = {key: raw[key] for key in ("name", "storage", "seed", "resume", "tune") if key in raw}
     base, faults = parse_config(own)
@@ -195,9 +184,7 @@ def _base(raw: Mapping[str, Any], source: str) -> Config:
     return base
 
 
-def _expand(
-    raw: Mapping[str, Any], base: Config, source: str, draws: Callable[[str, Any], Draw], *, is_scaled: bool
-) -> list[sweep.Trial]:
+def _expand(raw: sweep.Raw, base: Config, source: str, draws: Draws, *, is_scaled: bool) -> list[sweep.Trial]:
     """The trials: the grid, once for each sample; every drawn axis has a generator of its own.
 
     So more samples, more values on a grid's axis or another drawn axis leave the draws of the other axes as they were.
@@ -223,15 +210,14 @@ def _expand(
     for _ in range(base.tune.num_samples):
         for values in sweep.combinations(raw, choices):
             values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items() if axis in values}
-            made = sweep.trial(raw, values, source, is_scaled=is_scaled)
-            name = _short_name(sweep.trial_name({a: _brief(v) if a in drawn else v for a, v in values.items()}, axes))
+            single = sweep.trial(raw, values, source, is_scaled=is_scaled)
+            brief = {
+                axis: f"{value:.4g}" for axis, value in values.items() if axis in drawn and isinstance(value, float)
+            }
+            name = _short_name(sweep.trial_name(values | brief, axes))
             seen[name] = seen.get(name, 0) + 1
-            trials.append(replace(made, name=name if seen[name] == 1 else f"{name}_{seen[name]}"))
+            trials.append(replace(single, name=name if seen[name] == 1 else f"{name}_{seen[name]}"))
     return trials
-
-
-def _brief(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _short_name(name: str) -> str:
@@ -240,43 +226,31 @@ def _short_name(name: str) -> str:
     return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
 
 
-def _with_whole_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with relative paths made whole: workers stand in other folders."""
-    result = copy.deepcopy(dict(raw))
-    data = result.setdefault("data", {})
-    if not isinstance(data, dict):
-        return result
-    root = data.get("root", "data")
-    if isinstance(root, str) and not is_remote(root):
-        data["root"] = located_root(root, str(data.get("name", "digits")))
-    model = result.get("model")
-    if isinstance(model, dict) and isinstance(model.get("pretrained"), str) and Path(model["pretrained"]).is_file():
-        model["pretrained"] = str(Path(model["pretrained"]).absolute())
-    chosen = data.get("validation_set")
-    external = chosen.get("external") if isinstance(chosen, dict) else None
-    if isinstance(external, dict) and isinstance(external.get("mapping"), str):
-        path = Path(external["mapping"])
-        if path.is_file() and not (MAPPINGS / f"{path.name}.yaml").is_file():
-            external["mapping"] = str(path.absolute())
-    return result
+def _with_whole_files(config: Config) -> Config:
+    """The configuration with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
+    whole = config.model_dump(mode="json")
+    external = whole["data"]["validation_set"]["external"]
+    is_shipped = (MAPPINGS / f"{external['mapping']}.yaml").is_file()
+    for group, key in ((whole["model"], "pretrained"), *([] if is_shipped else [(external, "mapping")])):
+        if group[key] is not None and Path(group[key]).is_file():
+            group[key] = str(Path(group[key]).absolute())
+    return Config.model_validate(whole)
 
 
 def _refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:
     """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
     trials_of: dict[Fault, list[str]] = {}
-    for name, found in refused.items():
-        for fault in found:
+    for name, refusal in refused.items():
+        for fault in refusal:
             trials_of.setdefault(fault, []).append(name)
     faults = []
     for fault, names in trials_of.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told = "" if len(names) == count else f" (trial {names[0]}{more})"
-        faults.append(Fault(fault.key, f"{fault.message}{told}"))
+        where = "" if len(names) == count else f" (trial {names[0]}{more})"
+        faults.append(Fault(fault.key, f"{fault.message}{where}"))
     if len(refused) < count:
-        text = (
-            f"set it to true to start the other {count - len(refused)} of {count} trials; refused: {', '.join(refused)}"
-        )
-        faults.append(Fault("tune.skip_refused", text))
+        text = f"set it to true to start the other {count - len(refused)} of {count} trials"
+        faults.append(Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}"))
     return faults
 
 
@@ -290,9 +264,9 @@ def identity(plan: Plan) -> str:
     Labels, names and resources do not count; of the partition its rows count and not the keys that they come from, such as
     alpha for joint training.
     """
-    known = plan.config.model_dump(mode="json")
-    counts = {key: value for key, value in known.items() if key not in (*FREE_KEYS, "partition")}
-    counts["data"] = {key: value for key, value in known["data"].items() if key not in IN_MANIFEST}
+    config = plan.config.model_dump(mode="json")
+    counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
+    counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
     if plan.config.is_joint:
         del counts["cohort"]
     return json.dumps([counts, plan.manifest.checksum], sort_keys=True)

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
-from ray.tune.search.sample import Domain
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from raysim.config import Config, nearest
 from raysim.core.errors import ConfigError, Fault
+from raysim.engine.ray.session import live_nodes
 from raysim.tuning.plan import Draw, Sweep
 
 DOMAINS = (
@@ -36,26 +35,23 @@ def draws(name: str, arguments: Any) -> Draw:
     Raises:
       ValueError: unknown domain, or arguments that it cannot take.
     """
-    domain = _domain(name, arguments)
-    domain.sample(random_state=np.random.default_rng(0))  # some bounds are looked at only here
-
-    def draw(generator: np.random.Generator) -> Any:
-        value = domain.sample(random_state=generator)
-        return value.item() if isinstance(value, np.generic) else value
-
-    return draw
-
-
-def _domain(name: str, arguments: Any) -> Domain:
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
     make = getattr(tune, name)
     try:
         if name == "choice":
-            return make(list(arguments))
-        return make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
+            domain = make(list(arguments))
+        else:
+            domain = make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+
+    def draw(generator: np.random.Generator) -> object:
+        value = domain.sample(random_state=generator)
+        return value.item() if isinstance(value, np.generic) else value
+
+    draw(np.random.default_rng(0))  # Tune looks at some bounds only here
+    return draw
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------
@@ -92,19 +88,17 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     """
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     there = "; ".join(_text(node) for node in nodes)
-    found: dict[str, list[str]] = {}
+    trials_of: dict[str, list[str]] = {}
     for trial in sweep.trials:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
         lacking = without_room(bundles, nodes)
         if lacking is not None:
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
-            text = (
-                f"bundle {_text(lacking)}{of} has no place in this Ray, whose nodes have {there}; lower "
-                "resources.trainers or the share of each, or set auto"
-            )
-            found.setdefault(text, []).append(trial.name)
-    if found:
-        faults = [Fault(f"trial {names[0]}", text) for text, names in found.items()]
+            text = f"bundle {_text(lacking)}{of} has no place in this Ray, whose nodes have {there}"
+            trials_of.setdefault(text, []).append(trial.name)
+    if trials_of:
+        remedy = "lower resources.trainers or the share of each, or set auto"
+        faults = [Fault(f"trial {names[0]}", f"{text}; {remedy}") for text, names in trials_of.items()]
         raise ConfigError(faults, f"the resources of {sweep.folder.name}")
 
 
@@ -124,7 +118,7 @@ def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle |
 
 def ray_nodes() -> list[Bundle]:
     """CPUs and GPUs of each node of the running Ray."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in live_nodes()]
     return [{name: node[name] for name in ("CPU", "GPU") if node.get(name)} for node in nodes]
 
 
@@ -135,7 +129,7 @@ def _text(bundle: Bundle) -> str:
 # --- schedulers -------------------------------------------------------------------------------------------------------
 
 
-def make_scheduler(sweep: Sweep) -> Any:
+def make_scheduler(sweep: Sweep) -> TrialScheduler:
     """Tune's scheduler of the sweep; metric and mode come from Tune's own configuration."""
     settings = sweep.base.tune
     if settings.scheduler == "asha":

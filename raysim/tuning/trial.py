@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ray import tune
 
@@ -17,6 +16,7 @@ from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
+from raysim.sweep import Raw
 from raysim.tuning.outcome import SUMMARY_METRICS
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
@@ -24,71 +24,66 @@ WAIT_S = 60.0
 
 
 def make_trainable(
-    raws: Mapping[str, dict[str, Any]], groups: Mapping[str, tune.PlacementGroupFactory], settings: TuneGroup
-) -> Any:
+    raws: Mapping[str, Raw], groups: Mapping[str, tune.PlacementGroupFactory], settings: TuneGroup
+) -> Callable[[Mapping[str, str]], None]:
     """The function that Tune runs for {"trial": name}, each time in the placement group of that trial.
 
     Args:
       raws, groups: trial -> its complete configuration, and what it reserves.
     """
 
-    def run_trial(point: dict[str, Any]) -> None:
+    def run_trial(point: Mapping[str, str]) -> None:
         _run_trial(raws[point["trial"]], point["trial"], settings)
 
     return tune.with_resources(run_trial, lambda point: groups[point["trial"]])
 
 
-def _run_trial(raw: dict[str, Any], name: str, settings: TuneGroup) -> None:
-    # Read by Tune in this process before it lets in the next trial.
+def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
+    # Tune reads this in this process before it lets in the next trial.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
-    folder = Path(raw["storage"]) / raw["name"]
-    reporter = _Reporter(settings, folder)
+    folder = RunFolder(Path(raw["storage"]) / raw["name"])
+    reporter = _Reporter(settings)
     try:
-        if RunFolder(folder).status.is_finished:  # for the scheduler to compare with
-            reporter.tell_again(RunFolder(folder).progress_rows())
+        if folder.status.is_finished:  # for the scheduler to compare with
+            reporter.report_again(folder.progress_rows())
         else:
-            _run(raw, name, reporter)
+            plan = check(raw, f"trial {name}", has_room=True)
+            reporter.num_rounds = plan.num_rounds
+
+            def start(path: Path, first_round: int, num_rounds: int) -> None:
+                # This sweep's scheduler has not seen what a resumed trial did before.
+                reporter.report_again(folder.progress_rows(before=first_round))
+
+            execute(plan, on_start=start, on_round=reporter.round, wait_s=WAIT_S)
     except Stopped:
         sys.exit(0)  # how Tune itself ends the thread of a trial
     reporter.finish()
 
 
-def _run(raw: dict[str, Any], name: str, reporter: _Reporter) -> None:
-    plan = check(raw, f"trial {name}", has_room=True)
-    reporter.num_rounds = plan.num_rounds
-
-    def start(folder: Path, first_round: int, num_rounds: int) -> None:
-        # This sweep's scheduler has not seen what a resumed trial did before.
-        reporter.tell_again(RunFolder(folder).progress_rows(before=first_round))
-
-    execute(plan, on_start=start, on_round=reporter.round, wait_s=WAIT_S)
-
-
 class _Reporter:
-    """Tells Tune about rounds.
+    """Reports rounds to Tune; the last one only when the run is complete, so that nothing stops it there."""
 
-    The last round is told when the run is complete, so that nothing stops it there.
-    """
-
-    def __init__(self, settings: TuneGroup, folder: Path):
-        self._settings, self._folder = settings, folder
+    def __init__(self, settings: TuneGroup):
+        self._settings = settings
         self.num_rounds = -1
         self._best = self._best_validation = -math.inf
         self._chosen = math.nan  # accuracy in the round with the best validation accuracy
-        self._last: dict[str, Any] | None = None
+        self._last: dict[str, float] | None = None
 
     def round(self, record: RoundRecord) -> None:
-        self._tell(record.round_index, record.metrics)
+        self._report(record.round_index, record.metrics)
 
-    def tell_again(self, rows: Sequence[Mapping[str, str]]) -> None:
+    def report_again(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Report rounds of an earlier process, from rows of progress.csv."""
         for row in rows:
-            self._tell(int(row["round"]), {name: float(text) for name, text in row.items() if text and name != "round"})
+            numbers = {name: float(text) for name, text in row.items() if text and name != "round"}
+            self._report(int(row["round"]), numbers)
 
     def finish(self) -> None:
         if self._last is not None:
             tune.report(self._last)
 
-    def _tell(self, round_index: int, metrics: Mapping[str, float]) -> None:
+    def _report(self, round_index: int, metrics: Mapping[str, float]) -> None:
         known = {name: float(value) for name, value in metrics.items()}
         metric = self._settings.metric
         if "server/accuracy" in known:
@@ -106,12 +101,8 @@ class _Reporter:
         result = {"training_iteration": round_index + 1, **known}
         if round_index + 1 == self.num_rounds:
             self._last = result
-        else:
-            _report(result)
-
-
-def _report(result: dict[str, Any]) -> None:
-    try:
-        tune.report(result)
-    except SystemExit as error:
-        raise Stopped from error
+            return
+        try:
+            tune.report(result)
+        except SystemExit as error:  # how Tune stops a trial
+            raise Stopped from error

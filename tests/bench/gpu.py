@@ -28,7 +28,7 @@ from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
-from raysim.engine.serial import SerialPool
+from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
 from raysim.record import Recorder
 from tests.bench.bare import images_of

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 
 from raysim import doctor
-from raysim.engine import ray_facts
-from raysim.engine.ray_facts import NodeFacts
+from raysim.engine.ray.nodes import NodeFacts
 from tests.cluster.conftest import PROJECT, free_ports
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.14.1", "raysim": "0.1.0 (sources 01234567)"}
@@ -85,28 +86,73 @@ def test_upload_counts_what_ray_sends_and_names_the_largest(tmp_path, monkeypatc
         (tmp_path / name).write_bytes(bytes(size))
     (tmp_path / ".gitignore").write_text("/data/\n")
     (tmp_path / ".rayignore").write_text("*.npz\n")
-    files = ray_facts.upload(tmp_path)
-    assert [name for _, name in files] == ["sub/b.py", "a.py", ".gitignore", ".rayignore", "sub/c.bin"]
-    assert sum(size for size, _ in files) == 48
-    ((is_ok, line),) = doctor.upload(tmp_path)
+    names = {path.relative_to(tmp_path).as_posix() for path in doctor.uploaded_files(tmp_path)}
+    assert names == {"sub/b.py", "a.py", ".gitignore", ".rayignore", "sub/c.bin"}
+    is_ok, line = doctor.upload(tmp_path)
     assert is_ok
     assert "5 files, 48 bytes (at most 100.0 MiB); the largest:\n           20 bytes  sub/b.py" in line
-    monkeypatch.setattr(ray_facts, "UPLOAD_LIMIT", 48)
-    ((is_ok, line),) = doctor.upload(tmp_path)
+    assert [words.split()[-1] for words in line.splitlines()[1:]] == [
+        *("sub/b.py", "a.py", ".gitignore", ".rayignore", "sub/c.bin")
+    ]
+    monkeypatch.setattr(doctor, "UPLOAD_LIMIT", 48)
+    is_ok, line = doctor.upload(tmp_path)
     assert not is_ok
     assert "too much: name what the run does not need in .rayignore" in line
-    with pytest.raises(ValueError, match="more than 3 files"):
-        ray_facts.upload(tmp_path, most=3)
-    monkeypatch.setattr(ray_facts, "upload", lambda folder: ray_facts.can_connect and int("x"))
-    ((is_ok, line),) = doctor.upload(tmp_path)
+    monkeypatch.setattr(doctor, "MOST_FILES", 3)
+    is_ok, line = doctor.upload(tmp_path)
     assert not is_ok
-    assert "start from the clone, or write a .rayignore" in line
+    assert "would upload more than 3 files: start from the clone, or write a .rayignore" in line
+
+
+def rays_own_walk(folder):
+    """The files that Ray itself would send, by its private code, which the product does not use."""
+    found = []
+    excludes = [packaging._get_excludes(folder, ray_constants.get_runtime_env_default_excludes())]
+    packaging._dir_travel(folder, excludes, found.append, include_gitignore=True)
+    return {path for path in found if path.is_file()}
+
+
+def test_upload_is_what_rays_own_walk_sends(tmp_path):
+    ignore = {
+        ".gitignore": "*.bin\n!keep.bin\n/only_here\nruns/\n",
+        ".rayignore": "*.npz\nsub/deep/x.py\n",
+        "sub/.gitignore": "!c.bin\n*.log\n/here\n",
+        "sub/deep/.rayignore": "*\n!y.py\n",
+    }
+    names = [
+        "a.py",
+        "keep.bin",
+        "d.npz",
+        "only_here/a",
+        "sub/only_here/a",
+        "runs/x/y",
+        "sub/c.bin",
+        "sub/e.log",
+        "e.log",
+    ]
+    names += [
+        "sub/here",
+        "here",
+        "sub/deep/x.py",
+        "sub/deep/y.py",
+        "sub/deep/z.py",
+        "sub/.venv/a",
+        "lib/venv/a",
+        ".git/x",
+    ]
+    for name in (*names, *ignore):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(ignore.get(name, ""))
+    files = set(doctor.uploaded_files(tmp_path))
+    assert files == rays_own_walk(tmp_path)
+    assert 5 < len(files) < len(names)
 
 
 def test_upload_of_this_project_is_small():
-    files = ray_facts.upload(Path(__file__).parent.parent.parent)
-    assert sum(size for size, _ in files) < 5 * 2**20
-    assert "raysim/data/sources.py" in {name for _, name in files}  # /data is ignored, raysim/data is not
+    files = set(doctor.uploaded_files(PROJECT))
+    assert sum(path.stat().st_size for path in files) < 5 * 2**20
+    assert PROJECT / "raysim/data/sources.py" in files  # /data is ignored, raysim/data is not
+    assert files == rays_own_walk(PROJECT)
 
 
 def test_disks_and_storage(tmp_path, monkeypatch):
@@ -123,7 +169,7 @@ def test_disks_and_storage(tmp_path, monkeypatch):
 
 
 def test_dashboard_findings():
-    assert doctor._dashboard("", "") == (
+    assert doctor.dashboard("") == (
         False,
         "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true",
     )

@@ -10,21 +10,22 @@ import pytest
 import torch
 
 from raysim.core.method import Method
-from raysim.engine.plan import choose_cohort, reporting, share_of_work
+from raysim.engine.plan import Phase, choose_cohort, reporting
 from raysim.training.local import LocalSettings, num_local_steps
 from tests.support.federations import plan_of, run, server_on
 from tests.twins.federation import Naive
 
 
 def test_stragglers_do_between_the_least_share_and_all_of_their_work():
-    shares = np.array([share_of_work(c, 0.5, 0.2, seed=1, round_index=r) for c in range(40) for r in range(25)])
+    phase = Phase((), LocalSettings(lr=0.1), rounds=25, cohort_size=40, stragglers=0.5, straggler_work=0.2)
+    shares = np.array([phase.share_of(c, seed=1, round_index=r) for c in range(40) for r in range(25)])
     assert shares.min() >= 0.2
     assert 0.45 < (shares == 1).mean() < 0.55
     late = shares[shares < 1]
     assert abs(late.mean() - 0.6) < 0.03
     assert late.min() < 0.25
     assert late.max() > 0.95
-    assert all(share_of_work(c, 0.0, 0.2, seed=1, round_index=0) == 1 for c in range(9))
+    assert all(replace(phase, stragglers=0.0).share_of(c, seed=1, round_index=0) == 1 for c in range(9))
 
 
 @pytest.mark.parametrize(("options", "share", "steps"), [
@@ -61,7 +62,7 @@ def test_records_show_who_was_late_and_who_dropped_out(root):
     clients = record.clients["client"]
     assert set(clients) == set(reporting(np.arange(12), 0.4, seed=3, round_index=0))
     for client, steps in zip(clients, record.clients["num_steps"], strict=True):
-        share = share_of_work(int(client), 0.5, 0.2, seed=3, round_index=0)
+        share = server.phases[0].share_of(int(client), seed=3, round_index=0)
         per_epoch = math.ceil(int(server.sizes.examples[client]) / 8)
         assert steps == math.ceil(share * 4 * per_epoch - 1e-9)
     assert math.isclose(record.clients["weight"].sum(), 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raysim.build import make_server, make_trainer
-from raysim.engine.serial import SerialPool
+from raysim.engine.trainer import SerialPool
 from raysim.runner import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.support.federations import lora_plan, plan_of, run
@@ -19,7 +19,7 @@ def outcome(plan, recipe, pool=None):
     """(digest, losses) of a run on the GPU, serial unless a pool is given."""
     server = make_server(recipe, pool or SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
     records = [server.run_round(index) for index in range(plan.num_rounds)]
-    assert pool is not None or server.pool._trainer.device.type == "cuda"
+    assert pool is not None or server.pool._trainer.model.device.type == "cuda"
     return server.params_sha256(), [record.metrics["server/loss"] for record in records]
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods.ccvr import ccvr, draw_features, pooled_moments, train_head
+from methods.ccvr import ccvr, draw_features, learning_rates, pooled_moments, train_head
 from methods.moments import class_covariances, class_means, pack_symmetric, unpack_symmetric
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
@@ -121,18 +121,18 @@ def test_a_mixture_draws_each_client_in_proportion_to_its_counts():
     assert float(values[values < 50].std()) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize(("is_cosine", "is_normalised"), [(False, False), (True, True)])
-def test_head_is_trained_as_torch_would(is_cosine, is_normalised):
+@pytest.mark.parametrize(("schedule", "is_normalised"), [("constant", False), ("cosine", True)])
+def test_head_is_trained_as_torch_would(schedule, is_normalised):
     generator = torch_generator(3)
     values, labels = torch.randn(20, D, generator=generator), torch.randint(3, (20,), generator=generator)
     torch.manual_seed(3)
     head = nn.Linear(D, 3)
     got = train_head(
-        list(head.parameters()), [(values, labels)] * 3, epochs=3, lr=0.1, momentum=0.9, batch_size=8, is_cosine=is_cosine,
+        list(head.parameters()), [(values, labels)] * 3, rates=learning_rates(0.1, 3, schedule), momentum=0.9, batch_size=8,
         is_normalised=is_normalised, generator=torch_generator(4),
     )  # fmt: skip
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
     order = torch_generator(4)
     for _ in range(3):
         for rows in torch.randperm(20, generator=order).split(8):
@@ -141,8 +141,8 @@ def test_head_is_trained_as_torch_would(is_cosine, is_normalised):
             optimizer.zero_grad()
             F.cross_entropy(logits, labels[rows]).backward()
             optimizer.step()
-        if is_cosine:
-            schedule.step()
+        if schedule == "cosine":
+            annealing.step()
     for value, parameter in zip(got, head.parameters(), strict=True):
         assert_close(value, parameter, 1e-4)  # logits of norm 1 over 0.1 magnify rounding
 
@@ -235,7 +235,7 @@ def test_nothing_to_draw_leaves_the_head():
         head = [torch.ones(3, D)]
         nothing = [(torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))] * 2
         (got,) = train_head(
-            head, nothing, epochs=2, lr=1.0, momentum=0.9, batch_size=4, num_batches=num_batches, is_cosine=False,
+            head, nothing, rates=[1.0, 1.0], momentum=0.9, batch_size=4, num_batches=num_batches,
             is_normalised=True, generator=torch_generator(0),
         )  # fmt: skip
         assert torch.equal(got, head[0])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from methods.fedvg import fedvg, inverse_weights, layer_norms, vg_weights
+from methods.fedvg import fedvg, inverse_weights, layer_norms, weights_from_norms
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, Method
 from raysim.training.model import BoundModel
@@ -79,10 +79,10 @@ def test_diverged_and_idle_clients_get_nothing():
     norms = torch.rand(3, len(LAYOUT.params), dtype=torch.float64) + 1
     norms[1, 0] = math.inf
     for granularity in ("model", "layer", "block"):
-        table = vg_weights(LAYOUT, norms, torch.tensor([True, True, False]), granularity=granularity, eps=1e-8)
+        table = weights_from_norms(LAYOUT, norms, torch.tensor([True, True, False]), granularity=granularity, eps=1e-8)
         for weights in table.values():
             assert weights.tolist() == [1.0, 0.0, 0.0]
-        table = vg_weights(LAYOUT, norms, torch.tensor([False, True, False]), granularity=granularity, eps=1e-8)
+        table = weights_from_norms(LAYOUT, norms, torch.tensor([False, True, False]), granularity=granularity, eps=1e-8)
         assert all(weights.tolist() == [0.0] * 3 for weights in table.values())
 
 
@@ -91,7 +91,7 @@ def random_norms(count=5):
 
 
 def weights(layout, norms, granularity, **options):
-    return vg_weights(
+    return weights_from_norms(
         layout, norms, torch.ones(len(norms), dtype=torch.bool), granularity=granularity, eps=0.0, **options
     )
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods.fedvg import fedvg, layer_norms, part_of, vg_weights
+from methods.fedvg import fedvg, layer_norms, part_of, weights_from_norms
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
@@ -207,8 +207,8 @@ def random_norms(count=4):
 
 def test_released_form_gives_batch_norm_statistics_the_same_from_every_client():
     norms, active = random_norms(), torch.tensor([True, True, True, False])
-    table = vg_weights(LAYOUT, norms, active, granularity="layer", eps=0.0, buffers="uniform")
-    ours = vg_weights(LAYOUT, norms, active, granularity="layer", eps=0.0)
+    table = weights_from_norms(LAYOUT, norms, active, granularity="layer", eps=0.0, buffers="uniform")
+    ours = weights_from_norms(LAYOUT, norms, active, granularity="layer", eps=0.0)
     for name in table:
         if "running" in name:
             assert table[name].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
@@ -217,7 +217,7 @@ def test_released_form_gives_batch_norm_statistics_the_same_from_every_client():
             assert torch.equal(table[name], ours[name])
     for granularity in ("model", "block"):
         one, other = (
-            vg_weights(LAYOUT, norms, active, granularity=granularity, eps=0.0, buffers=kind)
+            weights_from_norms(LAYOUT, norms, active, granularity=granularity, eps=0.0, buffers=kind)
             for kind in ("uniform", "layer")
         )
         assert all(torch.equal(one[name], other[name]) for name in one)

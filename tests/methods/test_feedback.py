@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods.feedback import _Capture, _Inject, dfa, fa, feedback_layers, feedback_op, random_feedback
+from methods.feedback import (
+    dfa,
+    fa,
+    feedback_layers,
+    feedback_op,
+    random_feedback,
+    with_direct_error,
+    with_kept_error,
+)
 from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
@@ -232,10 +240,10 @@ def test_dfa_with_one_hidden_layer_through_the_heads_weight_is_backpropagation()
     want = [p.grad.clone() for p in (*hidden.parameters(), *head.parameters())]
     hidden.zero_grad()
     head.zero_grad()
-    cell = {}
-    logits = _Capture.apply(head(_Inject.apply(torch.relu(hidden(x)), head.weight.detach(), cell)), cell)
+    errors = {}
+    logits = with_kept_error(head(with_direct_error(torch.relu(hidden(x)), head.weight.detach(), errors)), errors)
     F.cross_entropy(logits, y).backward()
-    assert torch.allclose(cell["error"], (logits.softmax(1) - F.one_hot(y, 3)) / 6, atol=1e-7)
+    assert torch.allclose(errors["output"], (logits.softmax(1) - F.one_hot(y, 3)) / 6, atol=1e-7)
     for p, grad in zip((*hidden.parameters(), *head.parameters()), want, strict=True):
         assert torch.allclose(p.grad, grad, atol=1e-7)
 
@@ -243,10 +251,10 @@ def test_dfa_with_one_hidden_layer_through_the_heads_weight_is_backpropagation()
 def test_dfa_without_an_error_moves_nothing():
     torch.manual_seed(0)
     hidden, head = nn.Linear(5, 4), nn.Linear(4, 3)
-    cell = {}
+    errors = {}
     matrix = torch.randn(3, 4)
-    x = _Inject.apply(torch.relu(hidden(torch.randn(6, 5))), matrix, cell)
-    (_Capture.apply(head(x), cell) * 0).sum().backward()
+    x = with_direct_error(torch.relu(hidden(torch.randn(6, 5))), matrix, errors)
+    (with_kept_error(head(x), errors) * 0).sum().backward()
     assert all(not p.grad.any() for p in (*hidden.parameters(), *head.parameters()))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from raysim.core.errors import ConfigError
-from tests.methods.test_livar import NaiveLivar
 from tests.support.federations import lora_plan, plan_of, server_on
+from tests.twins.livar import NaiveLivar
 
 FEW = {"data": {"test": 0.8}, "cohort": {"size": 3}, "rounds": 1}
 

@@ -7,7 +7,7 @@ import torch
 
 from raysim.config import parse_config, read_config
 from raysim.models import ModelSpec, build_skeleton
-from raysim.report.published import ACCURACIES, match, published
+from raysim.reporting.published import ACCURACIES, match, published
 from raysim.sweep import grid
 from tests.recipes.test_recipes import PAPERS, rows_of
 

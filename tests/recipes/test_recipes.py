@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.calibrate import calibrate, plan_calibration
+from methods.livar.calibrate import calibrate, plan_calibration
 from raysim.check import check
 from raysim.config import parse_config, read_config
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.find import build_methods
 from raysim.models import find_architecture
-from raysim.report.build import make_report, write
-from raysim.report.names import is_network
-from raysim.report.published import canonical, match, published
+from raysim.reporting.build import make_report, write
+from raysim.reporting.names import is_network
+from raysim.reporting.published import canonical, match, published
 from raysim.runner import execute
 from raysim.sweep import Trial, grid, scaled
 

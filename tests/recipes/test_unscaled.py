@@ -10,14 +10,14 @@ import pytest
 from safetensors.torch import save_file
 
 import raysim.check
+from methods.livar.calibrate import plan_calibration
 from raysim.build import model_spec
-from raysim.calibrate import plan_calibration
 from raysim.check import check, check_partition
 from raysim.config import parse_config, read_config
 from raysim.models import build_model
 from raysim.partitions import partitions
-from raysim.report.published import ACCURACIES, match, published
-from raysim.report.runs import method_names
+from raysim.reporting.published import ACCURACIES, match, published
+from raysim.reporting.runs import method_names
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.resources import draws
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from raysim.build import Plan, Recipe, make_server, make_trainer
 from raysim.check import check
 from raysim.data.federation import build_shards
-from raysim.engine.serial import SerialPool
 from raysim.engine.server import Server
+from raysim.engine.trainer import SerialPool
 
 #: A network without kinks: rounding moves its gradients as little as its parameters. With ReLU and max pooling one unit
 #: in the last place flips a choice now and then, after which an engine and its twin part by 1e-4.

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import TypeVar, cast
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from raysim.core.errors import OutOfMemory
-from raysim.engine.messages import EvaluationPoint, PoolCounts, Reports, RoundMessage, Share, Slice, TaskResult
-from raysim.engine.plan import ClientBlock
-from raysim.engine.ray.session import LOSSES, live_nodes, plain_errors
+from raysim.engine.messages import (
+    EvaluationPoint,
+    Handle,
+    Packed,
+    PoolCounts,
+    Reports,
+    RoundMessage,
+    Share,
+    Slice,
+    TaskResult,
+)
+from raysim.engine.plan import ClientBlock, Queues
+from raysim.engine.ray.session import LOSSES, Actor, Ref, live_nodes, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -25,18 +36,23 @@ class Task:
 
     Attributes:
       message: handle; memories: handles of what the clients kept before this round.
-      slot, actor, node: who has it, or had it, and where.
+      slot, actor, node: who has it, or had it, and where. A slot may have got another actor since.
       refs: reports, vectors, then new memories.
     """
 
-    message: Any
-    blocks: list[ClientBlock]
-    memories: list[Any]
+    message: Ref
+    blocks: Sequence[ClientBlock]
+    memories: Sequence[Handle]
     slot: TrainerSlot | None = None
-    actor: Any = None
+    actor: Actor = None
     node: str = ""
-    refs: list[Any] = field(default_factory=list)
+    refs: list[Ref] = field(default_factory=list)
     tries: int = 0
+
+    @property
+    def is_with_its_trainer(self) -> bool:
+        """Whether the trainer that has, or had, the task is still in its slot."""
+        return self.slot is not None and self.slot.actor is self.actor and not self.slot.is_retired
 
 
 class RayPool:
@@ -58,7 +74,7 @@ class RayPool:
 
     def __init__(
         self,
-        start: Callable[[int], Any],
+        start: Callable[[int], Actor],
         num_trainers: int,
         keeps_memory: bool,
         capacity: Callable[[], int] | None = None,
@@ -85,24 +101,20 @@ class RayPool:
         self._redone_blocks = self._sum_bytes = 0
         return counts
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: Packed) -> Handle:
         return ray.put(value)
 
-    def get(self, handle: Any) -> Any:
-        return ray.get(handle)
+    def get(self, handle: Handle) -> Packed:
+        return ray.get(cast(Ref, handle))
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def train(
-        self, message: RoundMessage, queues: Sequence[Sequence[Sequence[ClientBlock]]], memories: Mapping[int, Any]
-    ) -> Iterator[TaskResult]:
-        sent = ray.put(message)
+    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
+        sent = ray.put(message)  # once a round: every task gets the reference, every node one copy
         planned: list[tuple[TrainerSlot | None, Task]] = []
-        depth = max((len(tasks) for tasks in queues), default=0)
-        for position in range(depth):  # every trainer's first task before anybody's second
-            for slot, tasks in zip(self._planned, queues, strict=True):
-                if position < len(tasks):
-                    blocks = list(tasks[position])
+        for position in zip_longest(*queues):  # every trainer's first task before anybody's second
+            for slot, blocks in zip(self._planned, position, strict=True):
+                if blocks is not None:
                     clients = [client for block in blocks for client in block.clients]
                     kept = [memories.get(client) for client in clients] if self._keeps_memory else []
                     planned.append((slot, Task(sent, blocks, kept)))
@@ -112,8 +124,9 @@ class RayPool:
 
     def _run(self, planned: Iterable[tuple[TrainerSlot | None, Task]]) -> Iterator[tuple[Task, Reports]]:
         """Each task with its reports as it is finished; tasks without a slot go to whoever has nothing left to do."""
-        pending: dict[Any, Task] = {}
+        pending: dict[Ref, Task] = {}
         waiting: deque[Task] = deque()
+        # All tasks are queued at their trainers at once: nobody waits for the server between two of them.
         for slot, task in planned:
             if slot is None:
                 waiting.append(task)
@@ -129,9 +142,10 @@ class RayPool:
                     if slot.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, slot)] = task
+            # A trainer that has just started wakes this loop as well, but only where there is something for it to do.
             starting = [slot.started for slot in self.slots.starting()] if waiting else []
-            ready, _ = ray.wait([*pending, *starting], num_returns=1)
-            for ref in ready:
+            done, _ = ray.wait([*pending, *starting], num_returns=1)
+            for ref in done:
                 if ref in pending:
                     task = pending.pop(ref)
                     reports = self._finished(task)
@@ -140,8 +154,9 @@ class RayPool:
                     else:
                         yield task, reports
 
-    def _submit(self, task: Task, slot: TrainerSlot) -> Any:
+    def _submit(self, task: Task, slot: TrainerSlot) -> Ref:
         task.slot, task.actor, task.node = slot, slot.actor, slot.node
+        # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
         call = slot.actor.train.options(num_returns=2 + len(task.memories))
         task.refs = call.remote(task.message, task.blocks, *task.memories)
         return task.refs[0]
@@ -149,79 +164,74 @@ class RayPool:
     def _finished(self, task: Task) -> Reports | None:
         """The reports of a task that has ended; None if it is to be done again, since it or what it made is lost."""
         try:
-            reports = ray.get(task.refs[0])
+            reports = cast(Reports, ray.get(task.refs[0]))
             if task.node != self._here:  # what clients keep outlives the round, so it must outlive the node
                 task.refs[2:] = [ray.put(memory) for memory in ray.get(task.refs[2:])]
+            return reports
         except LOSSES as error:
             task.tries += 1
             if task.tries > RETRIES:
                 raise
-            self._redone_blocks += len(task.blocks)
-            slot = task.slot
-            is_its = slot is not None and slot.actor is task.actor and not slot.is_retired
-            if isinstance(error, RayActorError) and slot is not None and is_its:
-                self.slots.replace(slot)
-            return None
+            # Every task in the queue of a dead trainer fails like this; the first one of them replaces the trainer.
+            if isinstance(error, RayActorError) and task.slot is not None and task.is_with_its_trainer:
+                self.slots.replace(task.slot)
         except RayTaskError as error:
             if not isinstance(error.cause, OutOfMemory) or task.slot is None or not self.slots.retire(task.slot):
                 raise
-            self._redone_blocks += len(task.blocks)
-            return None
-        return reports
+        # Counts all that is handed out once more, also what the dead trainer had not begun: Ray does not say how far it was.
+        self._redone_blocks += len(task.blocks)
+        return None
 
     # --- what runs where results lie, or on slices --------------------------------------------------------------------
 
     def at_results(
-        self, call: str, request: Any, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool = False
-    ) -> list[Any]:
-        tasks: list[Task] = [result.vectors for result, _ in parts]
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+    ) -> list[Answer]:
+        tasks, shares = [cast(Task, result.vectors) for result, _ in parts], [share for _, share in parts]
         sent = ray.put(request)
 
-        def attempt() -> list[Any]:
-            slots = self._near(tasks)
+        def attempt() -> list[Answer]:
+            # Anew in every attempt: after a loss the vectors may lie elsewhere.
+            placed = list(zip(self._near(tasks), tasks, shares, strict=True))
             if adds:
-                return self._added(
-                    call, sent, [(s, t, share) for s, t, (_, share) in zip(slots, tasks, parts, strict=True)]
-                )
-            asked = [
-                slot.actor.call.remote(call, sent, [share], task.refs[1])
-                for slot, task, (_, share) in zip(slots, tasks, parts, strict=True)
-            ]
-            return ray.get(asked)
+                return self._added(call, sent, placed)
+            return ray.get([slot.actor.call.remote(call, sent, [share], task.refs[1]) for slot, task, share in placed])
 
         return self._with_recovery(attempt, tasks)
 
-    def _added(self, call: str, request: Any, parts: Sequence[tuple[TrainerSlot, Task, Share]]) -> list[Any]:
+    def _added(
+        self, call: Callable[..., Answer], request: Ref, placed: Iterable[tuple[TrainerSlot, Task, Share]]
+    ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        shares: dict[int, list[tuple[Task, Share]]] = {}
-        for slot, task, share in parts:
-            shares.setdefault(slot.index, []).append((task, share))
-        nodes: dict[str, list[tuple[TrainerSlot, Any]]] = {}
-        for index, of_slot in shares.items():
-            slot = self.slots[index]
-            answer = slot.actor.call.remote(call, request, [s for _, s in of_slot], *(t.refs[1] for t, _ in of_slot))
-            nodes.setdefault(slot.node, []).append((slot, answer))
-        asked: list[tuple[str, Any]] = []
-        for node, answers in nodes.items():
-            partials = [partial for _, partial in answers]
-            if node != self._here and len(answers) > 1:
-                partials = [answers[0][0].actor.add.remote(*partials)]
-            asked += [(node, partial) for partial in partials]
-        sums = ray.get([partial for _, partial in asked])
-        self._sum_bytes += sum(s.nbytes for (node, _), s in zip(asked, sums, strict=True) if node != self._here)
+        by_slot: dict[int, list[tuple[Task, Share]]] = {}
+        for slot, task, share in placed:
+            by_slot.setdefault(slot.index, []).append((task, share))
+        by_node: dict[str, list[tuple[Actor, Ref]]] = {}
+        for index, own in by_slot.items():
+            actor, vectors = self.slots[index].actor, [task.refs[1] for task, _ in own]
+            partial = actor.call.remote(call, request, [share for _, share in own], *vectors)
+            by_node.setdefault(self.slots[index].node, []).append((actor, partial))
+        here = [partial for _, partial in by_node.pop(self._here, [])]
+        # One sum of the model's size leaves a node, however many trainers it has.
+        away = []
+        for actors, partials in (zip(*answers, strict=True) for answers in by_node.values()):
+            away.append(actors[0].add.remote(*partials) if len(partials) > 1 else partials[0])
+        sums: list[Ref] = ray.get([*here, *away])
+        self._sum_bytes += sum(partial.nbytes for partial in sums[len(here) :])
         return sums
 
-    def on_slices(self, call: str, point: EvaluationPoint, request: Any, slices: Sequence[Slice]) -> list[Any]:
-        sent, asked = ray.put(point), ray.put(request)
+    def on_slices(
+        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+    ) -> list[Answer]:
+        sent, details = ray.put(point), ray.put(request)
 
-        def attempt() -> list[Any]:
-            ready = self.slots.ready()
-            return ray.get(
-                [
-                    ready[number % len(ready)].actor.call.remote(call, sent, asked, part)
-                    for number, part in enumerate(slices)
-                ]
-            )
+        def attempt() -> list[Answer]:
+            actors = [slot.actor for slot in self.slots.ready()]
+            calls = [
+                actors[number % len(actors)].call.remote(call, sent, details, part)
+                for number, part in enumerate(slices)
+            ]
+            return ray.get(calls)
 
         return self._with_recovery(attempt, [])
 
@@ -230,14 +240,14 @@ class RayPool:
         ready = self.slots.ready()
         slots = []
         for number, task in enumerate(tasks):
-            if task.slot is not None and task.slot.actor is task.actor and task.slot.node:
+            if task.slot is not None and task.is_with_its_trainer and task.slot.node:
                 slots.append(task.slot)
             else:
                 near = [slot for slot in ready if slot.node == task.node] or ready
                 slots.append(near[number % len(near)])
         return slots
 
-    def _with_recovery(self, attempt: Callable[[], T], tasks: Sequence[Task]) -> T:
+    def _with_recovery(self, attempt: Callable[[], list[Answer]], tasks: Sequence[Task]) -> list[Answer]:
         """Do something with the results of tasks; where trainers or results are lost, make up for it and do it again."""
         with plain_errors():
             for tries in range(1 + RETRIES):
@@ -248,6 +258,7 @@ class RayPool:
                     if tries == RETRIES:
                         raise
                 self.slots.check(self.slots.ready())
+                # A trainer's vectors lie in the store of its node: they outlive the trainer, but not the node.
                 alive = {node["NodeID"] for node in live_nodes()}
                 lost = [task for task in tasks if task.node not in alive]
                 self._redone_blocks += sum(len(task.blocks) for task in lost)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
@@ -12,16 +12,17 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raysim.core.errors import RaysimError
-from raysim.engine.messages import Snapshot
-from raysim.engine.metrics import RoundRecord
 from raysim.engine.plan import fitting
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
-from raysim.engine.ray.session import live_nodes, plain_errors
+from raysim.engine.ray.session import Actor, placements, plain_errors
 from raysim.engine.ray.shards import ShardHost
 from raysim.engine.ray.slots import TrainerActor
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
+
+Answer = TypeVar("Answer")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,15 @@ class TrainerStarter:
     num_reserved: int
     placement: str
 
-    def __call__(self, index: int) -> Any:
-        place: Any = "SPREAD" if self.placement == "spread" else "DEFAULT"
-        if index < self.num_reserved:
-            place = PlacementGroupSchedulingStrategy(self.group)
+    def __call__(self, index: int) -> Actor:
+        elsewhere = "SPREAD" if self.placement == "spread" else "DEFAULT"
+        place = PlacementGroupSchedulingStrategy(self.group) if index < self.num_reserved else elsewhere
         actor = ray.remote(TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
-        # Any: Ray adds .remote to methods in a way that a type checker cannot follow.
-        handle: Any = actor.remote(self.make_trainer, self.gpus)
-        return handle
+        return actor.remote(self.make_trainer, self.gpus)
 
     def capacity(self) -> int:
         """Trainers that all nodes of the cluster together have room for."""
-        resources = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in live_nodes()]
-        return sum(fitting(cpus, gpus, self.cpus, self.gpus) for cpus, gpus in resources)
+        return sum(fitting(cpus, gpus, self.cpus, self.gpus) for cpus, gpus in placements())
 
 
 class ServerActor:
@@ -61,8 +58,20 @@ class ServerActor:
         pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
         self._server = make_server(pool)
 
-    def call(self, name: str, *values: Any) -> Any:
-        return getattr(self._server, name)(*values)
+    def call(self, function: Callable[Concatenate[Server, P], Answer], *values: P.args, **named: P.kwargs) -> Answer:
+        """function(server, *values)."""
+        return function(self._server, *values, **named)
+
+
+def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Concatenate[RayServer, P], Answer]:
+    """A function of `Server` as one of `RayServer`, run in the actor."""
+
+    def call(server: RayServer, /, *values: P.args, **named: P.kwargs) -> Answer:
+        with plain_errors():
+            answer: Answer = ray.get(server.actor.call.remote(function, *values, **named))
+        return answer
+
+    return call
 
 
 class RayServer:
@@ -97,43 +106,25 @@ class RayServer:
         group = self._group or current
         assert group is not None
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._actors: list[Any] = []
+        self._actors: list[Actor] = []
         if shards is not None:
             host = ray.remote(ShardHost).options(num_cpus=0, name=shards[1], scheduling_strategy=here)
             self._actors.append(host.remote(shards[0]))
         starter = TrainerStarter(make_trainer, cpus_per_trainer, gpus_per_trainer, group, num_trainers, placement)
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
-        self._server: Any = server.remote(make_server, starter, keeps_memory, is_growing=is_growing and current is None)
-        self._actors.append(self._server)
+        growing = is_growing and current is None
+        self.actor: Actor = server.remote(make_server, starter, keeps_memory, is_growing=growing)
+        self._actors.append(self.actor)
 
-    def _call(self, name: str, *values: Any) -> Any:
-        with plain_errors():
-            return ray.get(self._server.call.remote(name, *values))
-
-    def wait_until_ready(self) -> None:
-        """Return once every actor has built its parts: the first round then starts at once."""
-        self._call("ready")
-
-    def run_round(self, round_index: int) -> RoundRecord:
-        return self._call("run_round", round_index)
-
-    def snapshot(self) -> Snapshot:
-        return self._call("snapshot")
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._call("restore", snapshot)
-
-    def restore_memory(self, client: int, memory: Any) -> None:
-        self._call("restore_memory", client, memory)
-
-    def changed_clients(self) -> list[int]:
-        return self._call("changed_clients")
-
-    def client_memory(self, client: int) -> Any:
-        return self._call("client_memory", client)
-
-    def params_sha256(self) -> str:
-        return self._call("params_sha256")
+    #: Returns once every actor has built its parts: the first round then starts at once.
+    wait_until_ready = _in_actor(Server.ready)
+    run_round = _in_actor(Server.run_round)
+    snapshot = _in_actor(Server.snapshot)
+    restore = _in_actor(Server.restore)
+    restore_memory = _in_actor(Server.restore_memory)
+    changed_clients = _in_actor(Server.changed_clients)
+    client_memory = _in_actor(Server.client_memory)
+    params_sha256 = _in_actor(Server.params_sha256)
 
     def close(self) -> None:
         """End the actors; Ray itself stays as it was."""
@@ -149,7 +140,7 @@ def _reserve(bundles: list[dict[str, float]], placement: str, wait_s: float) -> 
     Raises:
       RaysimError: the resources are not free within `wait_s` seconds.
     """
-    group = ray.util.placement_group(bundles, strategy=placement.upper())
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy=placement.upper())
     if not group.wait(wait_s):
         remove_placement_group(group)
         free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}

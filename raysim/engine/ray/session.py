@@ -6,15 +6,28 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
 from raysim.core.errors import RaysimError
 
+#: The handle of an actor, and a reference to what lies in Ray's store. Any: Ray adds `.remote` to functions in a way that a
+#: type checker cannot follow, and a reference is to whatever a task returned.
+Actor = Any
+Ref = Any
+
 #: What Ray raises when a worker process or a whole node, with all objects that lay there, is gone.
 LOSSES = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
+
+
+class Node(TypedDict):
+    """Ray's record of a node, as far as it is used here."""
+
+    NodeID: str
+    Alive: bool
+    Resources: dict[str, float]
 
 
 @contextlib.contextmanager
@@ -24,8 +37,14 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
         yield
         return
     address = os.environ.get("RAY_ADDRESS")
-    local: dict[str, Any] = {} if address else {"num_cpus": num_cpus, "include_dashboard": False}
-    ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
+    ray.init(
+        address or "local",
+        num_cpus=num_cpus if is_ours else None,
+        include_dashboard=False if is_ours else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     try:
         yield
     finally:
@@ -34,12 +53,8 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
 
 def available() -> tuple[float, float]:
     """(CPUs, GPUs) that this job may use: those of its placement group if it has one, else of the running Ray."""
-    group = ray.util.get_current_placement_group()
-    if group is not None:
-        bundles = group.bundle_specs
-        return sum(b.get("CPU", 0) for b in bundles), sum(b.get("GPU", 0) for b in bundles)
-    total = ray.cluster_resources()
-    return total.get("CPU", 0), total.get("GPU", 0)
+    places = placements()
+    return sum(cpus for cpus, _ in places), sum(gpus for _, gpus in places)
 
 
 def is_in_group() -> bool:
@@ -54,7 +69,7 @@ def placements() -> list[tuple[float, float]]:
     return [(place.get("CPU", 0), place.get("GPU", 0)) for place in places]
 
 
-def live_nodes() -> list[dict[str, Any]]:
+def live_nodes() -> list[Node]:
     """Ray's records of the nodes that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 

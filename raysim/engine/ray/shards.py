@@ -6,10 +6,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
+
+from raysim.engine.ray.session import Actor
 
 
 class ShardHost:
@@ -34,10 +35,10 @@ def shard_fetcher(folder: str, name: str) -> tuple[Path, Callable[[str], None] |
     local = Path(tempfile.gettempdir()) / f"raysim-shards-{os.getuid()}" / Path(folder).name
 
     def fetch(file: str) -> None:
-        host = ray.get_actor(name)
+        host: Actor = ray.get_actor(name)
         temporary = local / f".{file}.{os.getpid()}.part"
-        content: Any = ray.get(host.read.remote(file))
-        content.tofile(temporary)
+        ray.get(host.read.remote(file)).tofile(temporary)
+        # Several trainers of a node may fetch the same file; each of them puts a whole one there.
         os.replace(temporary, local / file)
 
     return local, fetch

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
 from raysim.core.errors import RaysimError
-from raysim.engine.messages import Reports, RoundMessage, Vectors
+from raysim.engine.messages import Packed, RoundMessage
 from raysim.engine.plan import ClientBlock
-from raysim.engine.ray.session import LOSSES
+from raysim.engine.ray.session import LOSSES, Actor, Ref
 from raysim.engine.trainer import Trainer
+
+Answer = TypeVar("Answer")
 
 #: How often something is tried again after its worker died, before the run gives up on it.
 RETRIES = 3
@@ -33,23 +35,19 @@ class TrainerActor:
     def start(self) -> str:
         """Build the trainer; the id of the node that it is on."""
         self._trainer = self._make_trainer()
-        self.limit_memory(self._gpu_share)
+        if self._gpu_share:
+            self._trainer.limit_memory(self._gpu_share)
         return ray.get_runtime_context().get_node_id()
 
-    def limit_memory(self, share: float) -> None:
-        if share:
-            self._trainer.limit_memory(share)
-
-    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Any) -> tuple[Any, ...]:
+    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> tuple[object, ...]:
         """(reports, vectors), then each client's memory as an object of its own, so that old ones can be freed singly."""
         count = sum(len(block.clients) for block in blocks)
-        made: tuple[Reports, Vectors, list[Any]] = self._trainer.train(message, blocks, memories or [None] * count)
-        reports, vectors, kept = made
+        reports, vectors, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, vectors, *kept) if memories else (reports, vectors)
 
-    def call(self, name: str, *values: Any) -> Any:
-        """A function of the trainer."""
-        return getattr(self._trainer, name)(*values)
+    def call(self, function: Callable[..., Answer], *values: object) -> Answer:
+        """function(trainer, *values)."""
+        return function(self._trainer, *values)
 
     def add(self, *partials: np.ndarray) -> np.ndarray:
         """The sum of this node's partial sums: they lie on one grid, so it is exact."""
@@ -70,8 +68,8 @@ class TrainerSlot:
     """
 
     index: int
-    actor: Any
-    started: Any
+    actor: Actor
+    started: Ref
     node: str = ""
     failures: int = 0
     is_retired: bool = False
@@ -88,7 +86,7 @@ class TrainerSlots:
       gpu_share: of a GPU that each trainer has.
     """
 
-    def __init__(self, start: Callable[[int], Any], count: int, gpu_share: float = 0.0):
+    def __init__(self, start: Callable[[int], Actor], count: int, gpu_share: float = 0.0):
         self._start, self._gpu_share = start, gpu_share
         self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
         self._slots: list[TrainerSlot] = []
@@ -115,9 +113,11 @@ class TrainerSlots:
     def poll(self, timeout_s: float = 0.0) -> None:
         """Note who has started since; what building a trainer raised is raised here."""
         starting = {slot.started: slot for slot in self.starting()}
-        done, _ = ray.wait(list(starting), timeout=timeout_s) if starting else ([], [])
-        while done:
-            slot = starting.pop(done[0])
+        while starting:
+            done, _ = ray.wait(list(starting), timeout=timeout_s)
+            if not done:
+                return
+            slot, timeout_s = starting.pop(done[0]), 0.0  # waits for the first one only
             try:
                 slot.node, slot.failures = ray.get(done[0]), 0
             except RayError as error:
@@ -125,7 +125,6 @@ class TrainerSlots:
                 if not isinstance(error, LOSSES) or slot.failures > RETRIES:
                     raise
                 self.replace(slot)
-            done, _ = ray.wait(list(starting), timeout=0) if starting else ([], [])
 
     def replace(self, slot: TrainerSlot) -> None:
         """Start another actor in a lost one's slot; it waits for room if its node is gone."""
@@ -143,12 +142,12 @@ class TrainerSlots:
         share = self._gpu_shares.get(node, self._gpu_share) * (len(left) + 1) / max(1, len(left))
         self._gpu_shares[node] = share
         for other in left:
-            other.actor.limit_memory.remote(share)
+            other.actor.call.remote(Trainer.limit_memory, share)
         return True
 
     def check(self, slots: Iterable[TrainerSlot]) -> None:
         """Replace those who do not answer: their process has ended."""
-        for slot, answer in [(slot, slot.actor.call.remote("ping")) for slot in slots]:
+        for slot, answer in [(slot, slot.actor.__ray_ready__.remote()) for slot in slots]:
             try:
                 ray.get(answer)
             except LOSSES:

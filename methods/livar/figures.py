@@ -1,0 +1,119 @@
+"""Figures of `raysim calibrate`: LIVAR's figures 2 and 3, the table, and how well the forest does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from methods.livar.calibration import Result
+from methods.livar.math import TABLES
+from raysim.reporting.panels import grid, legend, styles_of
+
+TITLES = {
+    "importance_a": "$I_A$",
+    "importance_b": "$I_B$",
+    "num_examples": "number of examples $n_i$",
+}
+BINS = ("low", "mid", "high")
+
+#: What the paper's own table is called beside another.
+PUBLISHED = "LIVAR, table A"
+
+
+def draw(
+    folder: Path, suffix: str, results: Mapping[str, Result], targets: np.ndarray, predictions: np.ndarray
+) -> None:
+    """shap.png, table.png and prediction.png in a folder, and the same in TensorBoard.
+
+    Args:
+      suffix: ends the names of all files; results: label -> calibration, the folder's own first.
+      targets, predictions: (n,) coefficients of the own rows, and what the forest says of them.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    own = next(iter(results.values()))
+    figures = {
+        "shap": curves_figure(results),
+        "table": table_figure(own, {PUBLISHED: TABLES["paper"]}),
+        "prediction": prediction_figure(targets, predictions, own["oob_r2"]),
+    }
+    ending = f".calibration{suffix}"
+    for old in folder.glob(f"events.out.tfevents.*{ending}"):
+        old.unlink()
+    with SummaryWriter(str(folder), filename_suffix=ending) as board:
+        for name, figure in figures.items():
+            figure.savefig(folder / f"{name}{suffix}.png", dpi=130)
+            board.add_figure(f"calibration{suffix}/{name}", figure, 0)
+
+
+def curves_figure(results: Mapping[str, Result]) -> Figure:
+    """SHAP value against the feature's quantile, mean and deviation in stretches (LIVAR, figure 2).
+
+    Args:
+      results: label -> calibration; the first one's features are the panels and its cuts are dotted, the others' curves are
+        laid over them (figure 3).
+    """
+    own = next(iter(results.values()))
+    styles = styles_of(list(results), next(iter(results)))
+    figure, panels = grid(len(own["curves"]), width=4.2, height=3.4)
+    cuts = dict(zip(("importance_a", "importance_b"), own["cuts"], strict=True))
+    for axes, name in zip(panels, own["curves"], strict=True):
+        for label, result in results.items():
+            if name not in result["curves"]:
+                continue
+            curve = result["curves"][name]
+            x, mean, std = (np.array(curve[key]) for key in ("quantile", "mean", "std"))
+            style = styles[label]
+            axes.plot(x, mean, style.dash, color=style.colour, lw=style.width, marker=style.marker, ms=3, label=label)
+            axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)
+        for cut in cuts.get(name, ()):
+            axes.axvline(cut, color="0.4", ls=":", lw=1)
+        axes.axhline(0, color="0.6", lw=0.8)
+        axes.set(xlim=(0, 1), xlabel=f"quantile of {TITLES[name]}", ylabel=f"SHAP value of {TITLES[name]}")
+    ends = [axes.get_ylim() for axes in panels]
+    for axes in panels:  # one scale: a feature that says little looks like it
+        axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    if len(results) > 1:
+        legend(figure, panels)
+    return figure
+
+
+def table_figure(result: Result, beside: Mapping[str, Sequence[Sequence[float]]] | None = None) -> Figure:
+    """The 3 x 3 table as a heat map, with the number of rows of each cell, and other tables on the same scale.
+
+    Args:
+      beside: title -> table (the paper's table A).
+    """
+    tables = {f"raw coefficients, base {result['base']:.4f}": np.array(result["table"])}
+    tables |= {title: np.array(values) for title, values in (beside or {}).items()}
+    highest = max(values.max() for values in tables.values())
+    figure = Figure(figsize=(0.9 + 3.7 * len(tables), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for number, (axes, (title, values)) in enumerate(zip(panels, tables.items(), strict=True)):
+        image = axes.imshow(values, cmap="viridis", vmin=0, vmax=highest)
+        for row, column in np.ndindex(3, 3):
+            colour = "white" if values[row, column] < highest / 2 else "black"
+            text = f"{values[row, column]:.3f}"
+            if number == 0:
+                text += f"\n{result['counts'][row][column]} rows"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+        axes.set_xticks(range(3), BINS)
+        axes.set_yticks(range(3), BINS)
+        axes.set(xlabel=TITLES["importance_b"], ylabel=TITLES["importance_a"])
+        axes.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=panels)
+    return figure
+
+
+def prediction_figure(targets: np.ndarray, predictions: np.ndarray, oob_r2: float) -> Figure:
+    """Each row's target coefficient and what the forest says of it."""
+    figure = Figure(figsize=(4.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(targets, predictions, "o", ms=3, alpha=0.4, mew=0)
+    ends = [min(targets.min(), predictions.min()), max(targets.max(), predictions.max())]
+    axes.plot(ends, ends, color="0.4", lw=1)
+    axes.set(xlabel="target coefficient (eq. 4)", ylabel="forest", title=f"out-of-bag $R^2$ {oob_r2:.3f}")
+    return figure

@@ -1,0 +1,156 @@
+"""The nodes of a running Ray, as `raysim doctor` asks about them; nothing here runs a federation."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.job_submission import JobSubmissionClient
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raysim.engine.ray.session import live_nodes
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node of a cluster, from Ray's record of it, from a task on it, and from connections to its ports.
+
+    Attributes:
+      versions: of "python", "ray", "torch" and "raysim" (with a digest of its sources); "" where it is not installed.
+      gpus: that Ray offers; gpu_names: that PyTorch sees.
+      unreachable_ports: (what listens there, port) pairs that this process cannot connect to.
+      error: why no task could run there; what the task would have found is then empty.
+    """
+
+    name: str
+    cpus: float = 0.0
+    gpus: float = 0.0
+    gpu_names: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    store_bytes: int = 0
+    shm_bytes: int = 0
+    temp_dir: str = ""
+    temp_free_bytes: int = 0
+    temp_total_bytes: int = 1
+    sees_storage: bool = False
+    unreachable_ports: tuple[tuple[str, int], ...] = ()
+    error: str = ""
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[str]:
+    """Connect to the Ray at an address, as a driver, and leave it running; gives its dashboard's URL, "" without one.
+
+    Raises:
+      ConnectionError: nobody answers there, or the token is not that of the cluster.
+    """
+    host, _, port = address.rpartition(":")
+    # Ray itself would try for a minute where nobody listens.
+    if port.isdigit() and not can_connect(host.strip("[]"), int(port)):
+        raise ConnectionError(f"nothing answers at {address}")
+    try:
+        session = ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, RuntimeError, ConnectionError, ValueError) as error:
+        raise ConnectionError(str(error).partition("\n")[0]) from error
+    with session:
+        yield f"http://{session.dashboard_url}" if session.dashboard_url else ""
+
+
+def can_connect(host: str, port: int) -> bool:
+    """Whether somebody listens on a TCP port."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+        return True
+    return False
+
+
+def dashboard_error(url: str) -> str:
+    """Why jobs cannot be submitted to a dashboard, "" if they can."""
+    try:
+        JobSubmissionClient(url).list_jobs()
+    except (RuntimeError, ConnectionError, RayError, OSError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def ask_nodes(probe: str, *, wait_s: float = 180.0) -> list[NodeFacts]:
+    """The facts of every node that is alive, the head first.
+
+    Args:
+      probe: path of a file in the storage that this process wrote; "" if it could not.
+    """
+    nodes = sorted(live_nodes(), key=_is_head, reverse=True)
+    # No CPUs, so that a busy cluster answers, too; without the variable a task without GPUs would not see any.
+    environment = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+    ask = ray.remote(num_cpus=0, max_retries=0, runtime_env=environment)(question())
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    answers = [ask.options(scheduling_strategy=place).remote(probe) for place in places]
+    ray.wait(answers, num_returns=len(answers), timeout=wait_s)
+    return [_node_facts(node, answer) for node, answer in zip(nodes, answers, strict=True)]
+
+
+def _is_head(node: Mapping[str, Any]) -> bool:
+    return "node:__internal_head__" in node["Resources"]
+
+
+def _node_facts(node: Mapping[str, Any], answer: ray.ObjectRef[dict[str, Any]]) -> NodeFacts:
+    offered, address = node["Resources"], node["NodeManagerAddress"]
+    ports = {"node manager": node["NodeManagerPort"], "object manager": node["ObjectManagerPort"]}
+    try:
+        facts = ray.get(answer, timeout=0)
+    except RayError as error:
+        reason = "no answer" if isinstance(error, GetTimeoutError) else str(error).strip().rpartition("\n")[2]
+        facts = {"error": f"{reason} ({type(error).__name__})"}
+    return NodeFacts(
+        f"{'head' if _is_head(node) else 'worker'} {node['NodeManagerHostname']} ({address}, {node['NodeID'][:6]})",
+        cpus=offered.get("CPU", 0.0),
+        gpus=offered.get("GPU", 0.0),
+        store_bytes=int(offered.get("object_store_memory", 0)),
+        unreachable_ports=tuple((what, port) for what, port in ports.items() if not can_connect(address, port)),
+        **facts,
+    )
+
+
+def question() -> Callable[[str], dict[str, Any]]:
+    """The task that a node runs. A nested function travels by value: it runs where there is no raysim, or another one."""
+
+    def answer(probe: str) -> dict[str, Any]:
+        versions = {"python": platform.python_version(), "ray": "", "torch": "", "raysim": ""}
+        for name in ("ray", "torch", "raysim"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+        sources = util.find_spec("raysim")
+        if sources is not None and sources.origin is not None:
+            digest = hashlib.sha256()
+            for file in sorted(Path(sources.origin).parent.rglob("*.py")):
+                digest.update(file.read_bytes())
+            versions["raysim"] = f"{versions['raysim'] or 'uploaded'} (sources {digest.hexdigest()[:8]})"
+        gpu_names: tuple[str, ...] = ()
+        with contextlib.suppress(ImportError, OSError, RuntimeError):
+            import torch
+
+            gpu_names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        temp_dir, shm = ray.get_runtime_context().get_temp_dir(), Path("/dev/shm")
+        disk = shutil.disk_usage(temp_dir)
+        return {
+            "versions": versions,
+            "gpu_names": gpu_names,
+            "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else 0,
+            "temp_dir": temp_dir,
+            "temp_free_bytes": disk.free,
+            "temp_total_bytes": disk.total,
+            "sees_storage": os.access(probe, os.R_OK),
+        }
+
+    return answer

@@ -1,0 +1,187 @@
+"""`raysim report`: from run directories to a folder with report.md, table.csv, table.tex and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raysim.config import ReportGroup, parse_report, read_config
+from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.reporting.contents import Report
+from raysim.reporting.document import document
+from raysim.reporting.drawing import captions, draw, figure_faults, kinds
+from raysim.reporting.gains import GAINS, averages, relative_times, with_gains
+from raysim.reporting.metrics import Metric
+from raysim.reporting.published import ACCURACIES, Label, published
+from raysim.reporting.recipes import changed
+from raysim.reporting.render import latex, write_csv
+from raysim.reporting.runs import Run, Settings, find_runs
+from raysim.reporting.selection import selections
+from raysim.reporting.significance import over_seeds, over_tables, pairs_of
+from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of
+from raysim.reporting.targets import costs, target_of
+
+T = TypeVar("T")
+
+#: Settings of the group that are lists; several sweeps join theirs.
+LISTS = ("columns", "ignore", "published", "figures")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Names of rows and columns that a report is asked for.
+
+    One that the runs lack is a fault if the command line has it. In a recipe it becomes a note: a row may be missing
+    because its runs are not finished yet, and the rest of the report can be made.
+    """
+
+    given: Settings
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
+        """What `make` returns, or `otherwise` if it raises a LookupError. Raises ConfigError."""
+        try:
+            return make()
+        except LookupError as error:
+            if key in self.given:
+                raise ConfigError([Fault(f"report.{key}", str(error))], "the command line") from error
+            self.notes.append(f"`report.{key}`: {error}")
+            return otherwise
+
+
+def make_report(paths: Sequence[Path], given: Settings) -> Report:
+    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
+
+    Args:
+      paths: run directories or folders of runs; none to report published tables alone.
+      given: settings of the `report` group from the command line; they go before the recipe's.
+    Raises:
+      ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
+    """
+    runs = find_runs(paths) if paths else []
+    group, requests = settings(runs, given), Requests(given)
+    theirs = [cell for name in group.published for cell in published(name)]
+    if not paths and not theirs:
+        raise ConfigError([Fault("report", "give run directories, or --published NAME")], "the command line")
+    finished = [run for run in runs if run.is_finished]
+    if runs and not finished:
+        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
+        raise DataError(
+            f"none of {len(runs)} runs is finished ({listed})", mend="finish them: the same command resumes"
+        )
+    metrics = _metrics(group)
+    beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
+    cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
+    if not cells:
+        raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
+    known = {key for cell in cells for key in cell.labels}
+    columns = group.columns
+    if "columns" not in given and not known.issuperset(columns):
+        requests.notes.append(
+            f"`report.columns`: no run has a label {', '.join(c for c in columns if c not in known)}."
+        )
+        columns = [name for name in columns if name in known]
+    tables = make_tables(
+        cells,
+        rows=group.rows,
+        columns=columns,
+        first=[group.baseline] if group.baseline and not theirs else [],
+        last=[group.against] if group.against and not theirs else [],
+        order=theirs,
+        ignore=group.ignore,
+        metric=metrics[0][1] if runs else ACCURACY,
+    )
+    tables = requests.attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
+    subject = requests.attempt("against", lambda: row_of(group.against, tables), None)
+    baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
+    timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
+    target = requests.attempt("target", lambda: target_of(group.target, tables), None)
+    extras = averages(tables, group.rows) if len(tables) > 1 else []
+    if timed is not None:
+        extras += relative_times(tables, group.rows, timed, beside)
+    if target is not None and runs:
+        extras += costs(tables, group.rows, target)
+    if any(run.claimed for run in finished):
+        beside = []  # shares of layers have no labels of a set that published ones could be matched by
+    if "selection" in kinds(group.figures):
+        extras += selections(tables, group.rows, beside)
+    pairs = pairs_of(tables, subject, baseline)
+    return Report(
+        group=group,
+        runs=runs,
+        tables=tables,
+        theirs=beside,
+        subject=subject,
+        baseline=baseline,
+        by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
+        by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
+        notes=requests.notes,
+        extras=extras,
+        changed=changed(finished, theirs, group.published),
+    )
+
+
+def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
+    """(label that it adds, metric) of each number of a run that makes a cell."""
+    if not group.metrics:
+        return [({}, Metric(group.metric, group.mode))]
+    ((label, named),) = group.metrics.items()
+    return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
+
+
+def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
+    """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
+
+    Raises:
+      ConfigError: a fault in a group, or sweeps that contradict each other.
+    """
+    sources: dict[Path, object] = {}
+    for run in runs:
+        files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
+        sweep = next((file for file in files if file.is_file()), None)
+        if sweep is None:
+            sources[run.folder / "config.yaml"] = run.config.get("report")
+        elif sweep not in sources:
+            sources[sweep] = read_config(sweep).get("report")
+    merged: dict[str, Any] = {}
+    faults = []
+    for place, raw in sources.items():
+        for key, value in _parsed(raw, str(place)).model_dump(exclude_defaults=True).items():
+            if key in LISTS:
+                merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
+            elif merged.setdefault(key, value) != value and key not in given:
+                message = f"is {value!r} in {place}, {merged[key]!r} in another; set it on the command line"
+                faults.append(Fault(f"report.{key}", message))
+    if faults:
+        raise ConfigError(faults, "the recipes of these runs")
+    return _parsed({**merged, **given}, "the command line")
+
+
+def _parsed(raw: object, source: str) -> ReportGroup:
+    """The `report` group, the names of its figures checked too."""
+    group = parse_report(raw, source)
+    if faults := figure_faults(group.figures or ()):
+        raise ConfigError(faults, source)
+    return group
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
+
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    notes = list(report.notes)
+    figures = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
+        write_csv(folder / "table.csv", report.tables, report.group.metric)
+        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
+        (folder / "report.md").write_text(document(report, captions(figures), notes))
+    except OSError as error:
+        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
+    return folder / "report.md"

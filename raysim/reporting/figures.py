@@ -1,0 +1,213 @@
+"""Figures of the numbers in the tables: bars, and lines along a number. What they show is in `raysim.reporting.drawing`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from operator import itemgetter
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from raysim.reporting.contents import Report
+from raysim.reporting.panels import DASHES, Style, Styles, band, grid, legend, scale_decreasing, styles_of, wrap, zoom
+from raysim.reporting.published import Label, canonical, number
+from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
+
+#: Name below a group of bars -> row -> cell.
+Groups = Mapping[str, Mapping[str, Cell]]
+
+#: Share of a group's width that its bars fill.
+BARS = 0.84
+
+
+def numeric_label(tables: Sequence[Table]) -> str | None:
+    """The first column label of which some table has two or more values, all of them numbers (or missing)."""
+    for place, name in enumerate(tables[0].names):
+        values = [{column[place] for column in table.columns} - {None} for table in tables]
+        if all(number(value) is not None for value in set.union(*values)) and max(map(len, values)) > 1:
+            return name
+    return None
+
+
+def bars(report: Report) -> Iterator[Figure]:
+    """Mean and deviation of every row: in each column of one table, or of several tables at the smallest alpha."""
+    tables, groups = report.tables, {}
+    if len(tables) == 1:
+        (table,) = tables
+        groups = {heading(table.names, column): table.column_cells(column) for column in table.columns}
+        title = table.title
+    else:
+        name = "alpha" if "alpha" in tables[0].names else numeric_label(tables) or ""
+        smallest = set()
+        for table in tables:
+            labels = {column: dict(zip(table.names, column, strict=True)) for column in table.columns}
+            numbers = {column: number(labels[column].get(name)) for column in table.columns}
+            least = min((value for value in numbers.values() if value is not None), default=None)
+            for column in (column for column in table.columns if numbers[column] == least or least is None):
+                smallest.add(text(labels[column].pop(name, None)))
+                rest: dict[str, Label] = {key: text(value) for key, value in labels[column].items()}
+                groups[describe({**table.labels, **rest})] = table.column_cells(column)
+        title = f"{name} = {', '.join(sorted(smallest))}" if name else ""
+    yield _bars(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
+
+
+def strategies(report: Report) -> Iterator[Figure]:
+    """Bars of the label `granularity` for each data set and model, at the smallest alpha."""
+    cells = [cell for cell in report.cells if "granularity" in cell.labels]
+    if not cells:
+        return
+    alphas = [value for cell in cells if (value := number(cell.labels.get("alpha"))) is not None]
+    groups: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        if not alphas or number(cell.labels.get("alpha")) == min(alphas):
+            rest = {k: v for k, v in cell.labels.items() if k not in ("granularity", "alpha", "method")}
+            groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
+    coarse_first = ("model", "layer", "block")
+    rows = list(dict.fromkeys(row for group in groups.values() for row in group))
+    rows.sort(key=lambda row: [not canonical(row).startswith(name) for name in coarse_first])
+    title = f"alpha = {min(alphas):g}" if alphas else ""
+    yield _bars(groups, styles_of(rows), rows, title=title, axis=report.measure.axis)
+
+
+def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
+    """Groups of bars side by side, the axis cut where zero would hide their differences."""
+    rows = [row for row in order if any(row in group for group in groups.values())]
+    figure, (axes,) = grid(1, width=min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows)))), height=3.2)
+    grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)), single=0.0)
+    cells = [cell for group in groups.values() for cell in group.values()]
+    ends = [cell.mean + sign * (cell.std or 0.0) for cell in cells for sign in (-1, 1)]
+    ends += [c.published.value for c in cells if c.n and c.published and c.published.value is not None]
+    zoom(axes, min(ends), max(ends), name=axis)
+    axes.set_xticks(range(len(groups)), ["\n".join(wrap(part, 18) for part in name.split(" / ")) for name in groups])
+    axes.set_xlim(-0.55, len(groups) - 0.45)
+    axes.set_title(title)
+    legend(figure, [axes])
+    return figure
+
+
+def grouped_bars(
+    axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles, *, edge: float, cap: float, single: float
+) -> None:
+    """Bars side by side in each group, at its index, with their deviations; a diamond is the published mean.
+
+    Args:
+      edge: width of the line around a bar. cap: of the ends of a deviation.
+      single: deviation of one seed: 0 draws the ends alone, NaN nothing.
+    """
+    step = BARS / len(rows)
+    for index, row in enumerate(rows):
+        offset, style = (index - (len(rows) - 1) / 2) * step, styles[row]
+        places = {at + offset: group[row] for at, group in enumerate(groups.values()) if row in group}
+        x, cells = list(places), list(places.values())
+        means = [cell.mean for cell in cells]
+        stds = [single if cell.std is None else cell.std for cell in cells]
+        axes.bar(x, means, step * 0.92, label=row, color=style.colour, hatch=style.hatch, edgecolor="white", lw=edge)
+        axes.errorbar(x, means, stds, fmt="none", ecolor="#777777", elinewidth=1.0, capsize=cap)
+        for at, cell in places.items():
+            if cell.n and cell.published and cell.published.value is not None:
+                value = cell.published.value
+                axes.plot(at, value, "D", markersize=4, color="white", markeredgecolor="black", label="published")
+
+
+def lines(report: Report) -> Iterator[Figure]:
+    """Accuracy as a number decreases (alpha), one panel a table, the deviation shaded."""
+    if name := numeric_label(report.tables):
+        yield _along(report, name, xlabel=name)
+
+
+def imbalance(report: Report) -> Iterator[Figure]:
+    """Accuracy as the class imbalance ratio rho of the validation set decreases; a row without rho is a level line."""
+    name = next((name for name in report.tables[0].names if name.split(".")[-1] in ("rho", "imbalance")), None)
+    if name is not None:
+        xlabel = f"class imbalance ratio {name}"
+        yield _along(report, name, xlabel=xlabel, width=3.6, height=2.8, has_levels=True)
+
+
+def _along(
+    report: Report, name: str, *, xlabel: str, width: float = 3.1, height: float = 2.5, has_levels: bool = False
+) -> Figure:
+    """A panel for each table, in it a line for each row and each combination of the column labels beside `name`.
+
+    Args:
+      has_levels: rows without that label are level lines.
+    """
+    figure, panels = grid(len(report.tables), width=width, height=height)
+    for axes, table in zip(panels, report.tables, strict=True):
+        ticks: set[float] = set()
+        others = tuple(other for other in table.names if other != name)
+        for row in table.rows:
+            style, series = report.styles[row], _series(table, row, name)
+            for index, (rest, points) in enumerate(series.items()):
+                dash = style.dash if len(series) == 1 else DASHES[index % len(DASHES)]
+                label = f"{row}, {heading(others, rest)}" if others else row
+                ticks |= _line(axes, points, replace(style, dash=dash), label=label)
+            for cell in table.row_cells(row).values() if has_levels and not series else ():
+                axes.axhline(cell.mean, color=style.colour, linewidth=style.width, linestyle="--", label=row)
+                if cell.std is not None:
+                    low, high = cell.mean - cell.std, cell.mean + cell.std
+                    axes.axhspan(low, high, color=style.colour, alpha=0.15, linewidth=0)
+        if ticks:
+            scale_decreasing(axes, list(ticks))
+        axes.set(title=wrap(table.title), xlabel=xlabel, ylabel=table.metric.axis)
+    legend(figure, panels)
+    return figure
+
+
+def _series(table: Table, row: str, name: str) -> dict[Column, list[tuple[float, Cell]]]:
+    """The points of a row along a numeric label, ascending, for each combination of the other column labels."""
+    place = table.names.index(name)
+    series: dict[Column, list[tuple[float, Cell]]] = {}
+    for column, cell in table.row_cells(row).items():
+        x = number(column[place])
+        if x is not None:
+            series.setdefault(column[:place] + column[place + 1 :], []).append((x, cell))
+    return {rest: sorted(points, key=itemgetter(0)) for rest, points in series.items()}
+
+
+def _line(
+    axes: Axes, points: Sequence[tuple[float, Cell]], style: Style, *, label: str, shade: str = "", size: float = 4
+) -> set[float]:
+    """A line with its band; returns where it has points.
+
+    Args:
+      shade: colour of the band, by default the line's. size: of the markers.
+    """
+    x, cells = zip(*points, strict=True)
+    means, is_strong = [cell.mean for cell in cells], style.width > 2
+    (line,) = axes.plot(x, means, style.dash, color=style.colour, marker=style.marker, label=label)
+    line.set(markersize=size, linewidth=style.width, zorder=3 + is_strong)
+    band(axes, x, means, [cell.std for cell in cells], shade or style.colour)
+    return set(x)
+
+
+def integration(report: Report) -> Iterator[Figure]:
+    """Base methods dashed, the same with an addition ("FedProx" and "FedProx + FedVG") solid, in the same colour.
+
+    One panel for each table and pair; the base method's deviation is grey.
+    """
+    tables, name = report.tables, numeric_label(report.tables)
+    names = {row: canonical(row) for row in all_rows(tables)}
+    pairs = [(base, joint) for base in names for joint in names if names[joint].startswith(f"{names[base]}+")]
+    if name is None or not pairs:
+        return
+    styles = styles_of([joint for _, joint in pairs])
+    figure, panels = grid(len(tables) * len(pairs), across=len(pairs), width=2.2, height=2.0)
+    for axes, (table, (base, joint)) in zip(panels, product(tables, pairs), strict=True):
+        solid, ticks = replace(styles[joint], dash="-", width=1.5), set()
+        for row, style, shade in ((base, replace(solid, dash="--"), "#555555"), (joint, solid, solid.colour)):
+            for points in _series(table, row, name).values():
+                ticks |= _line(axes, points, style, label=row, shade=shade, size=3.5)
+        if ticks:
+            scale_decreasing(axes, list(ticks))
+            axes.tick_params(axis="x", labelrotation=90)
+            axes.set_xlabel(name)
+        else:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        axes.set_title(base if table is tables[0] else "")
+        is_first = (base, joint) == pairs[0]
+        axes.set_ylabel(wrap(f"{table.title}{' (%)' * table.metric.is_share}", 20) if is_first else "")
+    legend(figure, panels, across=len(pairs) if len(pairs) > 1 else 2)
+    yield figure

@@ -1,0 +1,129 @@
+"""Which number of a run a report is about: its words, its unit, and which side is better."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from raysim.config import nearest
+from raysim.core.errors import DataError
+from raysim.reporting.runs import Run
+from raysim.run_folder import RunFolder
+
+#: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
+WORDS = {
+    "best_accuracy": "best accuracy of the evaluated rounds",
+    "accuracy": "accuracy after the last round",
+    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
+    "accuracy_at_best_validation": "accuracy at the round of the best validation accuracy",
+}
+#: What may stand before a column of progress.csv, `best:server/macro_f1`; without it, its last value counts.
+WAYS = {
+    "best": "best value of {}",
+    "mean_last_10pct": "mean of {} over the last 10 % of the rounds",
+    "last": "last value of {}",
+}
+#: Names of shares, which are told in percent.
+SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|precision|recall")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a run: a key of summary.json, or a column of progress.csv, with or without one of `WAYS` before it.
+
+    Attributes:
+      mode: which values are better, larger or smaller ones.
+    """
+
+    name: str
+    mode: Literal["max", "min"] = "max"
+
+    @property
+    def way(self) -> str:
+        """How the rounds become one number."""
+        way = self.name.partition(":")[0]
+        return way if way in WAYS else "last"
+
+    @property
+    def bare(self) -> str:
+        """The name without its way."""
+        return self.name.removeprefix(f"{self.way}:")
+
+    @property
+    def column(self) -> str:
+        """The column of progress.csv that shows it round by round; `server/accuracy` for a key of summary.json."""
+        return self.bare if "/" in self.bare else "server/accuracy"
+
+    @property
+    def words(self) -> str:
+        return WORDS.get(self.name) or (WAYS[self.way].format(self.bare) if "/" in self.bare else self.name)
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is accuracy on a whole test set, which published accuracies can stand beside."""
+        return self.name in WORDS or bool(re.fullmatch(r"server/accuracy(_(?!domain_)\w+)?", self.bare))
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is told in percent."""
+        return bool(SHARE.search(self.bare.rpartition("/")[2]))
+
+    @property
+    def quantity(self) -> str:
+        return "accuracy" if self.is_accuracy else self.bare
+
+    @property
+    def axis(self) -> str:
+        """What stands beside the axis of a figure."""
+        return f"{self.quantity} (%)" if self.is_share else self.quantity
+
+    @property
+    def digits(self) -> int:
+        return 2 if self.is_share else 4
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.is_share else 1.0
+
+    def score(self, run: Run) -> float | None:
+        """The run's number, in percent if it is a share; None if it recorded none."""
+        value = run.summary.get(self.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.scale * value
+        rounds = by_round(run.folder, self.column) if "/" in self.bare else {}
+        if not rounds:
+            return None
+        number = list(rounds.values())[-1]
+        if self.way == "best":
+            number = max(rounds.values()) if self.mode == "max" else min(rounds.values())
+        elif self.way == "mean_last_10pct":
+            # The same rounds as in summary.json; the last one recorded if none of them was.
+            count = int(run.summary.get("rounds") or run.config.get("rounds") or max(rounds) + 1)
+            late = [value for index, value in rounds.items() if index >= count - max(1, math.ceil(count / 10))]
+            number = float(np.mean(late or number))
+        return self.scale * number
+
+
+def by_round(folder: Path, column: str) -> dict[int, float]:
+    """Round -> value, of every round that recorded a finite one."""
+    rows = [row for row in RunFolder(folder).progress_rows() if row.get(column)]
+    return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
+
+
+def score(run: Run, metric: Metric) -> float:
+    """The run's number.
+
+    Raises:
+      DataError: it recorded none; names what it did record.
+    """
+    number = metric.score(run)
+    if number is None:
+        known = [key for key, value in run.summary.items() if isinstance(value, int | float)]
+        known += [key for key in next(iter(RunFolder(run.folder).progress_rows()), {}) if "/" in key]
+        raise DataError(f"run has no {metric.name}", str(run.folder), nearest(metric.bare, known))
+    return number

@@ -1,0 +1,130 @@
+"""Published numbers: read from configs/papers/published, and found by the labels of a run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from raysim.config import nearest
+from raysim.core.errors import ConfigError, DataError, Fault
+
+FOLDER = Path(__file__).parents[2] / "configs" / "papers" / "published"
+
+#: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
+ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
+
+#: Columns of a file that a cell takes over as they stand, and all of its columns.
+TEXTS = ("paper", "table", "dataset", "model", "method", "metric")
+COLUMNS = (*TEXTS[:5], "setting", "metric", "value", "std")
+
+Label = str | int | float
+
+
+@dataclass(frozen=True)
+class Published:
+    """One cell of a published table. `value` is None where the paper prints "-", or text (then see `text`)."""
+
+    paper: str
+    table: str
+    dataset: str
+    model: str
+    method: str
+    setting: Mapping[str, str]
+    metric: str
+    value: float | None
+    std: float | None
+    text: str
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The labels of a run that this number belongs to."""
+        return {"dataset": self.dataset, "model": self.model, "method": self.method, **self.setting}
+
+    @property
+    def source(self) -> str:
+        return f"{self.paper}, table {self.table}" if self.table[:1] in "A123456789" else f"{self.paper}, {self.table}"
+
+
+def published(name: str) -> list[Published]:
+    """The cells of a published table, in the paper's order.
+
+    Args:
+      name: a file of configs/papers/published without its ending, or the path of a CSV file of the same form.
+    Raises:
+      ConfigError: there is no such table. DataError: the file has another form.
+    """
+    path = Path(name) if name.endswith(".csv") else FOLDER / f"{name}.csv"
+    if not path.is_file():
+        known = sorted(file.stem for file in FOLDER.glob("*.csv"))
+        raise ConfigError([Fault("report.published", f"unknown table {name!r}. {nearest(name, known)}")])
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise DataError(f"no column {', '.join(missing)}", str(path), f"the columns are {','.join(COLUMNS)}")
+        return [
+            Published(
+                **{name: row[name] for name in TEXTS},
+                # Words without a value ("main setting") only describe.
+                setting=dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part),
+                value=number(row["value"]),
+                std=number(row["std"]),
+                text=row["value"] or "-",
+            )
+            for row in reader
+        ]
+
+
+def number(text: object) -> float | None:
+    """The number that a text holds, or None."""
+    try:
+        return float(str(text))
+    except ValueError:
+        return None
+
+
+def is_same(left: object, right: object) -> bool:
+    """Whether two names or values mean the same: numbers by value, texts by letters and digits.
+
+    "CIFAR-10" is "cifar10" and "FedAvg + FedVG" is "fedavg+fedvg", but "FLFA*" is not "FLFA".
+    """
+    one, two = number(left), number(right)
+    if one is not None and two is not None:
+        return abs(one - two) <= 1e-9 * max(abs(one), abs(two))
+    return canonical(left) == canonical(right)
+
+
+def canonical(name: object) -> str:
+    return "".join(letter for letter in str(name).casefold() if letter.isalnum() or letter in "+*")
+
+
+def match(
+    cells: Sequence[Published], labels: Mapping[str, Label], *, metrics: Sequence[str] = ACCURACIES
+) -> Published | None:
+    """The published number of a run's cell, or None.
+
+    A cell matches if dataset, model and method are the same (`is_same`), every key=value of its setting is a label with
+    the same value, and the run has no further label: a run with other settings than the paper's is not the paper's run.
+    A label may be dotted, `partition.alpha` for alpha, if only one label ends so. Of several cells the first counts.
+
+    Args:
+      labels: all labels but the seed.
+      metrics: the kinds of numbers that are looked for.
+    """
+    for cell in cells:
+        if cell.metric not in metrics or len(cell.labels) != len(labels):
+            continue
+        wanted = {_label_of(key, labels): value for key, value in cell.labels.items()}
+        if wanted.keys() == labels.keys() and all(is_same(labels[key], wanted[key]) for key in labels):
+            return cell
+    return None
+
+
+def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
+    if key in labels:
+        return key
+    dotted = [name for name in labels if name.endswith(f".{key}")]
+    return dotted[0] if len(dotted) == 1 else None

@@ -1,0 +1,226 @@
+"""Tables as Markdown, LaTeX, CSV and on the terminal."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.reporting.significance import LEVEL, Comparison, holm
+from raysim.reporting.tables import Cell, Column, Table, heading
+
+if TYPE_CHECKING:
+    from rich.table import Table as Terminal
+
+#: Name of the lines with published numbers; the difference is ours minus theirs.
+PUBLISHED = "published (difference)"
+
+#: Name of the lines with p adjusted for the number of tests.
+HOLM = "Holm-adjusted"
+
+#: Lines that belong to the line above them.
+BELOW = (PUBLISHED, HOLM)
+
+MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+LATEX_SIGNS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "−": "$-$",
+    }
+)
+MARKDOWN_SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_|<>["})
+
+
+@dataclass(frozen=True)
+class Entry:
+    text: str
+    mark: str = ""
+
+
+Line = tuple[str, tuple[Entry, ...]]
+
+
+def lines_of(table: Table) -> list[Line]:
+    """What every form of a table shows: a line per row and, below it, one with the published numbers if there are any.
+
+    The average gains, if there are some, come last.
+    """
+    has_counts = len({cell.n for cell in table.cells.values()}) > 1
+    lines: list[Line] = []
+    for row in table.rows:
+        cells = [table.cells.get((row, column)) for column in table.columns]
+        marks = [table.marks.get((row, column), "") for column in table.columns]
+        texts = [_ours(cell, has_counts, table.metric.digits) for cell in cells]
+        lines.append((row, tuple(map(Entry, texts, marks))))
+        lines += published_line([_theirs(cell) for cell in cells])
+    return lines + _gain_lines(table)
+
+
+def published_line(texts: Sequence[str]) -> list[Line]:
+    """The line with published numbers below another one, in a list; an empty list if there are none."""
+    return [(PUBLISHED, tuple(map(Entry, texts)))] if any(texts) else []
+
+
+def _gain_lines(table: Table) -> list[Line]:
+    if not table.gains:
+        return []
+    gains = [table.gains.get(column) for column in table.columns]
+    pairs = {gain.n for gain in table.gains.values()}
+    name = f"{table.gain_name} ({pairs.pop()} pairs)" if len(pairs) == 1 else table.gain_name
+    texts = [signed(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
+    return [(name, tuple(map(Entry, texts))), *published_line([_theirs(gain, signed) for gain in gains])]
+
+
+def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
+    if cell is None:
+        return "-"
+    return accuracy(cell.mean, cell.std, digits) + (f" (n={cell.n})" if has_count and cell.n else "")
+
+
+def _theirs(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
+    """The published number in a form, by default with its deviation, and the difference to ours."""
+    if cell is None or not cell.n or cell.published is None:
+        return ""
+    value, std = cell.published.value, cell.published.std
+    if value is None or cell.difference is None:
+        return cell.published.text
+    return f"{form(value) if form else accuracy(value, std)} ({signed(cell.difference)})"
+
+
+def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
+    """`58.10 ± 1.20`, or without a deviation `58.10`."""
+    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
+
+
+def signed(points: float, digits: int = 2) -> str:
+    return f"{points:+.{digits}f}".replace("-", "−")
+
+
+def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
+    """A Markdown table; the first column is left-aligned."""
+    rows = [
+        [markdown_text(cell) for cell in header],
+        ["---", *["---:"] * (len(header) - 1)],
+        *(
+            [f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)]
+            for name, entries in lines
+        ),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _marked(entries: Sequence[Entry], forms: Mapping[str, str], escape: Callable[[str], str] = str) -> list[str]:
+    """The texts of a line, the best and the second in a form of their own."""
+    return [forms[entry.mark].format(escape(entry.text)) for entry in entries]
+
+
+def markdown_text(words: str) -> str:
+    """Text with every sign escaped that Markdown takes for markup."""
+    return words.translate(MARKDOWN_SIGNS)
+
+
+def header_of(table: Table, rows: str) -> list[str]:
+    return [rows, *(heading(table.names, c) if table.names else table.metric.quantity for c in table.columns)]
+
+
+def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
+    """One `table` environment for each table; needs the package booktabs."""
+    parts = ["% needs \\usepackage{booktabs}; best bold, second best underlined in each column\n"]
+    for table in tables:
+        columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
+        parts += [
+            "\\begin{table}[t]\n\\centering\n",
+            f"\\caption{{{latex_text(f'{table.title}: {metric}, mean ± standard deviation over seeds{unit}')}}}\n",
+            f"\\begin{{tabular}}{{l{columns}}}\n\\toprule\n",
+            _latex_line([latex_text(cell) for cell in header_of(table, rows)]),
+            "\\midrule\n",
+        ]
+        for name, entries in lines_of(table):
+            cells = _marked(entries, LATEX, latex_text)
+            if name == PUBLISHED:
+                cells = [f"{{\\footnotesize {cell}}}" if cell else "" for cell in cells]
+                parts.append(_latex_line([f"\\quad{{\\footnotesize {name}}}", *cells]))
+            else:
+                parts.append(_latex_line([latex_text(name), *cells]))
+        parts.append("\\bottomrule\n\\end{tabular}\n\\end{table}\n\n")
+    return "".join(parts)
+
+
+def latex_text(words: str) -> str:
+    """Text with every sign that LaTeX takes for a command escaped."""
+    return words.translate(LATEX_SIGNS)
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + " \\\\\n"
+
+
+def terminal(table: Table, rows: str) -> Terminal:
+    from rich.markup import escape
+    from rich.table import Table as Terminal
+
+    shown = Terminal(title=escape(table.title))
+    for index, cell in enumerate(header_of(table, rows)):
+        shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
+    for name, entries in lines_of(table):
+        style = "dim" if name == PUBLISHED else None
+        shown.add_row(f"  {name}" if style else escape(name), *_marked(entries, RICH, escape), style=style)
+    return shown
+
+
+def p_values(comparisons: Sequence[Comparison], names: Sequence[str]) -> tuple[list[str], list[Line]]:
+    """(header, lines) of a table of p: two lines for each pair, a column for each column; below 0.05 is bold.
+
+    The number of pairs that the test used is written if it is not the same everywhere, `=` marks tied differences. The second
+    line holds p adjusted for the number of tests in the whole table.
+    """
+    columns = list(dict.fromkeys(item.column for item in comparisons))
+    has_counts = len({item.result.num_used for item in comparisons}) > 1
+    pairs: dict[str, dict[Column, tuple[Entry, Entry]]] = {}
+    for item, adjusted in zip(comparisons, holm([item.result.p for item in comparisons]), strict=True):
+        ties, count = "=" * item.result.has_ties, f" (n={item.result.num_used})" * has_counts
+        p = Entry(f"{item.result.p:.4f}{ties}{count}", "best" if item.result.is_significant else "")
+        corrected = Entry(f"{adjusted:.4f}", "best" if adjusted < LEVEL else "")
+        pairs.setdefault(f"{item.method} > {item.other}", {})[item.column] = p, corrected
+    lines: list[Line] = []
+    for name, by_column in pairs.items():
+        upper, lower = zip(*(by_column.get(column, (Entry("-"), Entry(""))) for column in columns), strict=True)
+        lines += [(name, upper), (HOLM, lower)]
+    return ["better than", *(heading(names, column) for column in columns)], lines
+
+
+def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:
+    """Long form: a line per cell, shares in percent in full precision, empty where there is no number."""
+    cells = [cell for table in tables for row in table.rows for cell in table.row_cells(row).values()]
+    labels = list(dict.fromkeys(key for cell in cells for key in cell.labels))
+    name = f"{metric}_pct" if tables[0].metric.is_share else metric
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*labels, *_numbers(cells[0], name)])
+        writer.writerows([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+
+
+def _numbers(cell: Cell, metric: str) -> dict[str, object]:
+    """The numbers of a cell by the names that table.csv has for them."""
+    theirs = cell.published
+    return {
+        "metric": metric if cell.n else theirs and theirs.metric,
+        "mean": cell.mean if cell.n else None,
+        "std": cell.std if cell.n else None,
+        "n": cell.n,
+        "published_mean": theirs and theirs.value,
+        "published_std": theirs and theirs.std,
+        "published_source": theirs and theirs.source,
+        "difference": cell.difference,
+    }

@@ -1,0 +1,224 @@
+"""Run directories: listed, read, and labelled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from raysim.config import Config
+from raysim.core.errors import DataError
+from raysim.reporting.names import is_network, is_set
+from raysim.reporting.published import Label
+from raysim.run_folder import MARKS, RunFolder
+
+#: What a YAML or JSON file holds.
+Settings: TypeAlias = Mapping[str, Any]
+
+#: Groups and keys that say where and how a run is made, and not what it is.
+ABOUT = {
+    "name",
+    "storage",
+    "resume",
+    "checkpoint",
+    "resources",
+    "labels",
+    "report",
+    "tune",
+    "scale",
+    "calibrate",
+    "seed",
+}
+#: Groups and keys that tell nothing about what a run is, or have a label of their own.
+SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory. `status` is "finished", or says what it is instead.
+
+    Attributes:
+      claimed: labels of data set and model that the configuration does not bear out; `labels` then names what ran.
+    """
+
+    folder: Path
+    status: str
+    config: Settings
+    summary: Settings
+    environment: Settings
+    labels: Mapping[str, Label]
+    seed: Label
+    claimed: Mapping[str, Label] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status == "finished"
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
+        return {**default_settings(), **flatten(self.config)}
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether one client had all examples: nothing was federated."""
+        return bool(self.settings["partition.scheme"] == "joint")
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """Every run directory at or below the paths, in the order of their names, labelled.
+
+    Raises:
+      DataError: a path that is not there, or without a run below it.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise DataError(f"no folder {path}", mend="give run directories, or folders that hold some")
+        below = sorted(_below(path))
+        if not below:
+            raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
+        folders |= dict.fromkeys(folder.resolve() for folder in below)
+    return label([_read(folder) for folder in folders])
+
+
+def _below(path: Path) -> Iterable[Path]:
+    for folder, inner, files in os.walk(path):
+        inner[:] = [name for name in inner if name not in ("checkpoints", "arrays")]
+        if "config.yaml" in files or not MARKS.keys().isdisjoint(files):
+            yield Path(folder)
+
+
+def _read(folder: Path) -> Run:
+    files = RunFolder(folder)
+    config, summary, environment = map(_mapping, (files.config, files.summary, files.environment))
+    labels = dict(config.get("labels") or {})
+    seed = labels.pop("seed", config.get("seed", 0))
+    return Run(folder, _status(files, config, summary), config, summary, environment, labels, seed)
+
+
+def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
+    if not config:
+        return "damaged: no readable config.yaml"
+    status = files.status
+    if status.name == "completed":
+        if not summary:
+            return "damaged: no readable summary.json"
+        return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
+    if status.name == "failed":
+        return f"failed: {status.message}" if status.message else "failed"
+    return f"unfinished: {len(files.progress_rows())} of {config.get('rounds', '?')} rounds"
+
+
+def _mapping(path: Path) -> Settings:
+    """What a file holds; nothing if it cannot be read."""
+    try:
+        text = path.read_text()
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def label(runs: Sequence[Run]) -> list[Run]:
+    """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
+
+    Settings are named by their dotted keys (`partition.alpha`). Options of a method that differ between runs of the same
+    methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
+
+    Labels of data set and model that the configuration does not bear out give way to what ran: a recipe scaled down to
+    digits is not called CIFAR-10, and no published number stands beside it. Where several were claimed, the label
+    `in place of` keeps them apart.
+    """
+    bare = [run for run in runs if not run.labels and run.config]
+    varying = [key for key in differing([run.settings for run in bare]) if SILENT.isdisjoint((key, key.split(".")[0]))]
+    labelled = []
+    for run in runs:
+        claimed = unfounded(run)
+        labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
+        if not run.labels and run.config:
+            labels |= {key: as_label(run.settings[key]) for key in varying if run.settings.get(key) is not None}
+            alike = [_options(other.config) for other in bare if method_names(other.config) == labels["method"]]
+            options = _options(run.config)
+            differences = ", ".join(f"{key}={options[key]}" for key in differing(alike) if key in options)
+            labels["method"] = f"{labels['method']} ({differences})" if differences else labels["method"]
+        labelled.append(replace(run, labels=labels, claimed=claimed))
+    claims = [" / ".join(map(str, run.claimed.values())) for run in labelled]
+    if len({claim for claim in claims if claim}) > 1:
+        pairs = zip(labelled, claims, strict=True)
+        return [replace(run, labels={**run.labels, "in place of": claim}) if claim else run for run, claim in pairs]
+    return labelled
+
+
+def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
+    """The given labels, below them data set, model and methods as the configuration names them."""
+    return {"dataset": _name(config, "data"), "model": _name(config, "model"), "method": method_names(config), **given}
+
+
+def _name(config: Settings, group: str) -> str:
+    return str((config.get(group) or {}).get("name", "?"))
+
+
+def unfounded(run: Run) -> dict[str, Label]:
+    """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.names`."""
+    labels = {**run.labels, **run.claimed}
+    is_true = {
+        "dataset": is_set(labels.get("dataset"), _name(run.config, "data")),
+        "model": is_network(labels.get("model"), run.config.get("model") or {}),
+    }
+    return {key: labels[key] for key in is_true if key in labels and not is_true[key]}
+
+
+def misnamed(runs: Sequence[Run]) -> list[str]:
+    """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
+
+    So it is with recipes that were scaled down; their results say nothing about published numbers.
+    """
+    ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
+    claims = [(claim, *ran[key], run) for run in runs for key, claim in unfounded(run).items()]
+    return list(dict.fromkeys(f"{claim} ({word} {_name(run.config, group)})" for claim, word, group, run in claims))
+
+
+def method_names(config: Settings) -> str:
+    """The methods in order, `fedprox + fedvg`; fedavg for none."""
+    specs = config.get("methods") or []
+    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
+
+
+def _options(config: Settings) -> Settings:
+    """Options of the methods, as `mu` if only one method is listed, else as `fedprox.mu`."""
+    specs = config.get("methods") or []
+    named = [item for spec in specs if isinstance(spec, dict) for item in spec.items()]
+    prefixed = [(f"{name}." if len(specs) > 1 else "", options or {}) for name, options in named]
+    return {f"{prefix}{key}": value for prefix, options in prefixed for key, value in options.items()}
+
+
+@cache
+def default_settings() -> Settings:
+    """Today's default of every setting, by dotted keys."""
+    return flatten(Config().model_dump(mode="json"))
+
+
+def flatten(config: Settings, prefix: str = "") -> Settings:
+    """A nested mapping by dotted keys."""
+    flat: dict[str, object] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def differing(mappings: Sequence[Settings]) -> list[str]:
+    """Keys that not all mappings have with one value, in order of first appearance."""
+    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
+    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
+
+
+def as_label(value: object) -> Label:
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)

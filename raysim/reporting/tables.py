@@ -1,0 +1,305 @@
+"""Cells of runs that differ in their seed alone, and tables of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+
+from raysim.config import nearest
+from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.reporting.metrics import Metric, score
+from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match, number
+from raysim.reporting.runs import Run
+
+#: Values of the column labels; None where a cell lacks the label.
+Column = tuple[Label | None, ...]
+
+#: The row and the column of a cell.
+Place = tuple[str, Column]
+
+#: What the cells of published tables hold.
+ACCURACY = Metric("accuracy")
+
+#: A sort key of a label's value.
+Rank = tuple[int, bool, float, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
+
+    scores: mostly by seed. A cell of a published table has none, and n = 0.
+    is_joint: whether all its runs trained on all examples together.
+    """
+
+    labels: Mapping[str, Label]
+    mean: float
+    std: float | None
+    scores: Mapping[Label, float]
+    folders: Mapping[Label, Path]
+    published: Published | None = None
+    is_joint: bool = False
+
+    @property
+    def n(self) -> int:
+        return len(self.scores)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published mean."""
+        if self.published is None or self.published.value is None or not self.scores:
+            return None
+        return self.mean - self.published.value
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
+
+    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. A score of such a cell is the
+    difference of a pair of cells, in points. `metric`: what the cells hold.
+    """
+
+    labels: Mapping[str, Label]
+    names: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+    cells: Mapping[Place, Cell]
+    gains: Mapping[Column, Cell] = field(default_factory=dict)
+    gain_name: str = ""
+    metric: Metric = ACCURACY
+
+    def row_cells(self, row: str) -> dict[Column, Cell]:
+        """The cells that a row has, by column."""
+        return {column: self.cells[row, column] for column in self.columns if (row, column) in self.cells}
+
+    def column_cells(self, column: Column) -> dict[str, Cell]:
+        """The cells that a column has, by row."""
+        return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
+
+    def competing(self, column: Column) -> dict[str, Cell]:
+        """The cells of a column that are ranked: all but upper bounds."""
+        return {row: cell for row, cell in self.column_cells(column).items() if row not in self.bounds}
+
+    @property
+    def title(self) -> str:
+        return describe(self.labels)
+
+    @cached_property
+    def bounds(self) -> frozenset[str]:
+        """Rows of joint training alone: upper bounds for the others, if there are others."""
+        competing = {row for (row, _), cell in self.cells.items() if not cell.is_joint}
+        return frozenset(row for row in self.rows if row not in competing) if competing else frozenset()
+
+    @cached_property
+    def marks(self) -> dict[Place, str]:
+        """ "best" or "second" for the cells of a column that print the best mean and the next one.
+
+        Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
+        """
+        marks: dict[Place, str] = {}
+        for column in self.columns:
+            printed = {row: round(cell.mean, self.metric.digits) for row, cell in self.competing(column).items()}
+            ranks = sorted(set(printed.values()), reverse=self.metric.mode == "max")
+            names = dict(zip(ranks, ("best", "second"), strict=False)) if len(printed) > 1 else {}
+            marks |= {(row, column): names[mean] for row, mean in printed.items() if mean in names}
+        return marks
+
+
+def describe(labels: Mapping[str, Label]) -> str:
+    """`CIFAR-10 / ResNet-18, rho = 0.5`: data set and model first, without their names."""
+    named = [text(labels[name]) for name in ("dataset", "model") if name in labels]
+    rest = [f"{key} = {text(value)}" for key, value in labels.items() if key not in ("dataset", "model")]
+    return ", ".join([" / ".join(named)] * bool(named) + rest) or "all runs"
+
+
+def heading(names: Sequence[str], column: Column) -> str:
+    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no rho`."""
+    pairs = zip(names, column, strict=True)
+    return ", ".join(f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or "accuracy"
+
+
+def text(value: Label | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def cells_of(
+    runs: Sequence[Run], metrics: Sequence[tuple[Mapping[str, Label], Metric]], tables: Sequence[Published]
+) -> list[Cell]:
+    """Average the finished runs over their seeds, and find the published number of each cell.
+
+    A run that was made twice (equal parameters at the end) counts once: sweeps that share runs can be reported together.
+
+    Args:
+      metrics: (labels that the metric adds, metric): a cell of each run for each of them.
+    Raises:
+      DataError: two different runs of one setting and seed, or a run without that metric.
+    """
+    settings: dict[frozenset[tuple[str, Label]], dict[Label, Run]] = {}
+    for run in runs:
+        seeds = settings.setdefault(frozenset(run.labels.items()), {})
+        twin = seeds.setdefault(run.seed, run)
+        if twin is not run and not _is_again(run, twin, [metric for _, metric in metrics]):
+            what = f"two different runs of {describe(run.labels)} with seed {run.seed}"
+            mend = "report one of them, or tell them apart by `labels` in their configurations"
+            raise DataError(what, f"{twin.folder} and {run.folder}", mend)
+    return [_cell(seeds, more, metric, tables) for seeds in settings.values() for more, metric in metrics]
+
+
+def _is_again(run: Run, other: Run, metrics: Sequence[Metric]) -> bool:
+    """Whether two runs came to the same parameters and the same numbers."""
+    params = run.summary.get("params_sha256")
+    is_equal = params is not None and params == other.summary.get("params_sha256")
+    return is_equal and all(metric.score(run) == metric.score(other) for metric in metrics)
+
+
+def _cell(seeds: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric, tables: Sequence[Published]) -> Cell:
+    runs = {seed: seeds[seed] for seed in sorted(seeds, key=_ascending)}
+    scores = {seed: score(run, metric) for seed, run in runs.items()}
+    labels = {**next(iter(seeds.values())).labels, **more}
+    folders = {seed: run.folder for seed, run in runs.items()}
+    is_joint = all(run.is_joint for run in runs.values())
+    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint)
+
+
+def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
+    """The cell of some scores."""
+    return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation with ddof 1; no deviation of one value."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def published_cells(tables: Sequence[Published]) -> list[Cell]:
+    """The accuracies of published tables as cells without runs; "-" is left out, and so is a cell told before."""
+    cells: dict[frozenset[tuple[str, Label]], Cell] = {}
+    for row in tables:
+        if row.metric in ACCURACIES and row.value is not None:
+            labels: dict[str, Label] = {
+                key: value if (known := number(value)) is None else known for key, value in row.labels.items()
+            }
+            cells.setdefault(frozenset(labels.items()), Cell(labels, row.value, row.std, {}, {}, row))
+    return list(cells.values())
+
+
+def make_tables(
+    cells: Sequence[Cell],
+    *,
+    rows: str,
+    columns: Sequence[str],
+    first: Sequence[str] = (),
+    last: Sequence[str] = (),
+    order: Sequence[Published] = (),
+    ignore: Sequence[str] = (),
+    metric: Metric = ACCURACY,
+) -> list[Table]:
+    """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
+
+    Args:
+      columns: column labels; if empty, every label that varies besides data set, model and rows.
+      first, last: rows that stand at the ends.
+      order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
+        ascend.
+      ignore: labels that make neither columns nor tables, whatever they hold.
+      metric: what the cells hold.
+    Raises:
+      ConfigError: no cell has such a label. DataError: two cells fall on one place.
+    """
+    known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in ignore))
+    faults = [
+        Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}")
+        for key, names in (("rows", [rows]), ("columns", columns))
+        for name in names
+        if name not in known
+    ]
+    if faults:
+        raise ConfigError(faults, "the report")
+    varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
+    names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
+    apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]
+    groups: dict[tuple[tuple[str, Label], ...], dict[Place, Cell]] = {}
+    for cell in cells:
+        places = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
+        row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
+        if places.setdefault((row, column), cell) is not cell:
+            raise DataError(f"two settings in one cell ({row}, {heading(names, column)})", mend="name more labels")
+    rank = _ranking(order)
+
+    def row_rank(row: str) -> tuple[int, Rank]:
+        at_end = any(is_same(row, name) for name in last) - any(is_same(row, name) for name in first)
+        return at_end, rank(rows, row)
+
+    def column_rank(column: Column) -> list[Rank]:
+        return [rank(name, value) for name, value in zip(names, column, strict=True)]
+
+    tables = [
+        Table(
+            labels=dict(labels),
+            names=names,
+            rows=tuple(sorted({row for row, _ in places}, key=row_rank)),
+            columns=tuple(sorted({column for _, column in places}, key=column_rank)),
+            cells=places,
+            metric=metric,
+        )
+        for labels, places in groups.items()
+    ]
+    return sorted(tables, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
+
+
+def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], Rank]:
+    """A sort key for label values: as published, then numbers, then names."""
+
+    @cache
+    def published_values(name: str) -> list[str]:
+        return list(dict.fromkeys(cell.labels.get(name, "") for cell in order))
+
+    def rank(name: str, value: Label | None) -> Rank:
+        values = published_values(name)
+        place = next((index for index, other in enumerate(values) if is_same(other, value)), len(values))
+        return place, *_ascending(value)
+
+    return rank
+
+
+def _ascending(value: Label | None) -> tuple[bool, float, str]:
+    """A sort key: numbers, then names."""
+    as_number = number(value)
+    return as_number is None, as_number or 0.0, text(value).casefold()
+
+
+def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
+    """The row that a user means by a name, however it is written; None for None.
+
+    Raises:
+      LookupError: there is no such row; its text names the nearest.
+    """
+    rows = all_rows(tables)
+    if name is None or name in rows:
+        return name
+    for row in rows:
+        if is_same(row, name):
+            return row
+    raise LookupError(f"no row {name!r}. {nearest(name, rows)}")
+
+
+def bounds_of(tables: Sequence[Table]) -> set[str]:
+    """Rows that are upper bounds in every table that has them."""
+    return {row for row in all_rows(tables) if all(row in table.bounds for table in tables if row in table.rows)}
+
+
+def all_rows(tables: Sequence[Table]) -> list[str]:
+    """The rows of all tables, in the order of the first table that has them."""
+    return list(dict.fromkeys(row for table in tables for row in table.rows))
+
+
+def all_columns(tables: Sequence[Table]) -> list[Column]:
+    """The columns of all tables, in the order of the first table that has them."""
+    return list(dict.fromkeys(column for table in tables for column in table.columns))

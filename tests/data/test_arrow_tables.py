@@ -1,0 +1,66 @@
+"""Arrow and Parquet files of others and of ours are read back as they were."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysim.core.errors import DataError
+from raysim.data.arrow import describe, in_batches, write_set
+from raysim.data.sources import prepare
+from tests.support.image_sets import pixels, png, prepared, same
+
+
+def test_a_set_of_ours_is_copied_with_all_its_columns(tmp_path):
+    images, labels = pixels(30, 4, 5, 1), np.arange(30) % 3
+    domains, splits = np.arange(30) % 2, np.repeat([0, 1, 2], 10)
+    path = tmp_path / "old.arrow"
+    write_set(path, "old", "abc", in_batches(images, labels, 7, domains=domains, splits=splits), domains=["x", "y"])
+    source, _, _ = prepared("arrow", path, tmp_path / "out", save_as="new")
+    same(source, images, labels, splits, domains)
+    assert (source.info.classes, source.info.domains) == (("a", "b", "c"), ("x", "y"))
+
+
+@pytest.mark.parametrize("encoding", ["tensor", "bytes", "hub"])
+def test_parquet_files_are_read_in_order_of_their_names(encoding, tmp_path):
+    images, labels, files = pixels(9, 6, 7, 3), np.arange(9) % 4, tmp_path / "files"
+    files.mkdir()
+    for name, rows in (("train-00000-of-00002", [0, 1, 2]), ("train-00001-of-00002", [3, 4]), ("test-0", range(5, 9))):
+        rows = list(rows)
+        if encoding == "tensor":
+            column = pa.FixedShapeTensorArray.from_numpy_ndarray(images[rows])
+        elif encoding == "bytes":
+            column = pa.array([png(images[i]) for i in rows])
+        else:
+            column = pa.array([{"bytes": png(images[i]), "path": f"{i}.png"} for i in rows])
+        table = pa.table({"image": column, "label": pa.array(labels[rows])})
+        if encoding == "hub":
+            features = {"label": {"names": ["n", "e", "s", "w"], "_type": "ClassLabel"}}
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        pq.write_table(table, files / f"{name}.parquet")
+    source, _, _ = prepared("parquet", files, tmp_path / "out")
+    order = [5, 6, 7, 8, 0, 1, 2, 3, 4]
+    same(source, images[order], labels[order], [2] * 4 + [0] * 5)
+    assert source.info.classes == (("n", "e", "s", "w") if encoding == "hub" else ("0", "1", "2", "3"))
+
+
+def test_parquet_names_the_row_of_an_unreadable_image_and_a_missing_column(tmp_path):
+    cells = [png(pixels(4, 4, 3)), b"", png(pixels(4, 4, 3))]
+    pq.write_table(pa.table({"image": cells, "label": [0, 1, 0]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"unreadable image .*a.parquet, row 1"):
+        prepare("parquet", tmp_path / "out", tmp_path)
+    pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no column 'label' in .*a.parquet"):
+        prepare("parquet", tmp_path / "out", tmp_path)
+    write_set(tmp_path / "b.arrow", "b", "ab", [(pixels(3, 4, 4, 1), np.array([0, 1, 1]))])
+    described = json.loads(describe(tmp_path / "b.arrow").read_text())
+    describe(tmp_path / "b.arrow").write_text(json.dumps(described | {"classes": ["a"]}))
+    with pytest.raises(DataError, match=r"label 1 outside 0\.\.0 in .*b.arrow, row 1"):
+        prepare("arrow", tmp_path / "out", tmp_path / "b.arrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match=r"not readable .*a.parquet"):
+        prepare("parquet", tmp_path / "out", tmp_path)

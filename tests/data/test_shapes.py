@@ -1,0 +1,51 @@
+"""The drawn shapes: a pure function of seed and index, every class in every style."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raysim.core.errors import DataError
+from raysim.data.reader_api import Options
+from raysim.data.shapes import SHAPES, STYLES, draw, shape_batches
+from raysim.data.sources import prepare
+from tests.support.image_sets import prepared
+
+
+def test_shapes_are_a_pure_function_of_seed_and_index():
+    how = {"size": 16, "seed": 3, "num_domains": 4}
+    whole = draw(np.arange(60), **how)
+    for rows in (1, 7, 60):
+        parts = list(shape_batches(60, rows=rows, **how))
+        for column in range(3):
+            assert (np.concatenate([part[column] for part in parts]) == whole[column]).all()
+    some = np.array([59, 3, 17])
+    assert (draw(some, **how).images == whole.images[some]).all()
+    assert (draw(some, **(how | {"seed": 4})).images != whole.images[some]).mean() > 0.5
+
+
+def test_shapes_have_every_class_in_every_domain(tmp_path):
+    options = Options(count=240, size=12, seed=1, domains=6)
+    source, images, labels = prepared("shapes", None, tmp_path, options=options)
+    assert images.shape == (240, 12, 12, 3)
+    assert (source.info.classes, source.info.domains) == (tuple(SHAPES), STYLES)
+    assert (np.bincount(labels * 6 + source.domains, minlength=60) == 4).all()
+    assert "SYNTHETIC" in source.info.source
+    again, _, _ = prepared("shapes", None, tmp_path, options=options)
+    assert again.info == source.info
+    for wrong in ({"count": 0}, {"size": 4}, {"domains": 7}):
+        with pytest.raises(DataError, match=f"--{next(iter(wrong))} must be"):
+            prepare("shapes", tmp_path, again=True, options=Options(**wrong))
+
+
+def test_shapes_can_be_learned_from_pixels_and_styles_differ():
+    from sklearn.neural_network import MLPClassifier
+
+    train, test = (draw(np.arange(a, b), size=16, seed=0, num_domains=1) for a, b in ((0, 4000), (4000, 5000)))
+    flat = [batch.images.mean(-1).reshape(len(batch.labels), -1) / 255 - 0.4 for batch in (train, test)]
+    model = MLPClassifier((128,), tol=0.02, n_iter_no_change=3, random_state=0).fit(flat[0], train.labels)
+    assert model.score(flat[1], test.labels) > 0.6  # chance: 0.1
+    every = draw(np.arange(600), size=16, seed=0, num_domains=6)
+    spread = [every.images[every.domains == d].astype(float).std(axis=(1, 2)).mean() for d in range(6)]
+    means = [every.images[every.domains == d].mean() for d in range(6)]
+    assert len({(round(a), round(b)) for a, b in zip(spread, means, strict=True)}) == 6

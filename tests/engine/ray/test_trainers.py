@@ -1,0 +1,128 @@
+"""Trainers in a run on Ray: killed, short of memory, without room, and ended with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from raysim.build import make_server, make_trainer
+from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
+from raysim.engine.ray.server import RayServer
+from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
+from raysim.engine.trainer import Trainer
+from tests.support.federations import plan_of, recipe_of, run
+from tests.support.runs import a_plan, quietly, rows_of
+
+
+@pytest.mark.parametrize("norm", ["batch"])
+def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
+    methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
+    expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
+    marker = tmp_path / "killed"
+    killer = {"tests.support.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
+    plan = a_plan(
+        root,
+        tmp_path,
+        [*methods, killer],
+        model={"norm": norm},
+        resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5},
+    )
+    summary = quietly(plan)
+    assert marker.exists()
+    assert int(marker.read_text()) != os.getpid()
+    assert summary["params_sha256"] == expected
+
+
+def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
+    """Without a real GPU the same configuration runs on the CPU, to the same bits."""
+    resources = {"backend": "ray", "trainers": 4, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}
+    methods = ["fedprox", "fedavgm", "fedvg"]
+    summary = quietly(a_plan(root, tmp_path, methods, resources=resources))
+    assert summary["params_sha256"] == run(plan_of(root, methods), root).params_sha256()
+    environment = json.loads((tmp_path / "a" / "env.json").read_text())
+    assert environment["resources"]["gpus_per_trainer"] == 0.25
+    with pytest.raises(ConfigError, match=r"2 GPUs|0\.5 GPUs"):
+        quietly(
+            plan_of(root, methods, name="b", storage=str(tmp_path), resources={**resources, "gpus_per_trainer": 0.5})
+        )
+
+
+def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cluster):
+    methods = ["scaffold", {"fedvg": {"granularity": "block"}}]
+    full = {"tests.support.toys:out_of_memory": {"client": 1, "folder": str(tmp_path), "times": 2}}
+    groups = {"resources": {"backend": "ray", "trainers": 3, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}}
+    groups["cohort"] = {"size": 12}
+    summary = quietly(a_plan(root, tmp_path, [*methods, full], rounds=3, **groups))
+    assert summary["params_sha256"] == run(plan_of(root, methods, rounds=3, cohort={"size": 12}), root).params_sha256()
+    assert len(list(tmp_path.glob("oom-*"))) == 2
+    rows = rows_of(tmp_path / "a")
+    assert [float(row["system/trainers"]) for row in rows] == [3, 1, 1]
+    assert float(rows[0]["system/redone_blocks"]) >= 2
+
+    full["tests.support.toys:out_of_memory"]["times"] = 99
+    with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
+        run(plan_of(root, [full], cohort={"size": 12}), root)
+
+
+def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
+    """Four trainers on one node, one on another; each may use a quarter of its GPU."""
+
+    class Actor:
+        def __init__(self):
+            self.shares = []
+            self.call = SimpleNamespace(remote=lambda function, share: self.shares.append(share))
+
+    ended = []
+    monkeypatch.setattr("raysim.engine.ray.slots.ray.kill", ended.append)
+    slots = TrainerSlots(None, 0, 0.25)
+    actors = [Actor() for _ in range(5)]
+    slots._slots = [TrainerSlot(i, actor, None, "b" if i == 4 else "a") for i, actor in enumerate(actors)]
+    assert [slots.retire(slots[index]) for index in (0, 1, 2, 4)] == [True] * 4
+    assert ended == [actors[0], actors[1], actors[2], actors[4]]
+    assert actors[3].shares == pytest.approx([1 / 3, 1 / 2, 1])
+    assert actors[4].shares == []
+    assert not slots.retire(slots[3])
+    assert slots.ready() == [slots[3]]
+
+
+def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    for device in ("cpu", "cuda"):
+        Trainer.limit_memory(SimpleNamespace(device=device), 4 / 3)
+    assert asked == [1.0]
+
+
+def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
+    def free():
+        return ray_cluster.available_resources().get("CPU", 0)
+
+    before = free()
+    quietly(a_plan(root, tmp_path, resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5}))
+    deadline = time.monotonic() + 60
+    while free() < before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert free() >= before  # an earlier run may still have been giving back its own
+
+
+def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
+    plan = a_plan(root, tmp_path)
+    recipe = recipe_of(plan, root)
+    began = time.monotonic()
+    with pytest.raises(RaysimError, match=r"no room within 2 s for 9 trainers with .*'CPU': 1"):
+        RayServer(
+            partial(make_server, recipe),
+            partial(make_trainer, recipe),
+            num_trainers=9,
+            cpus_per_trainer=1,
+            gpus_per_trainer=0,
+            keeps_memory=False,
+            wait_s=2,
+        )
+    assert time.monotonic() - began < 30

@@ -1,0 +1,237 @@
+"""Metrics of a run: by domain, on clients' own rows, on further test sets, on the validation set, and of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+
+from raysim.build import open_federation, sizes_of
+from raysim.check import check
+from raysim.core.errors import ConfigError
+from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.reader_api import Options
+from raysim.data.shapes import STYLES
+from raysim.data.sources import prepare, set_path
+from raysim.engine.metrics import evaluation
+from raysim.engine.plan import ClientBlock
+from raysim.record import judged
+from raysim.runner import execute
+from raysim.training.evaluate import Score
+from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
+
+NO_FUNCTION = 3
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """A data root with 1,600 shapes of 8 x 8 pixels in four domains, and digits."""
+    folder = tmp_path_factory.mktemp("shapes")
+    prepare("shapes", folder, options=Options(count=1600, size=8))
+    prepare("digits", folder)
+    return folder
+
+
+def predictions_of(server, plan, root, name):
+    """(logits, labels) of the server's model on a held-out set, without the engine's evaluation."""
+    images, labels = open_federation(recipe_of(plan, root)).held_out(name)
+    model = server.pool._trainer.model
+    model.load(server.state, server.counters)
+    model.module.eval()
+    with torch.no_grad():
+        x = torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255
+        return model.module(x).numpy(), labels
+
+
+def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
+    """By classes alone every client here is expected at the mean accuracy, whatever its domain."""
+    groups = {"data": {"name": "shapes"}, "partition": {"scheme": "domain", "num_clients": 4}, "cohort": {"size": 4}}
+    plan = plan_of(shapes, **groups)
+    federation = open_federation(recipe_of(plan, shapes))
+    facts, labels = sizes_of(federation), federation.held_out("test")[1]
+    images = ImageSet(set_path(shapes, "shapes"))
+    domains = images.domains[plan.manifest.test]
+    draws = np.random.default_rng(0).uniform(size=len(labels))
+    hits = draws < np.array([0.9, 0.6, 0.3, 0.0])[domains]
+    score = Score(labels, np.where(hits, labels, (labels + 1) % 10), np.full(len(labels), 0.5, np.float32), 0.0)
+    metrics, _ = evaluation({"test": score}, facts, {})
+    for index, name in enumerate(STYLES[:4]):
+        assert metrics[f"server/accuracy_domain_{name}"] == pytest.approx(hits[domains == index].mean(), abs=1e-12)
+    wanted = []
+    for mine in plan.manifest.clients:  # naively: each training example counts the accuracy of its domain and class
+        cells = zip(images.domains[mine], images.labels[mine], strict=True)
+        wanted.append(np.mean([hits[(domains == d) & (labels == c)].mean() for d, c in cells]))
+    assert max(wanted) - min(wanted) > 0.7
+    assert metrics["clients/expected_accuracy_worst"] == pytest.approx(min(wanted), abs=1e-12)
+    assert metrics["clients/expected_accuracy_mean"] == pytest.approx(np.mean(wanted), abs=1e-12)
+    assert metrics["clients/expected_accuracy_p10"] == pytest.approx(np.quantile(wanted, 0.1), abs=1e-12)
+    assert not any(name.startswith("clients/accuracy") for name in metrics)
+
+
+def test_clients_with_own_test_rows_are_scored_on_them(root):
+    plan = plan_of(root, data={"split_within_clients": True}, partition={"alpha": 0.1, "min_samples": 20})
+    server = run(plan, root, rounds=2)
+    metrics = server.evaluate()
+    logits, labels = predictions_of(server, plan, root, "test")
+    hits, ends = logits.argmax(1) == labels, np.cumsum(plan.manifest.test_sizes)
+    assert ends[-1] == len(hits)
+    own = [part.mean() for part in np.split(hits, ends[:-1])]
+    assert metrics["clients/accuracy_mean"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert metrics["clients/accuracy_worst"] == pytest.approx(min(own), abs=1e-12)
+    assert metrics["clients/accuracy_p10"] == pytest.approx(np.quantile(own, 0.1), abs=1e-12)
+    assert not any("expected" in name for name in metrics)
+
+
+def test_own_test_rows_are_the_clients(root):
+    """What a client has for testing was cut from its own part: its mix of classes, not the set's."""
+    plan = plan_of(root, data={"split_within_clients": True}, partition={"alpha": 0.05, "min_samples": 20})
+    labels = ImageSet(set_path(root, "digits")).labels
+    rows = np.split(plan.manifest.test, np.cumsum(plan.manifest.test_sizes)[:-1])
+    for mine, tested in zip(plan.manifest.clients, rows, strict=True):
+        seen = np.bincount(labels[mine], minlength=10) / len(mine)
+        assert seen[labels[tested]].mean() > 0.3  # at random it would be 0.1
+        assert plan.manifest.spec.within_clients
+
+
+def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
+    groups = {"data": {"split_within_clients": True}, "partition": {"alpha": 0.1, "min_samples": 20}}
+    plan = plan_of(root, ["tests.support.toys:personal_head"], **groups)
+    server = server_on(plan, root)
+    record = server.run_round(0)
+    images, labels = open_federation(recipe_of(plan, root)).held_out("test")
+    fresh = server_on(plan, root)
+    message, trainer, own = fresh._broadcast(0, 0)[0], fresh.pool._trainer, []
+    ends = np.cumsum(plan.manifest.test_sizes)
+    for client in record.clients["client"].tolist():
+        trainer.train(message, [ClientBlock(0, (client,), 1)], [None])
+        trainer.model.module.eval()
+        part = slice(ends[client] - plan.manifest.test_sizes[client], ends[client])
+        with torch.no_grad():
+            x = torch.from_numpy(images[part].copy()).permute(0, 3, 1, 2).float() / 255
+            own.append((trainer.model.module(x).argmax(1).numpy() == labels[part]).mean())
+    assert record.metrics["clients/personal_accuracy_mean"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert record.metrics["clients/personal_accuracy_worst"] == pytest.approx(min(own), abs=1e-12)
+
+
+def test_one_pass_gives_scikit_learns_metrics(root):
+    plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_metrics:top_2"]})
+    server = server_on(plan, root)
+    record = [server.run_round(index) for index in range(plan.num_rounds)][-1]
+    metrics, confusion = record.metrics, record.confusion
+    logits, labels = predictions_of(server, plan, root, "test")
+    chances = torch.from_numpy(logits).double().softmax(1).numpy()
+    assert metrics["server/macro_f1"] == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
+    assert metrics["server/auroc"] == pytest.approx(roc_auc_score(labels, chances, multi_class="ovr"))
+    assert metrics["server/top_2"] == (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
+    assert (confusion == confusion_matrix(labels, logits.argmax(1))).all()
+    assert confusion.trace() == round(metrics["server/accuracy"] * len(labels))
+
+
+def top_2(labels, logits):
+    """A metric of one's own."""
+    assert labels.dtype == np.int64
+    assert logits.dtype == np.float32
+    return (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
+
+
+def test_metrics_do_not_depend_on_the_trainers(root, ray_pools, monkeypatch):
+    monkeypatch.setattr("raysim.engine.scorer.EVALUATION_SLICE", 100)
+    plan = plan_of(root, evaluation={"metrics": ["auroc"]}, rounds=1)
+    servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan)[1:])]
+    found = []
+    for server in servers:
+        metrics = server.run_round(0).metrics
+        found.append({name: value for name, value in metrics.items() if name.startswith(("server/", "clients/"))})
+    assert found[0] == found[1] == found[2]
+    assert {"server/auroc", "server/validation_accuracy", "server/calibration_error"} <= set(found[0])
+
+
+def test_faults_of_metrics_name_the_remedy(root):
+    cases = {
+        "aurok": "Did you mean 'auroc'",
+        "nowhere:function": "cannot import",
+        "tests.engine.test_metrics:NO_FUNCTION": "is no function",
+        "tests.engine.test_metrics:accuracy": "server/accuracy is there already",
+    }
+    for name, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            plan_of(root, evaluation={"metrics": [name]})
+
+
+def accuracy(labels, logits):
+    """A metric with a name that is taken."""
+    return 0.0
+
+
+# --- further test sets ------------------------------------------------------------------------------------------------
+
+
+def test_further_test_sets_are_scored_beside_the_sets_own(root, tmp_path):
+    prepare("digits", tmp_path)
+    digits = ImageSet(set_path(tmp_path, "digits"))
+    images, labels = digits.whole()
+    classes, order = list(digits.info.classes), [3, 1, 7]  # three of the classes, in another order
+    rows = np.flatnonzero(np.isin(labels, order))[:200]
+    theirs = np.array([order.index(label) for label in labels[rows]])
+    write_set(set_path(tmp_path, "some"), "some", [classes[c] for c in order], in_batches(images[rows], theirs))
+    plain = run(plan_of(tmp_path), tmp_path)
+    plan = plan_of(tmp_path, data={"test_sets": ["some"]})
+    server = run(plan, tmp_path)
+    assert server.params_sha256() == plain.params_sha256()
+    metrics = server.evaluate()
+    logits, own = predictions_of(server, plan, tmp_path, "test-some")
+    assert (own == labels[rows]).all()  # in the set's own classes
+    assert metrics["server/accuracy_some"] == (logits.argmax(1) == own).mean()
+    assert metrics["server/accuracy"] == plain.evaluate()["server/accuracy"]
+
+
+def test_faults_of_further_test_sets_name_the_remedy(shapes):
+    for sets, message in (
+        (["digits"], "is tested on already"),
+        (["shapes"], "10 of its classes are not among those of 'digits'"),
+        (["nothing"], "no prepared set 'nothing'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check(raw_config(shapes, data={"name": "digits", "test_sets": sets}), "a test")
+
+
+# --- the validation set -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_chosen_by_its_validation_set(root, tmp_path):
+    raw = raw_config(root, storage=str(tmp_path), name="a", rounds=4)
+    summary = execute(check(raw, "a test"), on_start=lambda *a: None, on_round=lambda r: None)
+    with open(tmp_path / "a" / "progress.csv") as file:
+        header, *lines = [line.rstrip("\n").split(",") for line in file]
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    scores = [(float(row["server/validation_accuracy"]), -int(row["round"])) for row in rows]
+    chosen = -max(scores)[1]
+    assert summary["best_validation_round"] == chosen
+    assert summary["accuracy_at_best_validation"] == float(rows[chosen]["server/accuracy"])
+    assert summary["metrics"]["server/macro_f1"] == float(rows[-1]["server/macro_f1"])
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["best_validation_accuracy"] == max(scores)[0]
+    none = raw_config(root, storage=str(tmp_path), name="b", rounds=1, data={"validation": 0, "root": str(root)})
+    summary = execute(check(none, "a test"), on_start=lambda *a: None, on_round=lambda r: None)
+    assert summary["accuracy_at_best_validation"] is None
+    assert summary["accuracy"] is not None
+
+
+def test_validation_accuracy_is_that_of_the_validation_set(root):
+    plan = plan_of(root)
+    server = run(plan, root)
+    logits, labels = predictions_of(server, plan, root, "validation")
+    assert server.evaluate()["server/validation_accuracy"] == (logits.argmax(1) == labels).mean()
+
+
+def test_the_first_of_several_best_validation_rounds_counts():
+    validation, test = [0.5, 0.7, 0.7, 0.6], [0.1, 0.2, 0.3, 0.4]
+    rows = [
+        {"round": str(i), "server/validation_accuracy": str(v), "server/accuracy": str(t)}
+        for i, (v, t) in enumerate(zip(validation, test, strict=True))
+    ]
+    found = judged(rows, 4)
+    assert (found["accuracy_at_best_validation"], found["best_validation_round"]) == (0.2, 1)
+    assert (found["best_accuracy"], found["accuracy"], found["best_round"]) == (0.4, 0.4, 3)

@@ -1,0 +1,187 @@
+"""LIVAR's formulas by hand, and their property checks and degenerate cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from methods.livar.math import (
+    TABLES,
+    class_variances,
+    layer_coefficients,
+    raw_coefficients,
+    reduced,
+    row_weights,
+    stacked,
+    truncated,
+)
+from tests.twins.livar import ROWS
+
+
+def some_importance(clients=5, layers=8, seed=0):
+    return torch.rand(clients, layers, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def coefficients(importance, active=None, table="released"):
+    active = torch.ones(len(importance), dtype=torch.bool) if active is None else torch.tensor(active)
+    shares = active.double() / active.sum().clamp_min(1)
+    return layer_coefficients(importance, active, shares, table)
+
+
+def test_tables_are_the_published_ones():
+    assert {name: [list(row) for row in table] for name, table in TABLES.items()} == ROWS
+
+
+def test_raw_coefficients_by_hand():
+    importance = torch.tensor([[[0.0, 5.0]], [[1.0, 0.0]], [[2.0, 4.0]], [[3.0, 1.0]], [[4.0, 2.0]]])
+    # I_A quantiles 1 and 2, I_B quantiles 2.8 (0.60) and 4.2 (0.80) with linear interpolation.
+    assert raw_coefficients(importance.double())[:, 0].tolist() == [
+        0.19313978,  # low, high
+        0.03813978,  # mid (equal to the threshold), low
+        0.08813978,  # mid, mid
+        0.03813978,  # high, low
+        0.03813978,
+    ]
+
+
+def test_coefficients_sum_to_one_within_the_tables_ratio():
+    for seed in range(5):
+        table = coefficients(some_importance(seed=seed))
+        assert (table.sum(0) - 1).abs().max() < 1e-12
+        assert table.min() > 0
+        assert (table.amax(0) / table.amin(0)).max() <= 0.19313978 / 0.03813978 + 1e-12
+
+
+def test_coefficients_depend_on_the_order_of_importances_only():
+    importance = some_importance()
+    want = coefficients(importance)
+    assert torch.equal(coefficients(importance * torch.tensor([3.0, 0.01], dtype=torch.float64)), want)
+    # Interpolated thresholds move with the transform, but stay between the same two values.
+    assert torch.equal(coefficients(importance.exp()), want)
+    swapped = coefficients(importance[[1, 0, 2, 3, 4]])
+    assert torch.allclose(swapped[[1, 0, 2, 3, 4]], want, atol=1e-15)
+
+
+def test_raw_coefficients_are_monotone_in_both_bins():
+    for table in TABLES.values():
+        values = torch.tensor(table)
+        assert (values.diff(dim=1) >= 0).all()
+        assert (values.diff(dim=0) <= 0).all()
+
+
+def test_equal_importances_and_one_participant():
+    for value in (0.0, 7.0):
+        equal = torch.full((4, 3, 2), value, dtype=torch.float64)
+        assert (raw_coefficients(equal) == 0.08813978).all()
+        assert torch.allclose(coefficients(equal), torch.full((4, 3), 0.25, dtype=torch.float64), atol=1e-15)
+    assert torch.equal(coefficients(some_importance(1)), torch.ones(1, 8, dtype=torch.float64))
+
+
+def test_identical_clients_get_uniform_coefficients():
+    table = coefficients(some_importance(1).expand(4, -1, -1))
+    assert torch.allclose(table, torch.full((4, 8), 0.25, dtype=torch.float64), atol=1e-15)
+
+
+def test_mostly_zero_importances_leave_nothing_low():
+    importance = some_importance()
+    importance[:4, :, 1] = 0.0
+    assert (raw_coefficients(importance)[:4] > 0.04).all()
+
+
+def test_idle_clients_count_neither_in_quantiles_nor_in_weights():
+    importance = some_importance()
+    table = coefficients(importance, [True, False, True, True, True])
+    assert torch.equal(table[1], torch.zeros(8, dtype=torch.float64))
+    assert torch.equal(table[[0, 2, 3, 4]], coefficients(importance[[0, 2, 3, 4]]))
+    assert torch.equal(coefficients(importance, [False] * 5), torch.zeros(5, 8, dtype=torch.float64))
+
+
+def test_non_finite_importance_gives_shares_for_that_layer():
+    importance = some_importance()
+    importance[2, 3, 0] = math.inf
+    shares = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64)
+    table = layer_coefficients(importance, torch.ones(5, dtype=torch.bool), shares)
+    assert torch.equal(table[:, 3], shares)
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(table[:, others], coefficients(importance[:, others]))
+
+
+def test_reductions_by_hand():
+    grad, moved = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 1.0, 0.25])
+    values = {name: float(reduced(grad, moved, name)) for name in ("abs_of_sum", "signed", "sum_of_abs", "grad_only")}
+    assert values == {"abs_of_sum": 0.75, "signed": -0.75, "sum_of_abs": 3.25, "grad_only": 2.0}
+
+
+def test_class_variances_and_their_degenerate_cases():
+    values = torch.tensor([[1.0, 2.0], [3.0, 2.0], [0.1, 0.7], [0.1, 0.7], [0.1, 0.7], [5.0, 5.0]])
+    got = class_variances(values, torch.tensor([0, 0, 1, 1, 1, 2]), 4)
+    assert got[0] == 1.0  # (2 + 0) / 2
+    assert got[1] == 0.0  # identical features: exactly
+    assert got[2].isnan()  # one example
+    assert got[3].isnan()  # nobody's
+    scaled = class_variances(values * 3, torch.tensor([0, 0, 1, 1, 1, 2]), 4)
+    assert scaled[0] == 9.0
+
+
+def test_row_weights_fall_back_class_by_class():
+    nan = math.nan
+    correct = torch.tensor([[2.0, nan, nan, 0.0, nan], [6.0, nan, nan, 0.0, nan], [nan, nan, nan, nan, nan]]).double()
+    every = torch.tensor([[9.0, 1.0, nan, 0.0, nan], [9.0, nan, nan, nan, nan], [9.0, nan, nan, nan, nan]]).double()
+    counts = torch.tensor([[5.0, 3.0, 1.0, 4.0, 0.0], [5.0, 0.0, 0.0, 1.0, 0.0], [5.0, 1.0, 1.0, 0.0, 0.0]]).double()
+    active = torch.ones(3, dtype=torch.bool)
+    assert row_weights([correct, every, counts], active).T.tolist() == [
+        [0.25, 0.75, 0.0],  # the variances of the holders
+        [1.0, 0.0, 0.0],  # nobody is right: all samples; one holder takes all
+        [0.5, 0.0, 0.5],  # one sample each: counts
+        [0.8, 0.2, 0.0],  # identical features: counts
+        [0.0, 0.0, 0.0],  # nobody has it: the row stays
+    ]
+    idle = row_weights([correct, every, counts], torch.tensor([False, True, True]))
+    assert idle.T.tolist()[0] == [0.0, 1.0, 0.0]
+    assert idle.T.tolist()[2] == [0.0, 0.0, 1.0]
+
+
+def factors(clients, rank, d_in, d_out, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(clients, rank, d_in, dtype=torch.float64, generator=generator)
+    b = torch.randn(clients, d_out, rank, dtype=torch.float64, generator=generator)
+    weights = torch.rand(clients, dtype=torch.float64, generator=generator)
+    return weights / weights.sum(), a, b
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 9, 7), (5, 4, 9, 7), (5, 4, 7, 9)])
+def test_merged_product_and_its_best_approximation(shape):
+    weights, a, b = factors(*shape)
+    dense = sum(w * bk @ ak for w, ak, bk in zip(weights, a, b, strict=True))
+    left, right = stacked(weights, a, b)
+    assert left.shape[1] == min(shape[0] * shape[1], shape[2], shape[3])
+    assert torch.allclose(left @ right, dense, atol=1e-12)
+    gram = sum(
+        weights[i] * weights[j] * ((b[i].T @ b[j]) * (a[i] @ a[j].T)).sum()
+        for i in range(shape[0])
+        for j in range(shape[0])
+    )
+    assert float(dense.square().sum()) == pytest.approx(float(gram))
+    rank = shape[1]
+    new_a, new_b = truncated(left, right, rank)
+    tail = torch.linalg.svdvals(dense)[rank:]
+    assert float((new_b @ new_a - dense).square().sum()) == pytest.approx(float(tail.square().sum()))
+    assert torch.allclose(new_a @ new_a.T, new_b.T @ new_b, atol=1e-10)  # balanced: sqrt(S) on either side
+
+
+def test_one_client_makes_all_ways_agree_and_identical_clients_are_any_of_them():
+    _, a, b = factors(1, 4, 9, 7)
+    product = b[0] @ a[0]
+    new_a, new_b = truncated(*stacked(torch.ones(1, dtype=torch.float64), a, b), 4)
+    assert torch.allclose(new_b @ new_a, product, atol=1e-12)
+    same = torch.full((3,), 1 / 3, dtype=torch.float64)
+    left, right = stacked(same, a.expand(3, -1, -1), b.expand(3, -1, -1))
+    assert torch.allclose(left @ right, product, atol=1e-12)
+
+
+def test_a_product_of_low_rank_is_padded_with_zeros():
+    new_a, new_b = truncated(torch.ones(7, 1, dtype=torch.float64), torch.ones(1, 9, dtype=torch.float64), 4)
+    assert torch.allclose(new_b @ new_a, torch.ones(7, 9, dtype=torch.float64))
+    assert not new_a[1:].any()

@@ -1,0 +1,154 @@
+"""LIVAR's options beside each other (table 4) and beside other methods."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from methods.ccvr import ccvr
+from methods.fisher import fisher
+from methods.livar import livar
+from methods.livar.math import (
+    adapters_of,
+)
+from methods.regmean import regmean
+from raysim.core.errors import ConfigError
+from tests.methods.livar.test_math import some_importance
+from tests.methods.livar.test_method import VARIANTS
+from tests.support.federations import lora_plan, plan_of, server_on
+from tests.twins.livar import FEW, LAYERS
+
+CELLS = {
+    "neither": {"components": "lora", "layers": "examples"},
+    "layers": {"components": "lora"},
+    "head": {"layers": "examples"},
+    "both": {},
+}
+
+
+def scored(options, layout, updates, importance, variances):
+    """layer -> product, and the head, of the model that is scored after a round of these updates (K, num_params)."""
+    method, count = livar(**options), len(updates)
+    server = SimpleNamespace(
+        layout=layout, start=torch.zeros(layout.num_params), num_examples=torch.full((count,), 7),
+        is_active=torch.ones(count, dtype=torch.bool), class_counts=torch.full((count, 10), 3), log=lambda *_: None,
+        report={"importance": importance, "variance": variances, "variance_all": variances},
+        map_updates=lambda f, shared: [f(update, shared) for update in updates],
+    )  # fmt: skip
+    equal = torch.full((count,), 1 / count, dtype=torch.float64)
+    server.weights = method.weigh({leaf.name: equal for leaf in layout.params}, server)
+    tensors = method.evaluation_override({}, server)
+    found = {p.layer: tensors[p.b.name].double() @ tensors[p.a.name].double() for p in adapters_of(layout)}
+    rows = server.weights["head.weight"]
+    rows = rows if rows.dim() == 2 else rows[:, None].expand(-1, 10)
+    heads = [layout.view(update, "head.weight").double() for update in updates]
+    return found | {"head": sum(w[:, None] * h for w, h in zip(rows, heads, strict=True))}
+
+
+def test_table_4_changes_one_thing_at_a_time(root):
+    """Where importances and n_i are equal, and variances too, all four cells score one model."""
+    layout = lora_plan(root).layout
+    generator = torch.Generator().manual_seed(5)
+    updates = torch.randn(3, layout.num_params, generator=generator)
+    equal, even = torch.ones(3, 8, 2, dtype=torch.float64), torch.ones(3, 10, dtype=torch.float64)
+    cells = {name: scored(options, layout, updates, equal, even) for name, options in CELLS.items()}
+    for name, found in cells.items():
+        for key, value in cells["both"].items():
+            assert (found[key] - value).abs().max() < 1e-6 * value.abs().max(), (name, key)
+    unlike = some_importance(3, 8), torch.rand(3, 10, dtype=torch.float64, generator=generator)
+    cells = {name: scored(options, layout, updates, *unlike) for name, options in CELLS.items()}
+    for name, found in cells.items():
+        for key, value in found.items():
+            other = "head" if key == "head" else "layers"
+            assert torch.equal(value, cells["both" if name in (other, "both") else "neither"][key]), (name, key)
+    for key in ("head", LAYERS[0]):
+        assert not torch.allclose(cells["both"][key], cells["neither"][key], rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"components": "head", "table": "paper"}, "livar: table has no effect with components: head; drop it"),
+        ({"components": "head", "layers": "examples", "next": "svd"}, "layers, next have no effect"),
+        ({"components": "lora", "variance": "all"}, "variance has no effect with components: lora"),
+        ({"layers": "examples", "accumulate": "round"}, "accumulate has no effect with layers: examples"),
+    ],
+)
+def test_options_without_effect_warn(options, words):
+    with pytest.warns(UserWarning, match=words):
+        livar(**options)
+
+
+@pytest.mark.parametrize("options", [*VARIANTS.values(), *CELLS.values()])
+def test_options_with_effect_do_not_warn(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        livar(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (ccvr, {"batch_size": 64, "loss": "plain"}, "ccvr: batch_size has no effect with as_in fed-mammoth"),
+        (regmean, {"shrink": 0.1}, "regmean: shrink has"),
+        (fisher, {"kind": "empirical"}, "fisher: kind has"),
+    ],
+)
+def test_options_beside_as_in_warn(make, options, words):
+    with pytest.warns(UserWarning, match=words):
+        make(as_in="fed-mammoth", **options)
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (["livar", "fedvg"], "livar and fedvg both decide weights:"),
+        (["livar", "uniform"], "livar and uniform both decide weights:"),
+        (["livar", "fisher"], "livar and fisher both decide merge"),
+        (["livar", "fedavgm"], "livar and fedavgm both decide server-optimizer"),
+        ([{"livar": {"layers": "examples"}}, "fedvg"], "livar and fedvg both decide weights:"),
+        (["livar", {"livar": {"components": "head"}}], "livar is listed twice"),
+    ],
+)
+def test_what_cannot_run_with_livar_is_refused(methods, words, root):
+    with pytest.raises(ConfigError, match=words):
+        lora_plan(root, methods)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["livar", "ccvr"],
+        ["livar", {"ccvr": {"as_in": "fed-mammoth"}}],
+        ["livar", "fedprox"],
+        [{"livar": {"evaluate": "factors"}}, "fedavgm"],
+        [{"livar": {"components": "head"}}, "fedavgm"],
+    ],
+)
+def test_what_runs_with_livar(methods, root):
+    lora_plan(root, methods)
+
+
+@pytest.mark.parametrize(("options", "scalars"), [({}, 2 * 8 + 2 * 10), ({"variance": "all"}, 2 * 8 + 10)])
+def test_adapters_head_and_a_few_scalars_travel(options, scalars, root):
+    """Up: 4 bytes for each number of adapters and head, 8 for I_A and I_B of 8 layers and variances of 10 classes."""
+    size = 2 * 4 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16)) + 10 * 16 + 10
+    plan = lora_plan(root, [{"livar": options}], cohort={"size": 5}, data=FEW)
+    metrics = server_on(plan, root).run_round(0).metrics
+    assert metrics["comm/up_mb"] == pytest.approx(5 * (4 * size + 8 * scalars) / 1e6, rel=1e-12)
+    assert metrics["comm/down_mb"] == pytest.approx(5 * 4 * size / 1e6, rel=1e-12)
+
+
+def test_livar_needs_adapters_and_its_halves_claim_only_their_part(root):
+    with pytest.raises(ConfigError, match=r"livar needs lora: set model\.lora"):
+        plan_of(root, ["livar"])
+    plan_of(root, [{"livar": {"components": "head"}}])
+    with pytest.raises(ConfigError, match=r"livar needs lora"):
+        plan_of(root, [{"livar": {"components": "head", "variance": "released"}}])
+    assert livar(components="head").claims == {"weights:@head.*"}
+    assert livar(components="lora", evaluate="factors").claims == {"weights:*.lora_[AB].*"}
+    with pytest.raises(ConfigError, match="livar claims weights:head"):
+        lora_plan(root, ["livar", {"tests.support.toys:personal_head": {"head": "head"}}])

@@ -1,0 +1,95 @@
+"""`raysim report` as a command: what it prints and writes, faults, and what starts with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from raysim.__main__ import app, main
+from raysim.reporting.build import make_report, write
+from tests.support.report_runs import fabricate, sweep
+
+MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
+
+
+def test_command_end_to_end(runs, tmp_path):
+    result = CliRunner().invoke(app, ["report", str(runs)])
+    assert result.exit_code == 0, result.output
+    assert "61.00 ± 1.00 (n=3)" in result.output
+    assert "FedVG is best in 2 of 2 columns" in result.output
+    written = {path.relative_to(runs / "report").as_posix() for path in (runs / "report").rglob("*") if path.is_file()}
+    assert written == {
+        "report.md",
+        "table.csv",
+        "table.tex",
+        "figures/bars.png",
+        "figures/lines.png",
+        "figures/curves.png",
+    }
+    words = [
+        "report",
+        str(runs / "FedAvg-0.1-0"),
+        str(runs / "FedVG-0.1-0"),
+        "--out",
+        str(tmp_path / "two"),
+        "--columns",
+        "alpha",
+    ]
+    result = CliRunner().invoke(app, [*words, "--figure", "bars", "--against", "fedvg", "--metric", "accuracy"])
+    assert result.exit_code == 0, result.output
+    assert "accuracy after the last round" in (tmp_path / "two" / "report.md").read_text()
+    assert len(make_report([runs], {}).runs) == 12  # the report's own folder is no run
+
+
+def test_command_on_published_tables_alone(tmp_path):
+    words = ["report", "--published", MAIN[0], "--published", MAIN[1], "--against", "FedVG"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert (
+        "FedVG is significantly better than FedAvg at alpha = 0.05; significantly better than FedAvgM at"
+        in result.output
+    )
+    assert "report:" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "no folder nowhere"),
+        (["."], "no run directory in ."),
+        ([], "give run directories, or --published NAME"),
+        (["small", "--published", "fedvg_table_A33"], "Did you mean 'fedvg_table_A3'"),
+        (["small", "--metric", "best"], "run has no best in"),
+        (["small", "--rows", "metod"], "no run has a label 'metod'. Did you mean 'method'"),
+        (["small", "--columns", "alhpa"], "no run has a label 'alhpa'. Did you mean 'alpha'"),
+        (["small", "--against", "FedVQ"], "report.against: no row 'FedVQ'. Did you mean 'FedVG'"),
+        (["small", "--figure", "pie"], "report.figures"),
+        (["failed"], "none of 1 runs is finished (a failed: client 3 failed"),
+        (["small", "--out", "file/below"], "cannot write the report"),
+    ],
+)
+def test_faults_are_one_message_and_status_2(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "small" in words:
+        sweep(tmp_path / "small", {("FedVG", 0.1): [0.5]}, {"figures": []})
+    if "failed" in words:
+        fabricate(tmp_path / "failed" / "a", 0.5, status="FAILED")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["raysim", "report", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipes_missing_row_is_a_note(tmp_path):
+    root = sweep(tmp_path / "early", {("FedAvg", 0.1): [0.5]}, {"against": "FedVG", "figures": []})
+    assert "no row 'FedVG'" in write(make_report([root], {}), tmp_path / "out").read_text()
+
+
+def test_report_starts_without_torch():
+    code = "import sys, raysim.__main__, raysim.reporting.build, raysim.reporting.document; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

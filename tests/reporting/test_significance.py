@@ -1,0 +1,91 @@
+"""The Wilcoxon test: by hand, against scipy, and the paper's own significance claims."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+
+from raysim.reporting.build import make_report, write
+from raysim.reporting.document import conclusions
+from raysim.reporting.published import published
+from raysim.reporting.significance import wilcoxon_greater
+from tests.support.report_runs import sweep
+
+MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
+
+
+def claims():
+    return {
+        (cell.method.removeprefix("FedVG vs "), float(cell.setting["alpha"]))
+        for cell in published("fedvg_inline")
+        if cell.metric == "fedvg_significantly_better"
+    }
+
+
+def test_wilcoxon_on_the_published_means_reproduces_the_papers_claims():
+    report = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"})
+    assert len(report.by_table) == 6 * 5
+    assert all(item.result.num_pairs == 7 for item in report.by_table)
+    found = {(item.other, item.column[0]) for item in report.by_table if item.result.is_significant}
+    assert found == claims()
+    assert len(found) == 13
+    for baseline in ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic"):
+        reverse = make_report([], {"published": MAIN, "columns": ["alpha"], "against": baseline}).by_table
+        assert not [item for item in reverse if item.other == "FedVG" and item.result.is_significant]
+
+
+def test_published_p_values_equal_scipys_exact_form():
+    tables = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"}).tables
+    for other, column in itertools.product(("FedAvg", "Scaffold", "Elastic"), tables[0].columns):
+        ours = [table.cells["FedVG", column].mean for table in tables]
+        theirs = [table.cells[other, column].mean for table in tables]
+        result = wilcoxon_greater(ours, theirs)
+        if not result.has_ties:
+            assert result.p == pytest.approx(wilcoxon(ours, theirs, alternative="greater", method="exact").pvalue)
+
+
+def test_wilcoxon_by_hand():
+    assert wilcoxon_greater([2, 3, 4, 5, 6], [1, 1, 1, 1, 1]).p == 1 / 32  # the smallest that five pairs can give
+    assert wilcoxon_greater([1, 1], [2, 3]).p == 1.0
+    result = wilcoxon_greater([3, 1, 4], [1, 2, 1])  # ranks 2, -1, 3: W+ = 5, reached by 5 and 6 of 8 patterns
+    assert (result.p, result.statistic) == (2 / 8, 5.0)
+
+
+def test_wilcoxon_drops_equal_pairs_and_shares_ranks_of_ties():
+    result = wilcoxon_greater([1, 2, 3, 4], [1, 1, 2, 5])  # 0, +1, +1, -1: ranks 2, 2, 2; W+ = 4 or more in 4 of 8
+    assert (result.p, result.num_pairs, result.num_used, result.has_ties) == (4 / 8, 4, 3, True)
+    assert result.smallest_p == 1 / 8
+    assert wilcoxon_greater([1.0], [1.0]).p == 1.0
+    assert wilcoxon_greater([80.74, 80.75], [80.37, 80.38]).has_ties  # 0.37 twice, but not in floating point
+    with pytest.raises(ValueError, match="no pairs"):
+        wilcoxon_greater([1], [1, 2])
+
+
+def test_wilcoxon_with_ties_equals_counting_all_signs():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        gaps = rng.integers(-3, 5, 7).astype(float)
+        used = gaps[gaps != 0]
+        sizes = np.abs(used)
+        ranks = np.array([np.mean(np.flatnonzero(np.sort(sizes) == size) + 1) for size in sizes])
+        observed = ranks[used > 0].sum()
+        sums = [ranks[np.array(signs) > 0].sum() for signs in itertools.product((0, 1), repeat=len(used))]
+        expected = np.mean(np.array(sums) >= observed - 1e-9)
+        assert wilcoxon_greater(gaps, np.zeros(7)).p == pytest.approx(expected)
+
+
+def test_over_seeds_pairs_runs_of_the_same_seed(tmp_path):
+    root = sweep(tmp_path / "s", {("FedAvg", 0.1): [0.5] * 5, ("FedVG", 0.1): [0.51, 0.52, 0.53, 0.54, 0.55]})
+    report = make_report([root], {"against": "fedvg", "columns": ["alpha"]})
+    (item,) = report.by_seed["CIFAR-10 / ResNet-18"]
+    assert (item.result.p, item.result.num_pairs, item.result.is_significant) == (1 / 32, 5, True)
+    assert "FedVG is significantly better than FedAvg at alpha = 0.1" in "\n".join(conclusions(report))
+
+
+def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
+    text = write(make_report([runs], {"figures": []}), tmp_path / "out").read_text()
+    assert "fewer than five pairs this test cannot reach" in text
+    assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text

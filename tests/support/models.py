@@ -1,0 +1,59 @@
+"""Models for tests: every name at a small size, their layouts, and batches that fit them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raysim.check import check
+from raysim.core.errors import ConfigError
+from raysim.core.layout import layout_of
+from raysim.core.method import Batch
+from raysim.models import (
+    ModelSpec,
+    build_skeleton,
+    find_architecture,
+    head_of,
+)
+from raysim.training.model import BoundModel
+
+#: Every name, at a size that trains in a moment: (height and width, options). ViT-B/16 is ViT-S/16 with other numbers.
+TINY = {
+    "cnn": (8, {"width": 4, "hidden": 8}),
+    "lenet": (16, {}),
+    "mlp": (8, {}),
+    "univarfl_cnn": (21, {"norm": "group"}),  # biases in front of BatchNorm have no gradient
+    "resnet18": (8, {}),
+    "resnet34": (8, {"norm": "group"}),
+    "resnet50": (8, {"stem": "small"}),
+    "mobilenetv2": (8, {"stem": "small", "width": 0.25, "dropout": 0.0}),
+    "vit": (8, {"dim": 16, "depth": 2}),
+    "vit_s16": (32, {}),
+    "timm:test_vit": (32, {}),
+    "test_resnet": (32, {}),
+}
+
+
+def spec_of(name, size=None, channels=3, classes=10, pretrained=None, **options):
+    return ModelSpec(name, classes, (size or find_architecture(name).size,) * 2 + (channels,), options, pretrained)
+
+
+def layout(spec, blocks="residual"):
+    return layout_of(build_skeleton(spec), head=head_of(spec), blocks=blocks)
+
+
+def bound(module, head, *, channels_last=False):
+    return BoundModel(module, layout_of(module, head=head, channels_last=channels_last), head=head)
+
+
+def batch_of(spec, count=8, seed=0):
+    height, width, channels = spec.input_shape
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(count, channels, height, width, generator=generator)
+    return Batch(images, torch.randint(spec.num_classes, (count,), generator=generator))
+
+
+def faults_of(raw):
+    with pytest.raises(ConfigError) as caught:
+        check(raw, "a test")
+    return {fault.key: fault.message for fault in caught.value.faults}

@@ -1,0 +1,235 @@
+"""Sweeps on Ray Tune: trials that equal runs, placement, restarts, schedulers, lines about progress."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+
+import pytest
+import yaml
+
+from raysim.config import read_config
+from raysim.core.errors import ConfigError, RunExists
+from raysim.tuning.driver import MOST_LINES, _Watch
+from raysim.tuning.outcome import outcome, ranked
+from tests.support.sweeps import (
+    METHODS,
+    a_sweep,
+    digest,
+    digest_of_run,
+    is_all_free,
+    run,
+    start,
+    trial_processes,
+    wait_for,
+    write_sweep,
+)
+
+
+@pytest.mark.slow
+def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
+    space = {"method": METHODS, "local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}
+    sweep = a_sweep(root, tmp_path, space, rounds=2)
+    outcomes, lines = run(sweep)
+    assert {found.status for found in outcomes.values()} == {"completed"}
+    assert len(outcomes) == 8
+    assert len(lines) <= 1 + 8 + MOST_LINES
+    for trial in sweep.trials:
+        folder = sweep.folder / trial.name
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        assert saved["labels"] == {
+            "method": trial.values["method"],
+            "lr": trial.values["local.lr"],
+            "seed": saved["seed"],
+        }
+        assert (folder / "partition.json").is_file()
+    for trial in (sweep.trials[0], sweep.trials[-1]):
+        assert digest(sweep.folder / trial.name) == digest_of_run(trial.raw, tmp_path, trial.name)
+    assert not (sweep.folder / ".tune").exists()
+    assert yaml.safe_load((sweep.folder / "sweep.yaml").read_text())["tune"]["param_space"] == space
+    with open(sweep.folder / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["trial"] for row in rows] == [trial.name for trial in sweep.trials]
+
+    best = ranked(sweep, outcomes)[0]
+    assert outcomes[best.name].score == max(found.score for found in outcomes.values())
+    raw = read_config(sweep.folder / "best.yaml")
+    assert "labels" not in raw
+    assert digest_of_run(raw, tmp_path, "best") == digest(sweep.folder / best.name)
+
+    wait_for(lambda: is_all_free(ray_cluster))
+    before = {path: path.stat().st_mtime_ns for path in sweep.folder.glob("*/*")}
+    again, lines = run(sweep)
+    assert (again, lines) == (outcomes, [])
+    assert before == {path: path.stat().st_mtime_ns for path in sweep.folder.glob("*/*")}
+    with pytest.raises(
+        ConfigError, match=r"rounds: is 3, but finished trial method=FedAvg_lr=0\.1_seed=0 \(and 7 more\) has 2"
+    ):
+        run(a_sweep(root, tmp_path, space, rounds=3))
+    (sweep.folder / "config.yaml").touch()
+    with pytest.raises(RunExists, match="is a run, not a sweep"):
+        run(sweep)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_cluster):
+    """Half of the cluster's CPUs are taken: a trial that sized or placed its pool by the cluster would never start."""
+    resources = {"backend": "ray", "trainers": "auto", "gpus_per_trainer": 0.5, "cpus_per_trainer": 0.5}
+    # Two seeds: trials that differ in their trainers alone would run once.
+    cases = {"auto": {"resources.trainers": "auto"}, "two": {"resources.trainers": 2, "seed": 4}}
+    sweep = a_sweep(root, tmp_path, {"case": {"grid_search": cases}}, {"max_concurrent": 1}, resources=resources)
+    outcomes, _ = run(sweep)
+    assert {found.status for found in outcomes.values()} == {"completed"}, outcomes
+    for trial, trainers in zip(sweep.trials, (1, 2), strict=True):
+        environment = json.loads((sweep.folder / trial.name / "env.json").read_text())
+        assert environment["resources"]["trainers"] == trainers
+        assert environment["resources"]["gpus_per_trainer"] == 0.5
+        expected = digest_of_run({**trial.raw, "resources": {"backend": "serial"}}, tmp_path / trial.name)
+        assert digest(sweep.folder / trial.name) == expected
+    wait_for(lambda: is_all_free(ray_cluster))
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
+    raises = {"tests.support.toys:raises": {"client": 4, "round_index": 1}}
+    space = {"method": {"grid_search": {"good": {"methods": []}, "bad": {"methods": [raises]}}}}
+    sweep = a_sweep(root, tmp_path, space, cohort={"size": 12})
+    outcomes, lines = run(sweep)
+    assert [found.status for found in outcomes.values()] == ["completed", "failed"]
+    assert "client 4 failed in round 1" in outcomes["method=bad"].message
+    assert any("method=bad  failed: client 4" in line for line in lines)
+    assert ranked(sweep, outcomes)[0].name == "method=good"
+    began = (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns
+    outcomes, lines = run(sweep)
+    assert lines[0].startswith("1 of 2 trials to run")
+    assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
+
+
+@pytest.mark.slow
+def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
+    tune = {"scheduler": "asha", "reduction_factor": 2, "grace_rounds": 2, "max_concurrent": 1}
+    tune |= {"metric": "train/loss", "mode": "min"}
+    resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
+    space = {"local.lr": {"grid_search": [0.3, 1e-6]}}
+    sweep = a_sweep(root, tmp_path, space, tune, rounds=4, partition={"alpha": 10.0}, resources=resources)
+    seen = []
+    outcomes, lines = run(sweep, lambda: seen.append(trial_processes(ray_cluster)))
+    assert any("ImplicitFunc" in title for title in seen[-1])
+    assert any("TrainerActor" in title for title in seen[-1])
+    good, bad = (outcomes[trial.name] for trial in sweep.trials)
+    assert (good.status, bad.status) == ("completed", "stopped")
+    assert bad.message.startswith("stopped by asha after round 2 of 4: train/loss 2.")
+    assert lines[-1].endswith(bad.message)
+    folder = sweep.folder / sweep.trials[1].name
+    assert not {"COMPLETED", "FAILED"} & {path.name for path in folder.iterdir()}
+    assert len((folder / "progress.csv").read_text().splitlines()) == 1 + 2
+    assert ranked(sweep, outcomes)[0].name == "lr=0.3"
+    wait_for(lambda: is_all_free(ray_cluster))
+    wait_for(lambda: not trial_processes(ray_cluster))
+    again, lines = run(sweep)
+    assert again == outcomes
+    assert lines == []
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_median_rule_stops_the_trial_that_is_worse_than_the_others_were(root, tmp_path, ray_cluster):
+    tune = {"scheduler": "median", "grace_rounds": 1, "max_concurrent": 1, "metric": "train/loss", "mode": "min"}
+    space = {"local.lr": {"grid_search": [0.3, 0.2, 0.1, 1e-6]}}
+    serial = {"backend": "serial", "cpus_per_trainer": 0.5}
+    sweep = a_sweep(root, tmp_path, space, tune, rounds=4, partition={"alpha": 10.0}, resources=serial)
+    outcomes, _ = run(sweep)
+    assert [outcomes[trial.name].status for trial in sweep.trials] == ["completed"] * 3 + ["stopped"]
+    assert "stopped by median after round" in outcomes["lr=1e-06"].message
+
+
+@pytest.mark.slow
+def test_sweep_killed_half_way_runs_only_what_is_unfinished(root, tmp_path, ray_cluster):
+    path = tmp_path / "killed.yaml"
+    space = {"seed": {"grid_search": [0, 1]}}
+    groups = {"rounds": 25, "checkpoint": {"every_s": 0}, "resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
+    sweep = write_sweep(path, root, tmp_path, "killed", space, **groups)
+    folders = [sweep.folder / trial.name for trial in sweep.trials]
+    process = start(path, ray_cluster)
+    deadline = time.monotonic() + 300
+    while not list(folders[1].glob("checkpoints/round-00000[3-9]")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert [outcome(sweep, trial).status for trial in sweep.trials] == ["completed", "unfinished"]
+    before = {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
+
+    began = time.time()
+    again = start(path, ray_cluster)
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert "1 of 2 trials to run" in output
+    assert "\r" not in output
+    assert before == {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
+    with open(folders[1] / "progress.csv") as file:
+        assert [int(row["round"]) for row in csv.DictReader(file)] == list(range(25))
+    old = [event for event in folders[1].glob("events*") if int(event.name.split(".")[3]) < began]
+    assert len(old) == 1  # it went on where it was, beside what it had written before
+    assert digest(folders[1]) == digest_of_run(sweep.trials[1].raw, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_two_sweeps_at_once_and_100_rounds_in_150_lines(root, tmp_path, ray_cluster):
+    serial = {"resources": {"backend": "serial", "cpus_per_trainer": 0.5}}
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    one = write_sweep(first, root, tmp_path, "first", {"seed": {"grid_search": [0]}}, rounds=100, **serial)
+    two = write_sweep(second, root, tmp_path, "second", {"seed": {"grid_search": [0, 1]}}, **serial)
+    processes = [start(first, ray_cluster), start(second, ray_cluster)]
+    wait_for(lambda: (one.folder / "seed=0").exists(), 300)
+    with pytest.raises(RunExists, match="is running"):
+        run(one)
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    for output in outputs:
+        assert "\r" not in output
+        assert len(output.splitlines()) <= 150
+    for sweep in (one, two):
+        for trial in sweep.trials:
+            assert outcome(sweep, trial).status == "completed"
+    assert digest(two.folder / "seed=1") == digest_of_run(two.trials[1].raw, tmp_path)
+
+
+def test_progress_lines_are_few_however_long_a_sweep_takes(root, tmp_path, monkeypatch):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}})
+    lines, now = [], [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = _Watch(sweep, sweep.trials, lines.append)
+    for _ in range(200_000):
+        now[0] += 1.0
+        watch.on_step_end(0, [])
+    assert 10 < len(lines) <= MOST_LINES
+
+
+def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_cluster):
+    space = {
+        "method": {"grid_search": {"FedAvg": {}, "Joint": {"partition.scheme": "joint"}}},
+        "partition.alpha": {"grid_search": [0.3, 1.0]},
+    }
+    sweep = a_sweep(root, tmp_path, space, rounds=1)
+    same = {trial.name: trial.same_as for trial in sweep.trials if trial.same_as}
+    assert same == {"method=Joint_alpha=1.0": "method=Joint_alpha=0.3"}
+    outcomes, lines = run(sweep)
+    assert "1 only repeat another one" in lines[0]
+    assert {found.status for found in outcomes.values()} == {"completed"}
+    for twin, original in same.items():
+        assert digest(sweep.folder / twin) == digest(sweep.folder / original)
+        assert not list((sweep.folder / twin).glob("events*"))  # it never ran
+        missing = {p.name for p in (sweep.folder / original).iterdir()} - {
+            p.name for p in (sweep.folder / twin).iterdir()
+        }
+        assert {name for name in missing if not name.startswith("events")} == {".lock", "checkpoints"}
+        config = yaml.safe_load((sweep.folder / twin / "config.yaml").read_text())
+        assert (config["labels"]["alpha"], config["partition"]["alpha"]) == (1.0, 1.0)
+    assert run(sweep)[0] == outcomes  # and nothing is left to do

@@ -1,0 +1,53 @@
+"""What became of trials: their scores and their ranks."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+
+from raysim.core.errors import ConfigError
+from raysim.tuning import trial as trial_module
+from raysim.tuning.outcome import Outcome, outcome, ranked
+from tests.support.sweeps import (
+    a_sweep,
+)
+
+
+def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_path, monkeypatch):
+    """By that of the run so far while it runs, by that of the whole run at its end."""
+    tune = {"metric": "accuracy_at_best_validation"}
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, rounds=4)
+    validation, test = [0.5, 0.7, 0.7, 0.6], [0.1, 0.2, 0.3, 0.4]
+    metrics = [
+        {"server/validation_accuracy": v, "server/accuracy": t, "system/round_s": 1.0}
+        for v, t in zip(validation, test, strict=True)
+    ]
+    folder = sweep.folder / sweep.trials[0].name
+    folder.mkdir(parents=True)
+    with open(folder / "progress.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", *metrics[0]])
+        writer.writeheader()
+        writer.writerows({"round": index, **row} for index, row in enumerate(metrics))
+    found = outcome(sweep, sweep.trials[0])
+    assert (found.score, found.best_round) == (0.2, 1)
+    told = []
+    monkeypatch.setattr(trial_module.tune, "report", lambda result: told.append(result["accuracy_at_best_validation"]))
+    reporter = trial_module._Reporter(sweep.base.tune)
+    reporter.num_rounds = 4
+    for index, row in enumerate(metrics):
+        reporter._report(index, row)
+    reporter.finish()
+    assert told == [0.1, 0.2, 0.2, 0.2]
+    with pytest.raises(ConfigError, match=r"tune.metric: .* needs a validation set, and trial seed=0 has none"):
+        a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, tune, data={"root": str(root), "validation": 0})
+
+
+def test_trials_without_a_finite_score_rank_last(root, tmp_path):
+    space = {"seed": {"grid_search": [0, 1, 2]}}
+    for mode, names in (("max", ["seed=2", "seed=1", "seed=0"]), ("min", ["seed=1", "seed=2", "seed=0"])):
+        sweep = a_sweep(root, tmp_path, space, {"mode": mode})
+        scores = dict(zip([trial.name for trial in sweep.trials], (math.nan, 0.25, 0.5), strict=True))
+        outcomes = {name: Outcome("completed", {}, score) for name, score in scores.items()}
+        assert [trial.name for trial in ranked(sweep, outcomes)] == names

@@ -1,0 +1,47 @@
+"""What a trial reserves, and whether the nodes have room for it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raysim.core.errors import ConfigError
+from raysim.tuning.resources import bundles_of, without_room
+from tests.support.sweeps import (
+    a_sweep,
+    run,
+)
+
+
+def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
+    def bundles(gpus, **resources):
+        sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
+        return bundles_of(sweep.trials[0].config, gpus)
+
+    assert bundles(0, backend="serial") == [{"CPU": 1}]
+    assert bundles(4, backend="serial", cpus_per_trainer=0.5) == [{"CPU": 0.5}]
+    assert bundles(0, backend="ray") == [{}, {"CPU": 1}]
+    assert bundles(2, backend="ray") == [{}, {"CPU": 1, "GPU": 0.25}]
+    assert bundles(2, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1, "GPU": 0.5}] * 2]
+    assert bundles(0, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1}] * 2]
+
+
+def test_room_is_judged_node_by_node():
+    two = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 4.0}]
+    assert without_room([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 0.5}], two) is None
+    assert without_room([{"CPU": 1.0, "GPU": 0.6}] * 2, two) == {"CPU": 1.0, "GPU": 0.6}
+    assert without_room([{"CPU": 5.0}], two) == {"CPU": 5.0}
+
+
+def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):
+    began = time.monotonic()
+    space = {"resources.cpus_per_trainer": {"grid_search": [0.5, 64]}}
+    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64\} has no place"):
+        run(a_sweep(root, tmp_path, space))
+    resources = {"backend": "ray", "trainers": 2, "gpus_per_trainer": 1, "cpus_per_trainer": 0.5}
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
+    with pytest.raises(ConfigError, match=r"bundle \{CPU: 0.5, GPU: 1\}, one of 2 of a trial, has no place"):
+        run(sweep)
+    assert time.monotonic() - began < 30
+    assert not list(sweep.folder.glob("*/config.yaml"))
