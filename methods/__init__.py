@@ -20,8 +20,10 @@ from methods.fedrs import fedrs
 from methods.fedsol import fedsol
 from methods.fedvg import fedvg
 from methods.feedback import dfa, fa
+from methods.ffa_lora import ffa_lora
 from methods.fisher import fisher
 from methods.flfa import flfa
+from methods.flora import flora
 from methods.freeze import freeze
 from methods.keep_factors import keep_factors
 from methods.livar import livar
@@ -52,8 +54,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedsol": fedsol,
     "fedvg": fedvg,
     "fedyogi": fedyogi,
+    "ffa_lora": ffa_lora,
     "fisher": fisher,
     "flfa": flfa,
+    "flora": flora,
     "freeze": freeze,
     "keep_factors": keep_factors,
     "livar": livar,

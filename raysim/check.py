@@ -13,7 +13,16 @@ from typing import Any
 
 import torch
 
-from raysim.build import Plan, layout_for, layout_of_model, local_settings, lora_spec, model_spec, uses_channels_last
+from raysim.build import (
+    Plan,
+    cached_skeleton,
+    layout_for,
+    layout_of_model,
+    local_settings,
+    lora_spec,
+    model_spec,
+    uses_channels_last,
+)
 from raysim.config import JOB_VARIABLE, Config, located, parse_config, parse_options
 from raysim.config import nearest as nearest_name
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
@@ -291,8 +300,17 @@ def _fit_of(named: bytes, available: frozenset[str]) -> tuple[Layout, tuple[str,
     specs, spec, channels_last, blocks = pickle.loads(named)
     methods, _ = build_methods(specs)
     layout = layout_of_model(spec, methods, channels_last=channels_last, blocks=blocks)
+    if _has_both_factors(spec, layout):
+        available |= {"lora-factors"}
     found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
     return layout, (*found, *_init_faults(methods, layout))
+
+
+def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:
+    """Whether A and B of every adapter are trained and shared; true without adapters, which is another fault."""
+    factors = [name for name, _ in cached_skeleton(spec).named_parameters() if ".lora_" in name]
+    shared = {leaf.name for leaf in layout.shared}
+    return shared.issuperset(factors)
 
 
 def partition_spec(config: Config) -> PartitionSpec:

@@ -235,7 +235,8 @@ class Method:
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
       needs: "validation-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
-        "client-memory", "lora".
+        "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
+      excludes: hook -> why no other method of the run may have that hook.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
@@ -254,5 +255,6 @@ class Method:
     evaluation_override: Callable[[State, ServerView], Mapping[str, Tensor]] | None = None
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    excludes: Mapping[str, str] = field(default_factory=dict)
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False

@@ -185,6 +185,7 @@ def chain(name: str, *parts: Method) -> Method:
         evaluation_override=where("evaluation_override", override),
         claims=frozenset(claim for part in parts for claim in part.claims),
         needs=stack.needs,
+        excludes={hook: reason for part in parts for hook, reason in part.excludes.items()},
         base_weights=stack.base_weights,
     )
 
@@ -222,6 +223,7 @@ REMEDY = {
     "linear-head": "use a model whose classifier is one linear layer",
     "client-memory": "nothing to do: the engine keeps it",
     "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
+    "lora-factors": "drop the method that freezes A or B of the adapters, or keeps them personal",
 }
 
 
@@ -263,6 +265,12 @@ def conflicts(
                     f"{method.name} claims {claim}, but nothing like it is trained and shared in this run: "
                     f"{_known(claim, resources)}"
                 )
+        for other in methods:
+            hooks = [] if other is method else [hook for hook in method.excludes if getattr(other, hook) is not None]
+            found += [
+                f"{other.name} cannot run beside {method.name} because of its `{hook}`: {method.excludes[hook]}; drop one"
+                for hook in hooks[:1]
+            ]
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
         both = [r for r in resources if _claims(first, r) and _claims(second, r)]
         if both:

@@ -76,6 +76,9 @@ LORA_METHODS = {
     "fedproto": ["fedproto"],
     "fisher": [{"fisher": {"kind": "empirical", "num_examples": 8}}],
     "regmean": ["regmean"],
+    "ffa_lora": ["ffa_lora"],
+    "flora": ["flora"],
+    "flora-fedprox-keep_factors": ["fedprox", "flora", "keep_factors"],
 }
 
 
