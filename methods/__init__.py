@@ -28,6 +28,7 @@ from methods.freeze import freeze
 from methods.keep_factors import keep_factors
 from methods.livar import livar
 from methods.moon import moon
+from methods.personal import personal
 from methods.regmean import regmean
 from methods.scaffold import scaffold
 from methods.uniform import uniform
@@ -62,6 +63,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "keep_factors": keep_factors,
     "livar": livar,
     "moon": moon,
+    "personal": personal,
     "regmean": regmean,
     "scaffold": scaffold,
     "uniform": uniform,

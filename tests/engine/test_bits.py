@@ -56,6 +56,8 @@ METHODS = {
     "fednova": ["fednova"],
     "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
     "toy-personal": ["tests.support.toys:personal_head"],
+    "personal-body": [{"personal": {"layers": ["conv1", "fc1"]}}],
+    "personal-scaffold": [{"personal": {"layers": ["fc1"]}}, "scaffold"],
     "fedproto": [{"fedproto": {"strength": 0.5}}],
     "ccvr": ["ccvr"],
     "ccvr-mammoth": [{"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}],
@@ -78,6 +80,7 @@ LORA_METHODS = {
     "regmean": ["regmean"],
     "ffa_lora": ["ffa_lora"],
     "flora": ["flora"],
+    "personal-ffa_lora": ["personal", "ffa_lora"],
     "flora-fedprox-keep_factors": ["fedprox", "flora", "keep_factors"],
 }
 
