@@ -16,8 +16,8 @@ import torch
 
 from raysim.config import CohortGroup, Config
 from raysim.core.errors import ConfigError
-from raysim.core.layout import Layout, layout_of
-from raysim.core.method import Method
+from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
+from raysim.core.method import Method, Partition
 from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
@@ -163,7 +163,9 @@ def uses_channels_last(config: Config, spec: ModelSpec) -> bool:
 def layout_of_model(spec: ModelSpec, methods: Sequence[Method], *, channels_last: bool, blocks: str) -> Layout:
     skeleton = cached_skeleton(spec)
     head = head_of(spec)
-    partition = Stack(methods).partition((name for name, p in skeleton.named_parameters() if p.requires_grad), head)
+    trained = frozenset(name for name, parameter in skeleton.named_parameters() if parameter.requires_grad)
+    everything = Partition(trained, trained | float_buffers(skeleton).keys(), head, frozenset(norm_names(skeleton)))
+    partition = Stack(methods).partition(everything)
     return layout_of(
         skeleton,
         head=head,

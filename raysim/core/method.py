@@ -67,15 +67,17 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Which parameters are stepped by the client optimiser (trained) and sent and aggregated (shared, a subset).
+    """Which parameters the client optimiser steps (trained) and which tensors are sent and aggregated (shared).
 
-    Trained but not shared parameters are personal: kept in the client's memory between its rounds.
-    `head` is the path of the classifier layer.
+    `shared` begins as all trained parameters and float buffers. Those that a method takes out of it are personal: kept in
+    the client's memory between its rounds. `head` is the path of the classifier layer; `norms` are the names of the
+    parameters and buffers of normalisation layers.
     """
 
     trained: frozenset[str]
     shared: frozenset[str]
     head: str
+    norms: frozenset[str] = frozenset()
 
 
 LossFn = Callable[[Outputs, Batch], Tensor]

@@ -41,20 +41,18 @@ class Stack:
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
         self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
 
-    def partition(self, parameters: Iterable[str], head: str) -> Partition:
-        """The leaves that are trained and shared once every method has had its say (intersection).
+    def partition(self, partition: Partition) -> Partition:
+        """What is trained and shared once every method has had its say (intersection).
 
         Args:
-          parameters: names of the parameters that the model would train.
-          head: path of the classifier layer.
+          partition: of the model without methods.
         """
-        names = frozenset(parameters)
-        partition = Partition(names, names, head)
         for method in self.methods:
             if method.partition is not None:
                 wanted = method.partition(partition)
-                trained = partition.trained & wanted.trained
-                partition = Partition(trained, partition.shared & wanted.shared & trained, head)
+                frozen = partition.trained - wanted.trained
+                shared = (partition.shared & wanted.shared) - frozen
+                partition = replace(partition, trained=partition.trained - frozen, shared=shared)
         return partition
 
     def init(self, params: Tensor, layout: Layout) -> dict[str, State]:
@@ -173,7 +171,7 @@ def chain(name: str, *parts: Method) -> Method:
 
     return Method(
         name,
-        partition=where("partition", lambda partition: stack.partition(partition.trained, partition.head)),
+        partition=where("partition", stack.partition),
         init=where("init", stack.init),
         broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
         forward=wrapping("forward"),

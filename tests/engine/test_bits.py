@@ -57,6 +57,8 @@ METHODS = {
     "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
     "toy-personal": ["tests.support.toys:personal_head"],
     "personal-body": [{"personal": {"layers": ["conv1", "fc1"]}}],
+    "personal-norm": [{"personal": {"layers": "norm"}}],
+    "personal-norm-fedavgm-fl-bench": [{"personal": {"layers": "norm"}}, {"fedavgm": {"as_in": "fl-bench"}}],
     "personal-scaffold": [{"personal": {"layers": ["fc1"]}}, "scaffold"],
     "fedproto": [{"fedproto": {"strength": 0.5}}],
     "ccvr": ["ccvr"],
