@@ -24,12 +24,15 @@ from methods.fedsol import fedsol as fedsol
 from methods.fedvg import fedvg as fedvg
 from methods.feedback import dfa as dfa
 from methods.feedback import fa as fa
+from methods.ffa_lora import ffa_lora as ffa_lora
 from methods.fisher import fisher as fisher
 from methods.flfa import flfa as flfa
+from methods.flora import flora as flora
 from methods.freeze import freeze as freeze
 from methods.keep_factors import keep_factors as keep_factors
 from methods.livar import livar as livar
 from methods.moon import moon as moon
+from methods.personal import personal as personal
 from methods.regmean import regmean as regmean
 from methods.scaffold import scaffold as scaffold
 from methods.uniform import uniform as uniform

@@ -59,7 +59,7 @@ def fedavgm(
         if not as_in:
             step, velocity = stepped(update, state)
             return step, {"velocity": velocity}
-        buffers = {leaf.name: server.weights[leaf.name] for leaf in server.layout.buffers}
+        buffers = {leaf.name: server.weights[leaf.name] for leaf in server.layout.buffers if leaf.is_shared}
         moved = server.total("update", buffers)[server.layout.num_params :].float()
         step, velocity = stepped(torch.cat([update, moved]), state)
         server.move_buffers(step[len(update) :] - moved)

@@ -40,8 +40,7 @@ def fedproto(
         inputs than those whose features it pulls to them.
     Degenerate cases: clients without a step do not count in prototypes.
     Raises:
-      ValueError: strength < 0, as_in with share "nothing"; or, when the run starts, a model without a trained head, or
-        with BatchNorm statistics and share "nothing".
+      ValueError: strength < 0, as_in with share "nothing"; or, when the run starts, a model without a trained head.
     """
     if strength < 0:
         raise ValueError(f"fedproto: strength must be >= 0, got {strength}; 1 is the released code's")
@@ -53,8 +52,6 @@ def fedproto(
         return Partition(part.trained, frozenset(), part.head)
 
     def init(params: Tensor, layout: Layout) -> State:
-        if share == "nothing" and layout.buffers:
-            raise ValueError("fedproto: BatchNorm statistics are always shared; use a model without for share: nothing")
         head = [leaf for leaf in layout.params if leaf.is_head and len(leaf.shape) == 2]
         if not head:
             raise ValueError("fedproto: the head is not trained, so its classes and width are not known; train it")

@@ -18,8 +18,8 @@ def freeze(*, trains_locally: bool = False) -> Method:
     """
 
     def partition(part: Partition) -> Partition:
-        body = frozenset(name for name in part.trained if not name.startswith(f"{part.head}."))
-        return Partition(body, part.shared & body, part.head)
+        head = {name for name in part.trained if name.startswith(f"{part.head}.")}
+        return Partition(part.trained - head, part.shared - head, part.head)
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         return {name: weight for name, weight in weights.items() if not server.layout.by_name[name].is_head}

@@ -24,4 +24,4 @@ def keep_factors() -> Method:
         server.log("num_steps", server.num_steps)
         return update, state
 
-    return Method("keep_factors", server_update=server_update, needs=frozenset({"lora"}))
+    return Method("keep_factors", server_update=server_update, needs=frozenset({"lora", "lora-factors"}))

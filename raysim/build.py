@@ -16,8 +16,8 @@ import torch
 
 from raysim.config import CohortGroup, Config, ModelGroup, method_names
 from raysim.core.errors import ConfigError
-from raysim.core.layout import Layout, layout_of
-from raysim.core.method import Method
+from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
+from raysim.core.method import Method, Partition
 from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
@@ -191,7 +191,9 @@ def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) ->
       ValueError, KeyError: a method's partition of the parameters is impossible.
     """
     skeleton, head = cached_skeleton(replace(spec, pretrained=None)), head_of(spec)
-    partition = Stack(methods).partition((name for name, p in skeleton.named_parameters() if p.requires_grad), head)
+    trained = frozenset(name for name, parameter in skeleton.named_parameters() if parameter.requires_grad)
+    everything = Partition(trained, trained | float_buffers(skeleton).keys(), head, frozenset(norm_names(skeleton)))
+    partition = Stack(methods).partition(everything)
     return layout_of(
         skeleton,
         head=head,

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from raysim.build import Plan, cached_by_value, layout_for, model_spec, spec_of
+from raysim.build import Plan, cached_by_value, cached_skeleton, layout_for, model_spec, spec_of
 from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
 from raysim.core.layout import Layout
@@ -335,12 +335,20 @@ def _fit(
     methods, _ = build_methods(specs)
     try:
         layout = layout_for(model, spec, methods)
+        if _has_both_factors(spec, layout):
+            available = (*available, "lora-factors")
         return layout, (
             *conflicts(methods, resources_of(layout), available, head=head_of(spec)),
             *_init_faults(methods, layout),
         )
     except (ValueError, KeyError) as error:
         return None, (f"do not fit this model ({error})",)
+
+
+def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:
+    """Whether A and B of every adapter are trained and shared; true without adapters, which is another fault."""
+    factors = [name for name, _ in cached_skeleton(spec).named_parameters() if ".lora_" in name]
+    return {leaf.name for leaf in layout.shared}.issuperset(factors)
 
 
 def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:

@@ -168,7 +168,7 @@ def livar(
     claims |= {"merge"} if is_product else set()
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
     claims |= {"server-optimizer"} if is_override else set()
-    needs = {"lora"} if has_lora or variance == "released" else set()
+    needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
     needs |= {"features", "linear-head"} if has_head else set()
     needs |= {"client-memory"} if counts and accumulate == "run" else set()
     return Method(

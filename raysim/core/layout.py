@@ -80,8 +80,8 @@ class Layout:
 
     @cached_property
     def personal(self) -> tuple[Leaf, ...]:
-        """Trained leaves that never leave their client."""
-        return tuple(leaf for leaf in self.params if not leaf.is_shared)
+        """Leaves, trained ones and buffers, that never leave their client."""
+        return tuple(leaf for leaf in self.leaves if not leaf.is_shared)
 
     @property
     def shared_bytes(self) -> int:
@@ -145,17 +145,16 @@ def layout_of(
     Args:
       head: path of the classifier layer; it is a layer block by itself.
       trained: names of the parameters that clients train (all, if None); the others are frozen and not in the vector.
-      shared: names of the trained parameters that are sent (all trained, if None). Buffers are always shared.
+      shared: names of the trained parameters and float buffers that are sent (all, if None).
       channels_last: lay 4-D weights out as (out, height, width, in).
       blocks: "residual", "stage" or "width", see `block_namer`.
     """
-    names = {name for name, _ in module.named_parameters()}
+    names, buffers = {name for name, _ in module.named_parameters()}, float_buffers(module)
     trained = names if trained is None else set(trained)
-    shared = trained if shared is None else set(shared)
-    if unknown := (trained | shared) - names:
+    shared = trained | buffers.keys() if shared is None else set(shared)
+    if unknown := (trained - names) | (shared - names - buffers.keys()):
         raise KeyError(f"layout_of: no such parameters: {sorted(unknown)}; the model has {sorted(names)}")
     block_of = block_namer(module, head=head, blocks=blocks)
-    persistent = _persistent_names(module)
     leaves: list[Leaf] = []
 
     def add(name: str, tensor: Tensor, *, is_buffer: bool) -> None:
@@ -168,7 +167,7 @@ def layout_of(
             block=block_of(name),
             is_buffer=is_buffer,
             is_head=not is_buffer and (layer == head or layer.startswith(head + ".")),
-            is_shared=is_buffer or name in shared,
+            is_shared=name in shared,
             is_channels_last=not is_buffer and channels_last and tensor.dim() == 4,
         )
         leaves.append(leaf)
@@ -176,10 +175,21 @@ def layout_of(
     for name, parameter in module.named_parameters():
         if name in trained:
             add(name, parameter, is_buffer=False)
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and name in persistent:
-            add(name, buffer, is_buffer=True)
+    for name, buffer in buffers.items():
+        add(name, buffer, is_buffer=True)
     return Layout(tuple(leaves))
+
+
+def float_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are part of the state vector: BatchNorm's running statistics."""
+    persistent = _persistent_names(module)
+    return {n: buffer for n, buffer in module.named_buffers() if buffer.is_floating_point() and n in persistent}
+
+
+def norm_names(module: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of normalisation layers: of every class that calls itself some "Norm"."""
+    layers = {path for path, layer in module.named_modules() if any("Norm" in c.__name__ for c in type(layer).__mro__)}
+    return {name for name in module.state_dict(keep_vars=True) if name.rpartition(".")[0] in layers}
 
 
 def _persistent_names(module: nn.Module) -> set[str]:

@@ -74,15 +74,17 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Which parameters are stepped by the client optimiser (trained) and sent and aggregated (shared, a subset).
+    """Which parameters the client optimiser steps (trained) and which tensors are sent and aggregated (shared).
 
-    Trained but not shared parameters are personal: kept in the client's memory between its rounds.
-    `head` is the path of the classifier layer.
+    `shared` begins as all trained parameters and float buffers. Those that a method takes out of it are personal: kept in
+    the client's memory between its rounds. `head` is the path of the classifier layer; `norms` are the names of the
+    parameters and buffers of normalisation layers.
     """
 
     trained: frozenset[str]
     shared: frozenset[str]
     head: str
+    norms: frozenset[str] = frozenset()
 
 
 LossFn = Callable[[Outputs, Batch], Tensor]
@@ -239,7 +241,8 @@ class Method:
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
       needs: "validation-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
-        "client-memory", "lora".
+        "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
+      excludes: hook -> why no other method of the run may have that hook.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
@@ -258,5 +261,6 @@ class Method:
     evaluation_override: Callable[[State, ServerView], Mapping[str, Tensor]] | None = None
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    excludes: Mapping[str, str] = field(default_factory=dict)
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False

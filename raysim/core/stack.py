@@ -44,20 +44,18 @@ class Stack:
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
         self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
 
-    def partition(self, parameters: Iterable[str], head: str) -> Partition:
-        """The leaves that are trained and shared once every method has had its say (intersection).
+    def partition(self, partition: Partition) -> Partition:
+        """What is trained and shared once every method has had its say (intersection).
 
         Args:
-          parameters: names of the parameters that the model would train.
-          head: path of the classifier layer.
+          partition: of the model without methods.
         """
-        names = frozenset(parameters)
-        partition = Partition(names, names, head)
         for method in self.methods:
             if method.partition is not None:
                 wanted = method.partition(partition)
-                trained = partition.trained & wanted.trained
-                partition = Partition(trained, partition.shared & wanted.shared & trained, head)
+                frozen = partition.trained - wanted.trained
+                shared = (partition.shared & wanted.shared) - frozen
+                partition = replace(partition, trained=partition.trained - frozen, shared=shared)
         return partition
 
     def init(self, params: Tensor, layout: Layout) -> dict[str, State]:
@@ -165,7 +163,7 @@ def chain(name: str, *parts: Method) -> Method:
 
     return Method(
         name,
-        partition=where("partition", lambda partition: stack.partition(partition.trained, partition.head)),
+        partition=where("partition", stack.partition),
         init=where("init", stack.init),
         broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
         forward=_one_after_another([(part, part.forward) for part in parts]),
@@ -177,6 +175,7 @@ def chain(name: str, *parts: Method) -> Method:
         evaluation_override=where("evaluation_override", override),
         claims=frozenset(claim for part in parts for claim in part.claims),
         needs=stack.needs,
+        excludes={hook: reason for part in parts for hook, reason in part.excludes.items()},
         base_weights=stack.base_weights,
     )
 
@@ -228,6 +227,7 @@ REMEDY = {
     "linear-head": "use a model whose classifier is one linear layer",
     "client-memory": "nothing to do: the engine keeps it",
     "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
+    "lora-factors": "drop the method that freezes A or B of the adapters, or keeps them personal",
 }
 
 
@@ -260,6 +260,12 @@ def conflicts(
             if not any(_covers(claim, resource) for resource in resources):
                 nothing = f"{method.name} claims {claim}, but nothing like it is trained and shared in this run"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
+        for other in methods:
+            hooks = [] if other is method else [hook for hook in method.excludes if getattr(other, hook) is not None]
+            faults += [
+                f"{other.name} cannot run beside {method.name} because of its `{hook}`: {method.excludes[hook]}; drop one"
+                for hook in hooks[:1]
+            ]
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
         faults += _clashes(first, second, resources)
     return faults

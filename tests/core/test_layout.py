@@ -101,3 +101,18 @@ def test_frozen_and_unknown_leaves():
     assert model.params.numel() == 10
     with pytest.raises(KeyError, match="nothing"):
         layout_of(module, head="1", trained={"nothing"})
+
+
+def test_buffers_are_shared_unless_left_out():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    names = {name for name, _ in module.named_parameters()}
+    whole = layout_of(module, head="2")
+    assert whole.shared == whole.leaves
+    assert whole.personal == ()
+    layout = layout_of(module, head="2", shared=names - {"0.bias"} | {"1.running_var"})
+    assert [leaf.name for leaf in layout.personal] == ["0.bias", "1.running_mean"]
+    assert layout.shared_bytes == 4 * (layout.num_state - 4)
+    vector = layout.zero_personal_(torch.ones(layout.num_params))
+    assert float(vector.sum()) == layout.num_params - 2
+    with pytest.raises(KeyError, match="nothing"):
+        layout_of(module, head="2", shared={"nothing"})

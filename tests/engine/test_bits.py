@@ -56,6 +56,10 @@ METHODS = {
     "fednova": ["fednova"],
     "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
     "toy-personal": ["tests.support.toys:personal_head"],
+    "personal-body": [{"personal": {"layers": ["conv1", "fc1"]}}],
+    "personal-norm": [{"personal": {"layers": "norm"}}],
+    "personal-norm-fedavgm-fl-bench": [{"personal": {"layers": "norm"}}, {"fedavgm": {"as_in": "fl-bench"}}],
+    "personal-scaffold": [{"personal": {"layers": ["fc1"]}}, "scaffold"],
     "fedproto": [{"fedproto": {"strength": 0.5}}],
     "ccvr": ["ccvr"],
     "ccvr-mammoth": [{"ccvr": {"as_in": "fed-mammoth", "epochs": 1}}],
@@ -76,6 +80,10 @@ LORA_METHODS = {
     "fedproto": ["fedproto"],
     "fisher": [{"fisher": {"kind": "empirical", "num_examples": 8}}],
     "regmean": ["regmean"],
+    "ffa_lora": ["ffa_lora"],
+    "flora": ["flora"],
+    "personal-ffa_lora": ["personal", "ffa_lora"],
+    "flora-fedprox-keep_factors": ["fedprox", "flora", "keep_factors"],
 }
 
 

@@ -1,0 +1,162 @@
+"""FLoRA: the clients' adapters are stacked, so that their weighted sum is exact, and merged into the frozen weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.livar.math import adapters_of, stacked, truncated
+from methods.livar.method import factors_of
+from methods.moments import one_thread
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
+
+#: Subspace iteration of `nearest_factors`: columns beyond the rank, and passes over the matrix.
+EXTRA_COLUMNS, NUM_PASSES = 8, 2
+
+AFTER_TRAINING = "after its steps a client's model is seen without what was merged into its frozen weights"
+EXCLUDES = {
+    "report": AFTER_TRAINING,
+    "forward": "it computes every adapted layer with the merged weights itself",
+    "broadcast": "A is drawn anew and B is zero at the start of each round, so nothing sent about earlier ones fits them",
+}
+
+
+def flora() -> Method:
+    """Adds sum_k p_k B_k A_k of every round to the frozen weights; clients begin each round with fresh adapters.
+
+    FLoRA, Wang et al. 2024 (NeurIPS, arXiv:2409.05976). With stacked factors, B = [B_1 ... B_K], A = [p_1 A_1; ...; p_K A_K],
+        Delta W += B A = sum_k p_k B_k A_k    (exactly; FedAvg of both factors has cross terms B_i A_j),
+    p_k = n_k / sum n, and W + (alpha / rank) Delta W takes the place of W from then on. In every round A is drawn anew
+    (Kaiming-uniform, one draw for all clients, from the seed and the round) and B is zero. The head is averaged.
+
+    What travels: up A, B and the head, as with FedAvg; down B, A, the head and Delta W, dense, [d_out, d_in] a layer, once
+    there is one. The paper sends the stacked factors of one round, K r (d_in + d_out) numbers a layer, to clients that all took
+    part in the rounds before; here clients are sampled, and one that comes anew needs the sum of all rounds.
+    What is scored is W + (alpha / rank) Delta W, exactly. The frozen weights have no place in the global parameters: these, and
+    so `model.safetensors`, hold W as it began, the head, and as A and B the nearest factors of Delta W of that rank
+    (randomised subspace iteration, Halko et al. 2011). `flora/kept_share` is the share of ||Delta W||^2 that they keep; where it
+    is 1 the file is the model. Adapters in a file of `model.pretrained` count as merged from the start.
+    Degenerate cases: one client with one round gives that client's model. Clients without a step get weight 0; if nobody
+    took one, Delta W stays.
+    Refused beside it, with the reason: methods that look at a client's model after its steps, or that carry what concerns
+    A and B over from round to round.
+    Raises:
+      ValueError: when the run is checked, adapters of layers that are not linear, or personal layers.
+    """
+
+    def init(params: Tensor, layout: Layout) -> State:
+        _check(layout)
+        merged, fresh = {}, torch.full_like(params, torch.nan)
+        values, starts = layout.views(params), layout.views(fresh)
+        for pair in adapters_of(layout):
+            a, b = values[pair.a.name], values[pair.b.name]
+            if bool(b.any()):
+                merged[pair.layer] = b @ a
+            starts[pair.a.name].copy_(a)
+            starts[pair.b.name].zero_()
+        return {"merged": merged, "fresh": fresh}
+
+    def broadcast(message: Message, state: State) -> Message:
+        start = torch.where(state["fresh"].isnan(), message.params, state["fresh"])
+        return Message(start, {"merged": state["merged"]})
+
+    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
+        merged: Mapping[str, Tensor] = client.message["merged"]
+        return ops | {f"{layer}.base_layer": _merged_op(client, layer, matrix) for layer, matrix in merged.items()}
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        merged: dict[str, Tensor] = dict(state["merged"])
+        fresh, update = state["fresh"].clone(), update.clone()
+        starts, moved = server.layout.views(fresh), server.layout.views(update)
+        begun, current = server.layout.views(server.start), server.layout.views(server.params)
+        kept, total = 0.0, 0.0
+        for pair, a, b in factors_of(server) if bool(server.is_active.any()) else ():
+            weights = server.weights[pair.b.name]
+            assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
+            left, right = stacked(weights, a, b)
+            merged[pair.layer] = (left @ right + merged.get(pair.layer, 0.0)).float()
+        for pair in adapters_of(server.layout):
+            a, b = current[pair.a.name], current[pair.b.name]
+            if pair.layer in merged:
+                matrix = merged[pair.layer].double()
+                a, b = nearest_factors(matrix, pair.a.shape[0], server.generator)
+                kept, total = kept + float((b @ a).square().sum()), total + float(matrix.square().sum())
+            moved[pair.a.name].copy_(a - begun[pair.a.name])
+            moved[pair.b.name].copy_(b - begun[pair.b.name])
+            nn.init.kaiming_uniform_(starts[pair.a.name], a=math.sqrt(5), generator=server.generator)  # as peft does
+        server.log("kept_share", kept / total if total else 1.0)
+        return update, {"merged": merged, "fresh": fresh}
+
+    def on_one_thread(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        with one_thread():
+            return server_update(update, state, server)
+
+    def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for pair in adapters_of(server.layout):
+            if pair.layer in state["merged"]:
+                matrix = state["merged"][pair.layer]
+                eye = torch.eye(min(matrix.shape))
+                left, right = (matrix, eye) if matrix.shape[1] <= matrix.shape[0] else (eye, matrix)
+                tensors |= {pair.a.name: right, pair.b.name: left}
+        return tensors
+
+    return Method(
+        "flora",
+        init=init,
+        broadcast=broadcast,
+        forward=forward,
+        server_update=on_one_thread,
+        evaluation_override=evaluation_override,
+        claims=frozenset({"weights:*.lora_[AB].*", "merge", "broadcast-point", "server-optimizer"}),
+        needs=frozenset({"lora", "lora-factors"}),
+        excludes=EXCLUDES,
+    )
+
+
+def nearest_factors(matrix: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """a (rank, d_in) and b (d_out, rank) whose product is nearly the best approximation of a matrix.
+
+    Halko, Martinsson, Tropp 2011, algorithm 4.4: a random subspace, turned towards the leading singular vectors. Exact,
+    up to rounding, where the rank of the matrix is at most `rank` + EXTRA_COLUMNS.
+
+    Args:
+      matrix: (d_out, d_in) float64.
+    """
+    columns = min(rank + EXTRA_COLUMNS, *matrix.shape)
+    basis = torch.randn(matrix.shape[1], columns, dtype=matrix.dtype, generator=generator)
+    for _ in range(NUM_PASSES):
+        basis = torch.linalg.qr(matrix @ basis).Q
+        basis = torch.linalg.qr(matrix.T @ basis).Q
+    basis = torch.linalg.qr(matrix @ basis).Q
+    return truncated(basis, basis.T @ matrix, rank)
+
+
+def _merged_op(client: ClientView, layer: str, matrix: Tensor) -> LayerOp:
+    """The frozen part of an adapted layer with what was merged into its weight."""
+    module = client.model.module.get_submodule(layer)
+    scaling = cast(dict[str, float], module.scaling)["default"]
+    weight = cast(Tensor, cast(nn.Module, module.base_layer).weight) + scaling * matrix
+
+    def op(base: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(x, weight, cast(Tensor | None, base.bias))
+
+    return op
+
+
+def _check(layout: Layout) -> None:
+    """Raise ValueError where the stacked product has no meaning."""
+    if layout.personal:
+        raise ValueError(
+            f"flora: {layout.personal[0].name} is personal, and personal models are scored without what was merged; "
+            "share all layers"
+        )
+    for pair in adapters_of(layout):
+        if len(pair.a.shape) != 2:
+            raise ValueError(f"flora: {pair.layer} is no linear layer; leave it out of model.lora.targets")

@@ -1,0 +1,75 @@
+"""Personal layers: trained by every client for itself and never averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from raysim.core.method import Method, Partition
+
+
+def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> Method:
+    """Keeps layers at their clients: each client goes on from its own values, whatever round it was last chosen in.
+
+    A client that is chosen for the first time begins with the initial values of the seed. Its own values are client memory:
+    they do not travel in either direction, and checkpoints hold them.
+
+    Args:
+      layers: "all": every client trains alone, for nothing is shared (local-only training). "head": FedPer (Arivazhagan
+        et al. 2019, arXiv:1912.00818), a common body and a classifier of one's own. "norm": FedBN (Li et al. 2021, ICLR,
+        arXiv:2102.07623), all normalisation layers, BatchNorm's running statistics with them. Or shell patterns of the paths of
+        tensors, layers or blocks: ["conv1", "conv2"] of a small network is LG-FedAvg (Liang et al. 2020, arXiv:2001.01523),
+        representations of one's own below a common rest; ["*.lora_B"] shares A alone.
+    `clients/personal_accuracy_*`, on test rows of the clients' own, or `clients/expected_personal_accuracy_*`, on the test set by
+    each client's mix of classes and domains, are the numbers of these methods. They score, for the clients of the round
+    only, the whole model of a client as its local steps left it: its own layers and the shared ones as it trained them,
+    before these are averaged. `server/*` and `clients/accuracy_*` score the global model, in which personal layers are as they
+    began, and so they are in `model.safetensors`: with "all" that model never moves.
+    BatchNorm's statistics go with its weights, in "all" and for patterns that match the layer as well. Its number of batches,
+    which only a cumulative average (momentum None) uses, stays the largest of the cohort.
+    Degenerate cases: a client without a step keeps what it had. A method that decides the weights of personal layers
+    alone, such as `fedvg` beside "all", is refused.
+    Raises:
+      ValueError: when the run is checked, a pattern that nothing trained matches, or "norm" in a network without such layers.
+    """
+
+    def partition(part: Partition) -> Partition:
+        names = part.trained | part.shared
+        if layers == "norm":
+            own = names & part.norms
+            if not own:
+                raise ValueError(
+                    "personal: the model has no normalisation layers; set model.norm, or name other layers"
+                )
+        else:
+            patterns = layers if isinstance(layers, list) else {"all": ["*"], "head": [part.head]}[layers]
+            own = _matching(patterns, names)
+        return Partition(part.trained, part.shared - own, part.head)
+
+    return Method("personal", partition=partition, needs=frozenset({"client-memory"}))
+
+
+def _matching(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """The names that a pattern matches, whole or up to one of their dots.
+
+    Raises:
+      ValueError: a pattern matches nothing.
+    """
+    names, found = list(names), frozenset[str]()
+    for pattern in patterns:
+        matches = frozenset(name for name in names if any(fnmatchcase(path, pattern) for path in _paths(name)))
+        if not matches:
+            layers = sorted({name.rpartition(".")[0] for name in names})
+            raise ValueError(
+                f"personal: {pattern!r} matches no layer that is trained; there are {', '.join(layers[:8])}"
+                f"{' ...' if len(layers) > 8 else ''}"
+            )
+        found |= matches
+    return found
+
+
+def _paths(name: str) -> list[str]:
+    """a.b.c -> a, a.b, a.b.c."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
