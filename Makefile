@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-cpu-default test-cpu-avx2 test-cpus test-cluster test-gpu lint bench clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-cluster test-gpu lint bench clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ test: setup
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it.
 NUMERIC := tests/core tests/methods tests/training tests/models/test_lora.py
+
+# What to run while writing: lint, types, and the tests that neither start Ray nor take long.
+check: lint
+	$(BIN)/python -m pytest -n 2 -m 'not ray and not slow and not cluster'
 
 test-cpu-default: setup
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 $(NUMERIC)

@@ -10,6 +10,17 @@ import pytest
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
+#: Fixtures that start Ray.
+RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts Ray, for `make check`, which leaves it out."""
+    for item in items:
+        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("ray")
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory) -> Path:
     """A data root with the bundled digits."""

@@ -39,6 +39,7 @@ def faults_of(raw):
     return {fault.key: fault.message for fault in caught.value.faults}
 
 
+@pytest.mark.slow
 def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     raw = raw_config(root, ["fedporx", {"fedvg": {"granularity": "laier", "epps": 1}}, "uniform"])
     raw["local"] |= {"lr": 0, "momentu": 0.9}
@@ -193,6 +194,7 @@ def test_print_config_round_trips(root):
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))  # those of papers and studies: test_recipes.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_shipped_config_passes_its_checks(path, root):
     check(read_config(path, [f"data.root={root}"]), str(path))

@@ -27,6 +27,7 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_each_partition_of_a_sweep_is_drawn_once_with_its_validation_set(root, tmp_path):
     space = {
         "method": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}},

@@ -18,9 +18,12 @@ from raysim.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
 
+pytestmark = pytest.mark.ray
+
 PROJECT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("raised", "number"), [(KeyboardInterrupt, signal.SIGINT), (SystemExit, signal.SIGTERM)])
 def test_signal_before_the_first_round_is_no_failure(raised, number, root, tmp_path):
     def start(*_):
@@ -35,6 +38,7 @@ def test_signal_before_the_first_round_is_no_failure(raised, number, root, tmp_p
     assert (tmp_path / "a" / "COMPLETED").exists()
 
 
+@pytest.mark.slow
 def test_run_goes_on_where_its_data_were_moved(root, tmp_path):
     def stop(record):
         if record.round_index == 1:

@@ -179,6 +179,7 @@ def test_dashboard_findings():
     assert f"the dashboard at http://127.0.0.1:{port} does not answer" in line
 
 
+@pytest.mark.slow
 def test_cluster_that_does_not_answer_is_one_line(tmp_path):
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "raysim", "doctor", "--address", f"127.0.0.1:{port}", "--storage", str(tmp_path)]

@@ -195,6 +195,7 @@ def test_empty_class_folder_and_empty_tree_are_named(tmp_path):
         prepare("folder", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_decoding_in_parallel_or_on_ray_data_gives_the_same_bytes(tmp_path, monkeypatch, ray_cluster):
     from raysim.data.pipeline import map_with_ray_data
 

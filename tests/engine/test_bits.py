@@ -96,6 +96,7 @@ def serial_digest(name, norm, root):
     return run(plan_of(root, METHODS[name], model={"norm": norm}), root).params_sha256()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_any_number_of_trainers_gives_the_same_bits(name, norm, root, ray_pools):
     plan = plan_of(root, METHODS[name], model={"norm": norm})
@@ -104,6 +105,7 @@ def test_any_number_of_trainers_gives_the_same_bits(name, norm, root, ray_pools)
     assert serial_digest(name, norm, root) != run(plan, root, rounds=0).params_sha256()  # something was learned at all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LORA_METHODS)
 def test_adapters_give_the_same_bits_and_scores_on_any_number_of_trainers(name, root, ray_pools):
     plan = lora_plan(root, LORA_METHODS[name], data={"test": 0.7}, rounds=2, cohort={"size": 5})

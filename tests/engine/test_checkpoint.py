@@ -58,6 +58,7 @@ def start(path, *overrides):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "number"), [("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
 def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
     raw = write_config(tmp_path / "run.yaml", root, tmp_path, backend)

@@ -201,6 +201,7 @@ def test_faults_of_further_test_sets_name_the_remedy(shapes):
 # --- the validation set -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_chosen_by_its_validation_set(root, tmp_path):
     raw = raw_config(root, storage=str(tmp_path), name="a", rounds=4)
     summary = execute(check(raw, "a test"), on_start=lambda *a: None, on_round=lambda r: None)

@@ -46,6 +46,7 @@ def test_dropped_out_clients_are_drawn_per_round_and_client():
     assert len(reporting(clients[:3], 0.9999, seed=1, round_index=0)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [[], ["fedvg"]])
 def test_stragglers_and_dropouts_give_the_same_bits_on_ray(methods, root, ray_pools):
     cohort = {"size": 7, "stragglers": 0.6, "straggler_work": 0.3, "dropout": 0.3}

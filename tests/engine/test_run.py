@@ -93,6 +93,7 @@ def test_finished_run_is_never_overwritten(root, tmp_path):
     assert (tmp_path / "a" / "summary.json").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["serial", "ray"])
 def test_client_that_raises_ends_the_run_with_its_facts(backend, root, tmp_path, ray_cluster):
     plan = a_plan(
@@ -113,6 +114,7 @@ def test_client_that_raises_ends_the_run_with_its_facts(backend, root, tmp_path,
     assert ray_cluster.is_initialized()  # a Ray that the run did not start is left alone
 
 
+@pytest.mark.slow
 def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
     poison = [{"tests.support.toys:poison": {"client": 5}}]
     groups = {"cohort": {"size": 12}}
@@ -174,6 +176,7 @@ def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
         assert "local.lr" in {info.name for info in infos}
 
 
+@pytest.mark.slow
 def test_three_hundred_clients_on_shapes(tmp_path):
     prepare("shapes", tmp_path, options=Options(count=6000, size=16, domains=2))
     plan = plan_of(

@@ -22,6 +22,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("case", CASES)
 def test_method_matches_reference_after_3_rounds(case, norm, root):
@@ -36,6 +37,7 @@ def test_method_matches_reference_after_3_rounds(case, norm, root):
     assert_same_state(server, naive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bn", ["none", "batch"])
 @pytest.mark.parametrize("granularity", ["model", "layer", "block"])
 @pytest.mark.parametrize("norm", ["l1", "l2", "spectral", "update"])

@@ -59,6 +59,7 @@ def compare(plan, naive, root, rounds):
     assert_same_state(server, naive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("case", CASES)
 def test_baseline_matches_reference_after_3_rounds(case, norm, root):
@@ -67,6 +68,7 @@ def test_baseline_matches_reference_after_3_rounds(case, norm, root):
     compare(plan, twin(plan, **options), root, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_baseline_matches_reference_where_clients_take_no_step(case, root):
     """With BatchNorm a client of one example takes no step."""
@@ -97,6 +99,7 @@ BASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["model", "layer"])
 @pytest.mark.parametrize("base", BASES)
 def test_fedvg_replaces_the_weights_of_each_base_in_either_order(base, granularity, root):

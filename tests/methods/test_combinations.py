@@ -33,6 +33,7 @@ def alone(root):
     return {name: digest(root, methods) for name, methods in HOSTS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS)
 def test_flfa_combines_with_its_hosts(host, alone, root):
     combined = digest(root, [*HOSTS[host], FLFA])
@@ -41,6 +42,7 @@ def test_flfa_combines_with_its_hosts(host, alone, root):
     assert len(set(alone.values())) == len(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partner", ["fedprox", "fedvg", "flfa", "fedrs"])
 def test_univarfl_combines_with(partner, root):
     other = FLFA if partner == "flfa" else partner
@@ -48,6 +50,7 @@ def test_univarfl_combines_with(partner, root):
     assert combined not in (digest(root, [other]), digest(root, ["univarfl"]), digest(root, []))
 
 
+@pytest.mark.slow
 def test_all_of_them_at_once(root):
     methods = ["fedrs", "univarfl", "moon", "fedsol", "fedprox", "fedacg", FLFA, "fedvg"]
     found = digest(root, methods)

@@ -244,6 +244,7 @@ def test_it_measures_when_asked(root):
     assert [r.round_index for r in records if "diagnostics.singular_values" in r.arrays] == [5]
 
 
+@pytest.mark.slow
 def test_any_number_of_trainers_measures_the_same(root, ray_pools, monkeypatch):
     monkeypatch.setattr(engine, "EVALUATION_SLICE", 60)
     plan = plan_of(root, ["diagnostics"], model=BATCH_NORM)

@@ -12,6 +12,7 @@ from raysim.core.method import Message
 from tests.support.federations import plan_of, run, server_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_without_momentum_and_pull_it_is_fedavg_with_uniform_weights(norm, root):
     groups = {"model": {"norm": norm}}

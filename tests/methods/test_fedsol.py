@@ -34,6 +34,7 @@ def client_of(model, start):
     return SimpleNamespace(model=model, layout=model.layout, start=start[:size], start_state=start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_without_perturbation_it_is_fedavg(norm, root):
     groups = {"model": {"norm": norm}}

@@ -76,6 +76,7 @@ def test_parts_claim_their_weights_alone():
     assert "both decide weights:fc.weight, weights:fc.bias" in found("all", "head")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize(("components", "leaves"), [("head", "adapters"), ("lora", "head")])
 def test_fedvg_and_livar_share_one_model(components, leaves, order, root):

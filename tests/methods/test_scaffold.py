@@ -172,6 +172,7 @@ def test_personal_leaves_have_no_control(root):
     assert float(server.layout.view(server.method_state["scaffold"]["control"], "fc2.weight").norm()) == 0
 
 
+@pytest.mark.slow
 def test_control_i_survives_rounds_and_restarts(root, tmp_path):
     """Stopped by a failure in round 2 and resumed in new objects: parameters and variates are those of an unbroken run."""
 

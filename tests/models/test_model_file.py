@@ -32,6 +32,7 @@ def scored(module, images):
         return module.eval()(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{"name": "cnn", "width": 4, "hidden": 16, "norm": "batch"}, PLAIN_VIT])
 def test_file_holds_the_global_model_and_starts_another_run(model, root, tmp_path):
     plan = plan_of(root, model=model, storage=str(tmp_path), name="first", **FEW)
@@ -66,6 +67,7 @@ def test_file_of_a_run_without_adapters_is_the_backbone_of_one_with_adapters(roo
     assert torch.equal(fewer["blocks.1.mlp.fc2.base_layer.weight"], values["blocks.1.mlp.fc2.weight"])
 
 
+@pytest.mark.slow
 def test_file_of_a_run_with_adapters_holds_base_and_adapters_and_goes_on(root, tmp_path):
     methods = [{"livar": {"evaluate": "factors"}}]
     plan = lora_plan(root, methods, storage=str(tmp_path), name="first", **FEW)

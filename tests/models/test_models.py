@@ -16,6 +16,7 @@ from tests.support.federations import raw_config
 from tests.support.models import TINY, batch_of, faults_of, spec_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TINY if name not in ("resnet34", "resnet50")])
 def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
     options = TINY[name][1]

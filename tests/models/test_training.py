@@ -25,6 +25,7 @@ from tests.support.federations import plan_of, run
 from tests.support.models import TINY, batch_of, bound, spec_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", TINY)
 def test_two_steps_change_every_leaf(name, channels):

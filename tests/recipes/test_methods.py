@@ -108,6 +108,7 @@ def test_figure_3_is_measured_in_every_round():
 FEDVG_AS_RELEASED = sorted({path.stem for path in (PAPERS / "fedvg").glob("*.yaml")} - {"base", "figure_8"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEDVG_AS_RELEASED)
 def test_fedvg_is_scored_as_released(name):
     seen = 0

@@ -59,6 +59,7 @@ def rows_of(name):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_trial_of_a_recipe_is_sound(path):
     trials = trials_of(path)
@@ -117,6 +118,7 @@ def run_scaled(path, trial, root, folder):
     return execute(check(raw, trial.name), on_start=lambda *_: None, on_round=records.append), records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "trial"), SCALED, ids=[f"{p.stem}-{t.name}" for p, t in SCALED])
 def test_recipe_runs_scaled_down(path, trial, root, sweeps):
     summary, records = run_scaled(path, trial, root, sweeps / f"{path.parent.name}_{path.stem}")
@@ -138,6 +140,7 @@ SHRUNK = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_recipe_reports_on_its_scaled_sweep(path, root, sweeps, tmp_path):
     folder = sweeps / f"{path.parent.name}_{path.stem}"
@@ -290,6 +293,7 @@ def test_calibrations_have_the_stated_settings():
         assert path.stem == "calibration" or config.name == f"livar_{path.stem}"
 
 
+@pytest.mark.slow
 def test_calibration_runs_scaled_down(root, tmp_path):
     path = PAPERS / "livar" / "calibration.yaml"
     raw = scaled(read_config(path), str(path))

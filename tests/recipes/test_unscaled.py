@@ -45,6 +45,7 @@ def pretrained(stubs, tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_unscaled_trial_can_start(path, stubs, pretrained):
     raw = read_config(path)
@@ -109,6 +110,7 @@ def cells_met(path, name):
     return met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
 def test_every_printed_cell_has_its_run(name):
     recipes = [path for path, claimed in CLAIMS if claimed == name]
@@ -117,6 +119,7 @@ def test_every_printed_cell_has_its_run(name):
     assert not [cell for cell in PRINTED[name] if id(cell) not in met], [path.stem for path in recipes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "name"), CLAIMS, ids=lambda p: f"{p.parent.name}/{p.stem}" if isinstance(p, Path) else p
 )

@@ -105,6 +105,7 @@ def test_another_network_does_not(model, net):
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_run_of_a_recipe_is_another_experiment_and_every_scaled_one_is(path):
     runs = runs_of(path)
@@ -116,6 +117,7 @@ def test_no_run_of_a_recipe_is_another_experiment_and_every_scaled_one_is(path):
     assert all(run.labels["dataset"] == run.config["data"]["name"] for run in label(scaled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for path in RECIPES if tables_of(path)], ids=lambda p: f"{p.parent.name}/{p.stem}"
 )

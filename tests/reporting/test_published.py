@@ -79,6 +79,7 @@ def test_shipped_recipes_ask_for_reports_that_can_be_made(path):
     assert not figure_faults(group.figures or ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["table_A3", "table_A4", "table_A7", "table_A8", "figure_6", "figure_8"])
 def test_every_trial_of_a_recipe_finds_its_published_cell(name):
     path = FOLDER.parent / "fedvg" / f"{name}.yaml"

@@ -50,6 +50,7 @@ def test_steps_are_those_of_autocast_on_the_plain_module():
 NAMES = ["fedavg", "scaffold", "fedvg-block", "flfa", "dfa", "moon", "fedsol", "fisher", "ccvr"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_method_runs_in_bfloat16_near_its_float32_run(name, root):
     start, single = (run(plan_of(root, METHODS[name]), root, rounds=count).params for count in (0, 2))
@@ -59,12 +60,14 @@ def test_method_runs_in_bfloat16_near_its_float32_run(name, root):
     assert 0 < float((half - single).norm() / (single - start).norm()) < 0.25
 
 
+@pytest.mark.slow
 def test_livar_with_adapters_runs_in_bfloat16_near_its_float32_run(root):
     start, single = (run(lora_plan(root, LORA_METHODS["livar"]), root, rounds=count).params for count in (0, 2))
     half = run(lora_plan(root, LORA_METHODS["livar"], local=LOCAL), root, rounds=2).params
     assert 0 < float((half - single).norm() / (single - start).norm()) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "flfa", "regmean"])
 def test_any_number_of_trainers_gives_the_same_bits_in_bfloat16(name, root, ray_pools):
     plan = plan_of(root, METHODS[name], local=LOCAL)

@@ -27,6 +27,8 @@ from tests.support.sweeps import (
     write_sweep,
 )
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.mark.slow
 def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
@@ -212,6 +214,7 @@ def test_progress_lines_are_few_however_long_a_sweep_takes(root, tmp_path, monke
     assert 10 < len(lines) <= MOST_LINES
 
 
+@pytest.mark.slow
 def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_cluster):
     space = {
         "method": {"grid_search": {"FedAvg": {}, "Joint": {"partition.scheme": "joint"}}},

@@ -19,7 +19,10 @@ from raysim.engine.trainer import Trainer
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.runs import a_plan, quietly, rows_of
 
+pytestmark = pytest.mark.ray
 
+
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch"])
 def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
     methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
@@ -39,6 +42,7 @@ def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_clu
     assert summary["params_sha256"] == expected
 
 
+@pytest.mark.slow
 def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
     """Without a real GPU the same configuration runs on the CPU, to the same bits."""
     resources = {"backend": "ray", "trainers": 4, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}
@@ -53,6 +57,7 @@ def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
         )
 
 
+@pytest.mark.slow
 def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cluster):
     methods = ["scaffold", {"fedvg": {"granularity": "block"}}]
     full = {"tests.support.toys:out_of_memory": {"client": 1, "folder": str(tmp_path), "times": 2}}
@@ -99,6 +104,7 @@ def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
     assert asked == [1.0]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
     def free():
         return ray_cluster.available_resources().get("CPU", 0)

@@ -50,6 +50,7 @@ def calibrated(root, tmp_path_factory):
     return storage / "c", result.output
 
 
+@pytest.mark.slow
 def test_command_leaves_runs_rows_pictures_and_a_table(calibrated):
     folder, said = calibrated
     assert "run 1/2  p0-s0/federated  accuracy" in said
@@ -149,6 +150,7 @@ def test_forest_with_the_number_of_examples_leaves_the_table_alone(calibrated, t
     assert after["rows_count.csv"] == before["rows.csv"]
 
 
+@pytest.mark.slow
 def test_again_only_the_fit_is_done_and_from_scratch_the_bytes_are_the_same(calibrated, root, tmp_path):
     folder, _ = calibrated
     before = (folder / FILE).read_bytes()
@@ -214,6 +216,7 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_a_start_with_adapters_in_it_is_refused(root, tmp_path):
     raw = raw_calibration(root, tmp_path)
     for name, lora in (("with", LORA_VIT["lora"]), ("without", None)):

@@ -36,6 +36,7 @@ VARIANTS = {
 ADAMW_SHARE = 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_livar_matches_the_formulas_over_2_rounds(name, root):
     options = VARIANTS[name]
