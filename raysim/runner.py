@@ -93,7 +93,7 @@ def execute(
                     "stopped_by": reason,
                     "num_clients": config.num_clients,
                     "num_classes": len(plan.info.classes),
-                    "image_shape": plan.info.shape,
+                    "image_shape": list(plan.info.shape),
                     "params_sha256": server.params_sha256(),
                     "partition_sha256": plan.manifest.checksum,
                 }

@@ -1,4 +1,4 @@
-"""What a method is: a frozen record of up to nine hooks, and the objects of a round that hooks see.
+"""What a method is: a frozen record of up to ten hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -7,6 +7,7 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | hook                | where, when                  | call                                                        |
 |---------------------|------------------------------|-------------------------------------------------------------|
 | partition           | once, at build               | partition(Partition) -> Partition                           |
+| init                | server, start of the run     | init(params, layout) -> state                               |
 | broadcast           | server, round start          | broadcast(Message, state) -> Message                        |
 | forward             | client, once per round       | forward({layer: LayerOp}, ClientView) -> {layer: LayerOp}   |
 | loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |

@@ -95,7 +95,7 @@ class Reports:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A finished task: its reports are here; handles say where its vectors and the clients' new memories lie."""
+    """A finished task: its reports are here; its vectors and the clients' new memories lie where only the pool looks."""
 
     reports: Reports
     vectors: Handle
@@ -103,7 +103,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class Share:
+class TaskRows:
     """Some clients of a task: their rows (k,) int64 in its vectors and, where a sum is asked for, their weights."""
 
     rows: np.ndarray

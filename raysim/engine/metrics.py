@@ -104,7 +104,7 @@ def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str
     return {**columns, "weight": weight, "is_dropped": ~cohort.is_kept}
 
 
-def block_weights(cohort: Cohort, weights: Weights, layout: Layout) -> np.ndarray:
+def layer_block_weights(cohort: Cohort, weights: Weights, layout: Layout) -> np.ndarray:
     """(K kept, num_blocks): mean weight of each client over the leaves of each layer block; NaN where there is none."""
     count, columns = int(cohort.is_kept.sum()), []
     for block in layout.blocks:

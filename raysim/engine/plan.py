@@ -26,7 +26,7 @@ TASKS_PER_TRAINER = 2
 
 @dataclass(frozen=True)
 class ClientBlock:
-    """A fixed slice of a cohort: what is retried after a failure. work: optimiser steps."""
+    """Some clients of a cohort that are always trained together, in order. work: optimiser steps."""
 
     index: int
     clients: tuple[int, ...]
@@ -88,7 +88,7 @@ def choose_cohort(population: int, size: int, *, seed: int, round_index: int) ->
     return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
 
 
-def reporting(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:
+def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:
     """The clients of a cohort that do not drop out, ascending; at least one.
 
     Args:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from raysim.engine.messages import EvaluationPoint, Handle, Packed, PoolCounts, RoundMessage, Share, Slice, TaskResult
+from raysim.engine.messages import (
+    EvaluationPoint,
+    Handle,
+    Packed,
+    PoolCounts,
+    RoundMessage,
+    Slice,
+    TaskResult,
+    TaskRows,
+)
 from raysim.engine.plan import Queues
 
 Answer = TypeVar("Answer")
@@ -33,7 +42,7 @@ class Pool(Protocol):
         ...
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
     ) -> list[Answer]:
         """call(trainer, request, shares, *vectors of their tasks), run where the vectors lie.
 

@@ -25,12 +25,12 @@ from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot
 from raysim.engine.metrics import (
     FederationSizes,
     RoundRecord,
-    block_weights,
     client_columns,
     cohort_metrics,
     evaluation,
+    layer_block_weights,
 )
-from raysim.engine.plan import Phase, Queues, assign, choose_cohort, cut_blocks, reporting
+from raysim.engine.plan import Phase, Queues, assign, choose_cohort, cut_blocks, without_dropouts
 from raysim.engine.pool import Pool
 from raysim.engine.scorer import Scorer
 from raysim.engine.transport import pack, unpack
@@ -116,7 +116,10 @@ class Server:
             "system/evaluate_s": ended - aggregated,
             **{f"system/{name}": float(count) for name, count in asdict(self.pool.take_counts()).items()},
         }
-        columns, picture = client_columns(cohort, weights, self.layout), block_weights(cohort, weights, self.layout)
+        columns, picture = (
+            client_columns(cohort, weights, self.layout),
+            layer_block_weights(cohort, weights, self.layout),
+        )
         return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion)
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ class Server:
     def _queues(self, phase: Phase, round_index: int) -> Queues:
         """Choose a cohort, cut it into client blocks, and give each trainer its tasks."""
         clients = choose_cohort(len(self.sizes.examples), phase.cohort_size, seed=self.seed, round_index=round_index)
-        clients = reporting(clients, phase.dropout, seed=self.seed, round_index=round_index)
+        clients = without_dropouts(clients, phase.dropout, seed=self.seed, round_index=round_index)
         work = [
             # One more than its steps: a client without any must be loaded and measured all the same.
             1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
@@ -189,7 +192,7 @@ class Server:
         update, self.method_state = stack.server_update(
             total[:size].float(), self.method_state, lambda method: views.of(method, weights)
         )
-        # The update is added to the broadcast point, which only a "broadcast-point" method moves away from w.
+        # The update is added to what was broadcast: the global model, unless a method claims "broadcast-point" (FedACG).
         buffers = self.buffers + total[size:].float()
         self.state = torch.cat([views.start + update, buffers + views.buffer_change])
         if cohort.is_kept.any():

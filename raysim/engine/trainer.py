@@ -32,9 +32,9 @@ from raysim.engine.messages import (
     PoolCounts,
     Reports,
     RoundMessage,
-    Share,
     Slice,
     TaskResult,
+    TaskRows,
     Vectors,
 )
 from raysim.engine.plan import ClientBlock, Phase, Queues
@@ -269,7 +269,7 @@ class Trainer:
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
-    def fold(self, request: FoldRequest, shares: Sequence[Share], *tasks: Vectors) -> np.ndarray:
+    def fold(self, request: FoldRequest, shares: Sequence[TaskRows], *tasks: Vectors) -> np.ndarray:
         """(size,) float64: partial exact sum of a vector over some clients of some tasks; a share for each task."""
         total: Tensor | None = None
         grid = torch.from_numpy(request.constants.copy())
@@ -278,7 +278,7 @@ class Trainer:
         assert total is not None
         return total.numpy()
 
-    def map_updates(self, request: MapRequest, shares: Sequence[Share], *tasks: Vectors) -> list[Packed]:
+    def map_updates(self, request: MapRequest, shares: Sequence[TaskRows], *tasks: Vectors) -> list[Packed]:
         """function(update [num_params], shared) for every one of some clients of some tasks."""
         shared, size = unpack(request.shared), self.layout.num_params
         pairs = zip(tasks, shares, strict=True)
@@ -355,7 +355,7 @@ class SerialPool:
             yield TaskResult(reports, vectors, tuple(after) if self._keeps_memory else ())
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
     ) -> list[Answer]:
         if adds:
             return [call(self._trainer, request, [share for _, share in parts], *(r.vectors for r, _ in parts))]
@@ -367,7 +367,7 @@ class SerialPool:
         return [call(self._trainer, point, request, part) for part in slices]
 
 
-def _rows(array: np.ndarray, share: Share) -> Tensor:
+def _rows(array: np.ndarray, share: TaskRows) -> Tensor:
     """[k, size]: the rows of the share's clients, without a copy where these are all."""
     tensor = readonly_tensor(array)
     return tensor if len(share.rows) == len(array) else tensor[torch.from_numpy(share.rows.copy())]

@@ -18,7 +18,7 @@ from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, hea
 #: Name below a group of bars -> row -> cell.
 Groups = Mapping[str, Mapping[str, Cell]]
 
-#: Share of a group's width that its bars fill.
+#: TaskRows of a group's width that its bars fill.
 BARS = 0.84
 
 

@@ -20,7 +20,7 @@ DOMAINS = (
     *("randint", "qrandint", "lograndint", "qlograndint", "choice", "grid_search"),
 )
 
-#: Share of a GPU that a trainer of a trial gets where `gpus_per_trainer` is auto: a run has four trainers on one, too.
+#: TaskRows of a GPU that a trainer of a trial gets where `gpus_per_trainer` is auto: a run has four trainers on one, too.
 AUTO_GPU = 0.25
 
 Bundle = dict[str, float]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raysim.core.method import Method
-from raysim.engine.plan import Phase, choose_cohort, reporting
+from raysim.engine.plan import Phase, choose_cohort, without_dropouts
 from raysim.training.local import LocalSettings, num_local_steps
 from tests.support.federations import plan_of, run, server_on
 from tests.twins.federation import Naive
@@ -38,12 +38,12 @@ def test_share_of_the_steps_is_rounded_up_to_at_least_one(options, share, steps)
 
 def test_dropped_out_clients_are_drawn_per_round_and_client():
     clients = np.arange(200)
-    first = reporting(clients, 0.3, seed=1, round_index=0)
+    first = without_dropouts(clients, 0.3, seed=1, round_index=0)
     assert abs(len(first) - 140) < 25
-    assert set(reporting(clients[:50], 0.3, seed=1, round_index=0)) == set(first) & set(range(50))
-    assert set(reporting(clients, 0.3, seed=1, round_index=1)) != set(first)
-    assert reporting(clients, 0.0, seed=1, round_index=0) is clients
-    assert len(reporting(clients[:3], 0.9999, seed=1, round_index=0)) == 1
+    assert set(without_dropouts(clients[:50], 0.3, seed=1, round_index=0)) == set(first) & set(range(50))
+    assert set(without_dropouts(clients, 0.3, seed=1, round_index=1)) != set(first)
+    assert without_dropouts(clients, 0.0, seed=1, round_index=0) is clients
+    assert len(without_dropouts(clients[:3], 0.9999, seed=1, round_index=0)) == 1
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_records_show_who_was_late_and_who_dropped_out(root):
     server = server_on(plan_of(root, cohort=cohort, local={"epochs": 4, "batch_size": 8}), root)
     record = server.run_round(0)
     clients = record.clients["client"]
-    assert set(clients) == set(reporting(np.arange(12), 0.4, seed=3, round_index=0))
+    assert set(clients) == set(without_dropouts(np.arange(12), 0.4, seed=3, round_index=0))
     for client, steps in zip(clients, record.clients["num_steps"], strict=True):
         share = server.phases[0].share_of(int(client), seed=3, round_index=0)
         per_epoch = math.ceil(int(server.sizes.examples[client]) / 8)

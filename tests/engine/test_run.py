@@ -88,7 +88,7 @@ def test_finished_run_is_never_overwritten(root, tmp_path):
     plan = a_plan(root, tmp_path)
     quietly(plan)
     before = (tmp_path / "a" / "summary.json").read_bytes()
-    with pytest.raises(RunExists, match="Choose another name"):
+    with pytest.raises(RunExists, match="choose another name"):
         quietly(plan)
     assert (tmp_path / "a" / "summary.json").read_bytes() == before
 

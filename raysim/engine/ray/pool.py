@@ -19,9 +19,9 @@ from raysim.engine.messages import (
     PoolCounts,
     Reports,
     RoundMessage,
-    Share,
     Slice,
     TaskResult,
+    TaskRows,
 )
 from raysim.engine.plan import ClientBlock, Queues
 from raysim.engine.ray.session import LOSSES, Actor, Ref, live_nodes, plain_errors
@@ -185,7 +185,7 @@ class RayPool:
     # --- what runs where results lie, or on slices --------------------------------------------------------------------
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, Share]], *, adds: bool
+        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
     ) -> list[Answer]:
         tasks, shares = [cast(Task, result.vectors) for result, _ in parts], [share for _, share in parts]
         sent = ray.put(request)
@@ -200,10 +200,10 @@ class RayPool:
         return self._with_recovery(attempt, tasks)
 
     def _added(
-        self, call: Callable[..., Answer], request: Ref, placed: Iterable[tuple[TrainerSlot, Task, Share]]
+        self, call: Callable[..., Answer], request: Ref, placed: Iterable[tuple[TrainerSlot, Task, TaskRows]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        by_slot: dict[int, list[tuple[Task, Share]]] = {}
+        by_slot: dict[int, list[tuple[Task, TaskRows]]] = {}
         for slot, task, share in placed:
             by_slot.setdefault(slot.index, []).append((task, share))
         by_node: dict[str, list[tuple[Actor, Ref]]] = {}
