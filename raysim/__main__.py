@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, Fault, MethodError, ModelError, RaysimError, RunExists
 from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 #: Faults in what the user gave; all other errors are failures of the run.
 GIVEN = (ConfigError, DataError, MethodError, ModelError, RunExists)
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
@@ -36,9 +37,26 @@ GridOverrides = Annotated[
 Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        import raysim
+
+        out.print(f"raysim {raysim.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
+    ] = False,
+) -> None:
+    """What goes before the verb."""
+
+
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="a YAML file")],
+    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
@@ -286,7 +304,8 @@ def report(
         list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
     ] = None,
     tables: Annotated[
-        list[str] | None, typer.Option("--published", help="published table to compare with; several times")
+        list[str] | None,
+        typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
     ] = None,
     figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
     baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
@@ -306,6 +325,60 @@ def report(
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     show_report(paths or [], settings, out_dir, out)
+
+
+def _shipped_names() -> list[str]:
+    """What the shell offers after `raysim recipes`; a colon would end a word there."""
+    from raysim.config.shipped import KINDS, shipped_files
+
+    return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
+            autocompletion=_shipped_names,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")
+    ] = None,
+    is_copy: Annotated[bool, typer.Option("--copy", help="copy it, with the files it needs as its base")] = False,
+) -> None:
+    """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
+    from raysim.config.shipped import KINDS, RECIPES, shipped_file
+    from raysim.recipes import copy, listing
+
+    if target is not None and not is_copy:
+        raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
+    if name is None and is_copy:
+        raise ConfigError(
+            [Fault("--copy", "copies the file or kind that is named before it; name one")], "the command line"
+        )
+    if name is not None and is_copy:
+        for path in copy(name, target):
+            out.print(f"copied: {path}", markup=False)
+    elif name is None or name in KINDS:
+        page = out if out.is_terminal else Console(highlight=False, width=400)
+        page.print(listing(*([name] if name else RECIPES)))
+        if name is None:
+            others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
+            out.print(f"\nFurther files, by `raysim recipes KIND`: {others}")
+    else:
+        sys.stdout.write(shipped_file(name)[1].read_text())
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, by which editors complete and check YAML."""
+    import json
+
+    from raysim.editor import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=1) + "\n")
 
 
 @app.command()
