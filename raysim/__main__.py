@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError, Fault, MethodError, ModelError, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
 from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
@@ -97,11 +96,8 @@ def run(
 @app.command()
 def tune(
     config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-    ] = None,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
     from raysim.tuning.command import tune as run_sweep
@@ -116,7 +112,7 @@ def tune(
 def calibrate(
     config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
     overrides: Overrides = None,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    is_scaled: Scaled = False,
     beside: Annotated[
         list[Path] | None, typer.Option(help="folder of another calibration, drawn as well; several times")
     ] = None,
@@ -328,10 +324,9 @@ def report(
 
 
 def _shipped_names() -> list[str]:
-    """What the shell offers after `raysim recipes`; a colon would end a word there."""
-    from raysim.config.shipped import KINDS, shipped_files
+    from raysim.recipes import completions
 
-    return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
+    return completions()
 
 
 @app.command()
@@ -349,26 +344,9 @@ def recipes(
     is_copy: Annotated[bool, typer.Option("--copy", help="copy it, with the files it needs as its base")] = False,
 ) -> None:
     """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
-    from raysim.config.shipped import KINDS, RECIPES, shipped_file
-    from raysim.recipes import copy, listing
+    from raysim.recipes import show
 
-    if target is not None and not is_copy:
-        raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
-    if name is None and is_copy:
-        raise ConfigError(
-            [Fault("--copy", "copies the file or kind that is named before it; name one")], "the command line"
-        )
-    if name is not None and is_copy:
-        for path in copy(name, target):
-            out.print(f"copied: {path}", markup=False)
-    elif name is None or name in KINDS:
-        page = out if out.is_terminal else Console(highlight=False, width=400)
-        page.print(listing(*([name] if name else RECIPES)))
-        if name is None:
-            others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
-            out.print(f"\nFurther files, by `raysim recipes KIND`: {others}")
-    else:
-        sys.stdout.write(shipped_file(name)[1].read_text())
+    show(name, target, out, is_copy=is_copy)
 
 
 @app.command()

@@ -8,11 +8,40 @@ import shutil
 from pathlib import Path
 
 import yaml
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
 from raysim.core.errors import ConfigError, DataError, Fault
+
+
+def show(name: str | None, target: str | None, out: Console, *, is_copy: bool) -> None:
+    """`raysim recipes`: the list of all recipes or of a kind, the text of one file, or copies.
+
+    Raises:
+      ConfigError, DataError: as `copy`; a target without a copy.
+    """
+    if target is not None and not is_copy:
+        raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
+    if is_copy:
+        if name is None:
+            raise ConfigError([Fault("--copy", "needs the name of a file or kind before it")], "the command line")
+        for path in copy(name, target):
+            out.print(f"copied: {path}", markup=False)
+    elif name is None or name in KINDS:
+        page = out if out.is_terminal else Console(highlight=False, width=400)  # a pipe has no width
+        page.print(listing(*([name] if name else RECIPES)))
+        if name is None:
+            others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
+            out.print(f"\nFurther files, by `raysim recipes KIND`: {others}", markup=False)
+    else:
+        out.file.write(shipped_file(name)[1].read_text())
+
+
+def completions() -> list[str]:
+    """What the shell offers after `raysim recipes`: names without their kind, since a colon ends a word there."""
+    return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
 
 
 def listing(*kinds: str) -> Table:
