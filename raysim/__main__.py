@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Faults in what the user gave; all other errors are failures of the run.
 GIVEN = (ConfigError, DataError, MethodError, ModelError, RunExists)
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
@@ -36,9 +36,26 @@ GridOverrides = Annotated[
 Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        import raysim
+
+        out.print(f"raysim {raysim.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
+    ] = False,
+) -> None:
+    """What goes before the verb."""
+
+
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="a YAML file")],
+    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
@@ -79,11 +96,8 @@ def run(
 @app.command()
 def tune(
     config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-    ] = None,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
     from raysim.tuning.command import tune as run_sweep
@@ -98,7 +112,7 @@ def tune(
 def calibrate(
     config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
     overrides: Overrides = None,
-    is_scaled: Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")] = False,
+    is_scaled: Scaled = False,
     beside: Annotated[
         list[Path] | None, typer.Option(help="folder of another calibration, drawn as well; several times")
     ] = None,
@@ -286,7 +300,8 @@ def report(
         list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
     ] = None,
     tables: Annotated[
-        list[str] | None, typer.Option("--published", help="published table to compare with; several times")
+        list[str] | None,
+        typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
     ] = None,
     figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
     baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
@@ -306,6 +321,42 @@ def report(
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     show_report(paths or [], settings, out_dir, out)
+
+
+def _shipped_names() -> list[str]:
+    from raysim.recipes import completions
+
+    return completions()
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
+            autocompletion=_shipped_names,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")
+    ] = None,
+    is_copy: Annotated[bool, typer.Option("--copy", help="copy it, with the files it needs as its base")] = False,
+) -> None:
+    """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
+    from raysim.recipes import show
+
+    show(name, target, out, is_copy=is_copy)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, by which editors complete and check YAML."""
+    import json
+
+    from raysim.editor import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=1) + "\n")
 
 
 @app.command()

@@ -73,7 +73,7 @@ def installation() -> Iterator[Finding]:
         try:
             yield True, f"{name} {version(name)}"
         except PackageNotFoundError:
-            yield False, f"{name} is not installed: pip install -c constraints.txt -e ."
+            yield False, f"{name} is not installed: pip install {name}"
     fault = ""
     try:
         from torchvision.ops import nms  # noqa: F401 (does not resolve where torch and torchvision do not fit)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+import raysim
 from raysim.core.settings import Settings
 
-PACKAGES = ("raysim", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
+PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 
 
 def environment(resources: Mapping[str, object]) -> Settings:
@@ -21,7 +22,7 @@ def environment(resources: Mapping[str, object]) -> Settings:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {"raysim": raysim.__version__, **{name: version(name) for name in PACKAGES}},
         "git_commit": git_commit(),
         "machine": {"cpus": os.cpu_count(), "gpus": gpus},
         "resources": dict(resources),
@@ -30,9 +31,12 @@ def environment(resources: Mapping[str, object]) -> Settings:
 
 def git_commit() -> str | None:
     """Commit of the code that runs, with "+" if the tree was changed; None outside a checkout."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():  # an installed package may lie in somebody else's repository
+        return None
     command = ["git", "status", "--porcelain=v2", "--branch"]
     try:
-        status = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        status = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if status.returncode:

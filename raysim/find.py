@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from methods import METHODS
-from raysim.config import Config, parse_options, read_config
+from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
 from raysim.core.errors import DataError, Fault
 from raysim.core.method import Method
@@ -19,8 +19,8 @@ from raysim.training.metrics import METRICS, Metric
 
 T = TypeVar("T")
 
-#: Class mappings for external validation sets that come with the sources.
-MAPPINGS = Path(__file__).parent.parent / "configs" / "mappings"
+#: Class mappings for external validation sets that come with raysim.
+MAPPINGS = shipped_folder("configs") / "mappings"
 
 
 def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:

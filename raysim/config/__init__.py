@@ -1,7 +1,7 @@
 """The configuration: one typed schema, read from YAML and `a.b=c` overrides, all faults at once."""
 
 from raysim.config.faults import nearest, parse_options
-from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root
+from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root, shipped_folder
 from raysim.config.reading import parse_config, parse_report, read_config
 from raysim.config.schema import (
     CalibrateGroup,
@@ -14,6 +14,7 @@ from raysim.config.schema import (
     method_names,
     methods_label,
 )
+from raysim.config.shipped import config_file, is_recipe_name, shipped_file, shipped_files
 
 __all__ = [
     "JOB_VARIABLE",
@@ -24,8 +25,10 @@ __all__ = [
     "ReportGroup",
     "StopGroup",
     "TuneGroup",
+    "config_file",
     "data_cache",
     "home_folder",
+    "is_recipe_name",
     "located",
     "located_root",
     "method_names",
@@ -35,4 +38,7 @@ __all__ = [
     "parse_options",
     "parse_report",
     "read_config",
+    "shipped_file",
+    "shipped_files",
+    "shipped_folder",
 ]

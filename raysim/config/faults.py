@@ -43,12 +43,13 @@ def parse_options(
     Returns:
       (converted options, faults).
     """
-    parsed, faults = validated(_options_model(function), dict(options), key)
+    parsed, faults = validated(options_model(function), dict(options), key)
     return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 
 @lru_cache(maxsize=256)
-def _options_model(function: Callable[..., object]) -> type[BaseModel]:
+def options_model(function: Callable[..., object]) -> type[BaseModel]:
+    """The keyword parameters of a function as a pydantic model."""
     fields: dict[str, Any] = {}  # Any: create_model takes types and defaults of every kind
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):

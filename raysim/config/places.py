@@ -1,4 +1,4 @@
-"""Where relative folders of a configuration begin."""
+"""Where relative folders of a configuration begin, and where the files are that come with raysim."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from raysim.config.schema import Config
 
 #: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def shipped_folder(name: str) -> Path:
+    """A folder of files that come with raysim, `configs` or `cluster`: in the installed package, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def home_folder() -> Path:

@@ -10,6 +10,7 @@ import yaml
 
 from raysim.config.faults import validated
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
+from raysim.config.shipped import config_file
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign
 
@@ -30,12 +31,13 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, base, default.
 
     A file may name another as its `base` (relative to itself): its own groups are merged into that file's key by key.
+    Both may be names of recipes that come with raysim, `paper:fedvg/table_A3`.
 
     Raises:
-      ConfigError: unreadable file, no mapping, bases in a circle, or a malformed override.
+      ConfigError: unreadable file, unknown recipe, no mapping, bases in a circle, or a malformed override.
     """
     source = str(path) if path else "the command line"
-    raw = _read_file(path, ()) if path else {}
+    raw = _read_file(config_file(path), ()) if path else {}
     for override in overrides:
         _override(raw, override, source)
     return raw
@@ -48,7 +50,10 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     try:
         raw = yaml.load(path.read_text(), Loader=_Loader) or {}
     except OSError as error:
-        raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}")], source) from error
+        hint = (
+            "; `raysim recipes` lists the files that come with raysim" if isinstance(error, FileNotFoundError) else ""
+        )
+        raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}{hint}")], source) from error
     except yaml.YAMLError as error:
         raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
     if not isinstance(raw, dict):
@@ -58,7 +63,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         return raw
     if not isinstance(base, str):
         raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
-    result = _read_file(path.parent / base, (*above, path.resolve()))
+    result = _read_file(config_file(base, path.parent), (*above, path.resolve()))
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value

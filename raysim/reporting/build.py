@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raysim.config import ReportGroup, parse_report, read_config
+from raysim.config import ReportGroup, is_recipe_name, parse_report, read_config
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.reporting.contents import Report
 from raysim.reporting.document import document
@@ -15,7 +15,7 @@ from raysim.reporting.drawing import captions, draw, figure_faults, kinds
 from raysim.reporting.gains import GAINS, averages, relative_times, with_gains
 from raysim.reporting.metrics import Metric
 from raysim.reporting.published import ACCURACIES, Label, published
-from raysim.reporting.recipes import changed
+from raysim.reporting.recipes import changed, tables_of
 from raysim.reporting.render import latex, write_csv
 from raysim.reporting.runs import Run, Settings, find_runs
 from raysim.reporting.selection import selections
@@ -160,8 +160,10 @@ def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
 
 
 def _parsed(raw: object, source: str) -> ReportGroup:
-    """The `report` group, the names of its figures checked too."""
+    """The `report` group, the names of its figures checked too; a recipe among `published` stands for its tables."""
     group = parse_report(raw, source)
+    names = [table for name in group.published for table in (tables_of(name) if is_recipe_name(name) else [name])]
+    group = group.model_copy(update={"published": list(dict.fromkeys(names))})
     if faults := figure_faults(group.figures or ()):
         raise ConfigError(faults, source)
     return group

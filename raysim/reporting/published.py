@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from raysim.config import nearest
+from raysim.config import nearest, shipped_folder
 from raysim.core.errors import ConfigError, DataError, Fault
 
-FOLDER = Path(__file__).parents[2] / "configs" / "papers" / "published"
+FOLDER = shipped_folder("configs") / "papers" / "published"
 
 #: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
 ACCURACIES = ("accuracy_pct", "test_accuracy_pct")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from raysim.config import Config, read_config
+from raysim.core.errors import ConfigError, Fault
 from raysim.reporting.published import FOLDER, Label, Published, canonical, match, number, published
 from raysim.reporting.runs import ABOUT, Run, Settings, flatten, labels_of
 from raysim.sweep import grid
@@ -75,6 +77,19 @@ def _key(labels: Mapping[str, Label]) -> Key:
     return frozenset(
         (key, canonical(value) if number(value) is None else number(value)) for key, value in labels.items()
     )
+
+
+def tables_of(recipe: str) -> list[str]:
+    """The published tables that belong to a recipe, `paper:fedvg/table_A3`.
+
+    Raises:
+      ConfigError: no recipe has this name, or it has no published table.
+    """
+    tables = (read_config(Path(recipe)).get("report") or {}).get("published")
+    if not tables:
+        text = f"{recipe} has no published table; `raysim recipes published` lists the tables"
+        raise ConfigError([Fault("report.published", text)])
+    return list(tables)
 
 
 @cache

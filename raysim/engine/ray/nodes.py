@@ -127,14 +127,15 @@ def question() -> Callable[[str], dict[str, Any]]:
 
     def answer(probe: str) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "ray": "", "torch": "", "raysim": ""}
-        for name in ("ray", "torch", "raysim"):
+        for name, distribution in (("ray", "ray"), ("torch", "torch"), ("raysim", "raysim-fl")):
             with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[name] = metadata.version(name)
+                versions[name] = metadata.version(distribution)
         sources = util.find_spec("raysim")
         if sources is not None and sources.origin is not None:
-            digest = hashlib.sha256()
-            for file in sorted(Path(sources.origin).parent.rglob("*.py")):
-                digest.update(file.read_bytes())
+            package, digest = Path(sources.origin).parent, hashlib.sha256()
+            for file in sorted(package.rglob("*.py")):
+                if file.parent != package / "cluster":  # which only an installed wheel has there
+                    digest.update(file.read_bytes())
             versions["raysim"] = f"{versions['raysim'] or 'uploaded'} (sources {digest.hexdigest()[:8]})"
         gpu_names: tuple[str, ...] = ()
         with contextlib.suppress(ImportError, OSError, RuntimeError):

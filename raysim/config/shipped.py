@@ -1,0 +1,79 @@
+"""The files that come with raysim, by name: `paper:fedvg/table_A3`, `study:fedvg_digits`, `example:quickstart`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from raysim.config.places import shipped_folder
+from raysim.core.errors import ConfigError, Fault
+
+#: Kind -> folder, and which of its files. A name is the path below the folder, without the pattern's ending.
+KINDS = {
+    "paper": ("configs", "papers", "*/*.yaml"),
+    "study": ("configs", "studies", "*.yaml"),
+    "example": ("configs", "", "*.yaml"),
+    "mapping": ("configs", "mappings", "*.yaml"),
+    "published": ("configs", "papers/published", "*.csv"),
+    "cluster": ("cluster", "", "*"),
+}
+
+#: The kinds that are configurations of runs, sweeps and calibrations.
+RECIPES = ("paper", "study", "example")
+
+
+def kind_folder(kind: str) -> Path:
+    """The folder that names of this kind begin in."""
+    top, below, _ = KINDS[kind]
+    return shipped_folder(top) / below
+
+
+def shipped_files(kind: str) -> dict[str, Path]:
+    """Full name -> file, of all files of a kind."""
+    folder, pattern = kind_folder(kind), KINDS[kind][2]
+    files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("__"))
+    ending = Path(pattern).suffix
+    return {f"{kind}:{file.relative_to(folder).as_posix().removesuffix(ending)}": file for file in files}
+
+
+def shipped_file(name: str) -> tuple[str, Path]:
+    """(full name, file) of a name with its kind or without, where only one kind has it.
+
+    Raises:
+      ConfigError: there is none; with the nearest names.
+    """
+    known = {full: file for kind in KINDS for full, file in shipped_files(kind).items()}
+    matching = [full for full in known if name in (full, full.partition(":")[2])]
+    if not matching:
+        raise ConfigError([Fault(name, f"no file of raysim has this name. {_hint(name, list(known))}")], "the call")
+    return matching[0], known[matching[0]]
+
+
+def config_file(name: str | Path, beside: Path | None = None) -> Path:
+    """The file of a configuration: one that comes with raysim by its name, any other by its path.
+
+    Args:
+      beside: folder where a relative path begins; the working directory if not given.
+    Raises:
+      ConfigError: the name begins as one of raysim's, and there is no such file.
+    """
+    text = str(name)
+    if is_recipe_name(text):
+        known = {full: file for kind in RECIPES for full, file in shipped_files(kind).items()}
+        if text not in known:
+            raise ConfigError([Fault(text, f"no recipe has this name. {_hint(text, list(known))}")], "the call")
+        return known[text]
+    return Path(name) if beside is None else beside / name
+
+
+def is_recipe_name(text: str) -> bool:
+    """Whether a text names a recipe of raysim and no path."""
+    return text.partition(":")[0] in RECIPES and ":" in text
+
+
+def _hint(name: str, known: list[str]) -> str:
+    short = {full.partition(":")[2]: full for full in known}
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]
+    guess = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"{guess}`raysim recipes` lists them"

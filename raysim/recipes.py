@@ -1,0 +1,120 @@
+"""`raysim recipes`: the files that come with raysim, listed, printed and copied."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
+from raysim.core.errors import ConfigError, DataError, Fault
+
+
+def show(name: str | None, target: str | None, out: Console, *, is_copy: bool) -> None:
+    """`raysim recipes`: the list of all recipes or of a kind, the text of one file, or copies.
+
+    Raises:
+      ConfigError, DataError: as `copy`; a target without a copy.
+    """
+    if target is not None and not is_copy:
+        raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
+    if is_copy:
+        if name is None:
+            raise ConfigError([Fault("--copy", "needs the name of a file or kind before it")], "the command line")
+        for path in copy(name, target):
+            out.print(f"copied: {path}", markup=False)
+    elif name is None or name in KINDS:
+        page = out if out.is_terminal else Console(highlight=False, width=400)  # a pipe has no width
+        page.print(listing(*([name] if name else RECIPES)))
+        if name is None:
+            others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
+            out.print(f"\nFurther files, by `raysim recipes KIND`: {others}", markup=False)
+    else:
+        out.file.write(shipped_file(name)[1].read_text())
+
+
+def completions() -> list[str]:
+    """What the shell offers after `raysim recipes`: names without their kind, since a colon ends a word there."""
+    return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
+
+
+def listing(*kinds: str) -> Table:
+    """Names and what they are. Bases, which are no recipes by themselves, are left out."""
+    table = Table("name", "what", box=None, pad_edge=False)
+    for kind in kinds:
+        for name, file in shipped_files(kind).items():
+            if file.stem != "base":
+                table.add_row(name, escape(summary(file)))
+    return table
+
+
+def summary(file: Path) -> str:
+    """What a file is: the first sentence of its first comment or docstring; of a published table, what its numbers are."""
+    text = file.read_text()
+    if file.suffix == ".csv":
+        rows = list(csv.DictReader(text.splitlines()))
+        return f"{len(rows)} numbers: {', '.join(dict.fromkeys(row['metric'] for row in rows))}"
+    docstring = re.match(r'"""(.*?)"""', text, re.DOTALL)
+    lines = text.partition("\n\n")[0].splitlines()
+    comments = [
+        line[1:].strip() for line in lines if line.startswith("#") and not line.startswith(("#!", "# shellcheck"))
+    ]
+    words = docstring[1] if docstring else "\n".join(comments)
+    sentence = re.split(r"(?<=\.)\s|:\n", words, maxsplit=1)[0]
+    return " ".join(sentence.split())
+
+
+def copy(name: str, target: str | None) -> list[Path]:
+    """Copy a file with those that it needs as its `base`, or all files of a kind; returns the copies.
+
+    Args:
+      name: of a file, with its kind or without; or a kind.
+      target: file or folder; by default the file's own name in the working directory, and a kind's own folder there.
+    Raises:
+      ConfigError: unknown name, or another file is there already. DataError: a copy cannot be written.
+    """
+    copies = _copies_of_kind(name, target) if name in KINDS else _copies_of_file(name, target)
+    others = [path for path, file in copies.items() if path.exists() and not _is_same(path, file)]
+    if others:
+        text = "is there already, with other content; give another file or folder after --copy"
+        raise ConfigError([Fault(str(path), text) for path in others], f"a copy of {name}")
+    try:
+        for path, file in copies.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, path)
+    except OSError as error:
+        raise DataError(f"cannot write a copy ({error})", mend="give another file or folder after --copy") from error
+    return list(copies)
+
+
+def _copies_of_kind(kind: str, target: str | None) -> dict[Path, Path]:
+    """Copy -> file, in the folders that the files have below the kind's."""
+    folder = Path(target or kind_folder(kind).name)
+    return {folder / file.relative_to(kind_folder(kind)): file for file in shipped_files(kind).values()}
+
+
+def _copies_of_file(name: str, target: str | None) -> dict[Path, Path]:
+    full, file = shipped_file(name)
+    path = Path(target or file.name)
+    path = path / file.name if path.is_dir() or (target or "").endswith("/") else path
+    copies = {path: file}
+    for base in _bases(file) if full.partition(":")[0] in RECIPES else []:
+        if copies.setdefault(path.parent / base.name, base) is not base:
+            raise ConfigError([Fault(path.name, f"is the name of the base of {full}; choose another")], "the call")
+    return copies
+
+
+def _bases(file: Path) -> list[Path]:
+    """The files that a file is laid over, the nearest first."""
+    base = yaml.safe_load(file.read_text()).get("base")
+    return [file.parent / base, *_bases(file.parent / base)] if base else []
+
+
+def _is_same(path: Path, file: Path) -> bool:
+    return path.is_file() and path.read_bytes() == file.read_bytes()

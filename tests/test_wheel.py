@@ -1,0 +1,100 @@
+"""The built wheel, in an environment and a folder of its own, does what a clone does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import raysim
+
+PROJECT = Path(__file__).parent.parent
+SOURCES = ("raysim", "methods", "cluster", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+
+def output(*command, cwd, **variables):
+    """What a command prints; the folder of the tests is on no path of it."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "RAYSIM_HOME")}
+    result = subprocess.run(command, cwd=cwd, env={**environment, **variables}, capture_output=True, text=True)
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder with the commands of an environment that has the wheel, and this environment's packages but not its raysim."""
+    folder = tmp_path_factory.mktemp("wheel")
+    (folder / "src").mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    # A copy: a build leaves files behind, and takes up those of an earlier one.
+    for source in map(PROJECT.joinpath, SOURCES):
+        copy = partial(shutil.copytree, ignore=ignored) if source.is_dir() else shutil.copy
+        copy(source, folder / "src" / source.name)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    output(*pip, "wheel", "-q", "./src", "--no-deps", "--no-build-isolation", "--no-index", "-w", "dist", cwd=folder)
+    (wheel,) = (folder / "dist").iterdir()
+    assert wheel.name == f"raysim_fl-{raysim.__version__}-py3-none-any.whl"
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    # Folders in a .pth file are not searched for .pth files: an editable installation of raysim is not seen.
+    (site / "base.pth").write_text("\n".join(dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))))
+    python = str(folder / "venv" / "bin" / "python")
+    output(*pip, "--python", python, "install", "-q", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    return folder / "venv" / "bin"
+
+
+@pytest.fixture
+def command(installed, tmp_path):
+    """Run a command of that environment in an empty folder."""
+    return lambda name, *words: output(str(installed / name), *words, cwd=tmp_path, OMP_NUM_THREADS="1")
+
+
+def test_the_wheel_is_what_runs_and_holds_every_file(command, installed):
+    code = "import raysim, raysim.config as c; print(raysim.__file__, *map(c.shipped_folder, ('configs', 'cluster')))"
+    package, *folders = map(Path, command("python", "-c", code).split())
+    assert package.is_relative_to(installed.parent)
+    for top, folder in zip(("configs", "cluster"), folders, strict=True):
+        assert folder == package.parent / top
+        ours, theirs = (
+            {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+            for root in (PROJECT / top, folder)
+        )
+        assert ours == theirs
+    assert command("python", "-c", "from importlib.metadata import version; print(version('raysim-fl'))").strip() == (
+        raysim.__version__
+    )
+
+
+def test_verbs_that_need_no_run(command, tmp_path):
+    assert command("raysim", "--version") == f"raysim {raysim.__version__}\n"
+    assert "paper:fedvg/table_A3" in command("raysim", "recipes")
+    assert command("raysim", "recipes", "fedvg/table_A3", "--copy") == "copied: table_A3.yaml\ncopied: base.yaml\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.yaml", "table_A3.yaml"]
+    # One process, since each of these imports PyTorch.
+    words = (["schema"], ["methods"], ["report", "--published", "paper:fedvg/table_A3", "--against", "FedVG"])
+    code = f"from raysim.__main__ import app\nfor words in {words}: app(words, standalone_mode=False); print('=====')"
+    schema, methods, report, _ = command("python", "-c", code).split("=====\n")
+    assert "LocalGroup" in json.loads(schema)["$defs"]
+    assert "fedprox" in methods
+    assert "FedVG is best in 8 of 25 columns" in report
+
+
+@pytest.mark.slow
+def test_a_recipe_with_a_class_mapping_runs_in_an_empty_folder(command, tmp_path):
+    few = ("--scaled", "resources.backend=serial", "rounds=1", "scale.rounds=1")
+    text = command("raysim", "run", "paper:fedvg/figure_6", *few, "name=mine")
+    assert "run directory" in text
+    environment = json.loads((tmp_path / "runs" / "mine" / "env.json").read_text())
+    assert (environment["packages"]["raysim"], environment["git_commit"]) == (raysim.__version__, None)
+
+
+def test_the_versions_that_are_written_down_are_one():
+    assert f"\nversion: {raysim.__version__}\n" in (PROJECT / "CITATION.cff").read_text()
