@@ -12,9 +12,9 @@ import torch
 from raysim.build import Plan, make_server, make_trainer
 from raysim.config import data_cache
 from raysim.data.federation import build_shards, write_serially
-from raysim.engine.serial import SerialPool
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
+from raysim.engine.trainer import SerialPool
 from raysim.environment import environment
 from raysim.models import build_model
 from raysim.resources import resolve_resources
