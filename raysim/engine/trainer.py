@@ -95,13 +95,8 @@ class Trainer:
     _round: Round | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
-        torch.set_num_threads(self.num_threads)
+        settle_arithmetic(self.num_threads, self.device)
         keep_freed_memory()
-        if self.device != "cpu":
-            # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
         self.model = BoundModel(
             self.module,
             self.layout,
@@ -376,6 +371,16 @@ def _rows(array: np.ndarray, share: Share) -> Tensor:
     """[k, size]: the rows of the share's clients, without a copy where these are all."""
     tensor = readonly_tensor(array)
     return tensor if len(share.rows) == len(array) else tensor[torch.from_numpy(share.rows.copy())]
+
+
+def settle_arithmetic(num_threads: int, device: str) -> None:
+    """Make what rounds differently from run to run a matter of the settings."""
+    # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
+    torch.set_num_threads(num_threads)
+    if device != "cpu":
+        # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
 
 
 def keep_freed_memory() -> None:
