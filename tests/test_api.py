@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -250,8 +251,28 @@ def test_sweep_and_report(settings):
     runs = raysim.tune(settings, name="lr", tune={"param_space": axes}, quiet=True)
     assert len(runs) == 4
     frame = runs.frame()
-    assert {"local.lr", "seed", "accuracy", "status"} <= set(frame.columns)
+    assert {"lr", "seed", "accuracy", "status"} <= set(frame.columns)
     assert runs.best().accuracy == frame.accuracy.max()
-    report = raysim.report(runs, rows="local.lr")
-    assert (report.folder / "report.md").read_text().startswith("#")
-    assert len(report.tables) == 1
+    report = raysim.report(runs, rows="lr", against="0.1", metric="accuracy")
+    assert report.text == (report.folder / "report.md").read_text()
+    assert report.text.startswith("#")
+    ((title, means),) = report.tables.items()
+    assert title == "digits / mlp"
+    expected = frame.groupby("lr").accuracy.mean() * 100
+    assert means.iloc[:, 0].to_dict() == pytest.approx({f"{lr:g}": value for lr, value in expected.items()})
+    assert report.cells[["n", "mean"]].to_numpy() == pytest.approx(np.array([[2, value] for value in expected]))
+    (test,) = report.p_values.itertuples()
+    assert (test.table, test.method, test.better_than, test.num_pairs) == (title, "0.1", "0.01", 2)
+    assert 0 < test.p == test.p_holm
+    assert report.figures
+    assert all(path.is_file() and f"{name}.png" == path.name for name, path in report.figures.items())
+    shown = report._repr_markdown_()
+    assert all(Path(link).is_file() for link in re.findall(r"!\[.*?\]\((.*?)\)", shown))
+    with pytest.raises(ConfigError, match=r"fault in the call\n.*report\.against: no row 'fedvg'"):
+        raysim.report(runs, against="fedvg")
+    # A folder of runs: what lies inside of runs, and Tune's own files, are none.
+    for inside in (runs[0].folder / "checkpoints", runs.folder / ".tune" / "state"):
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / "config.yaml").write_text("name: no run")
+    found = raysim.load(runs.folder)
+    assert sorted(run.name for run in found) == sorted(run.name for run in runs)

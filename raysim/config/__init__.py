@@ -2,7 +2,7 @@
 
 from raysim.config.faults import nearest, parse_options
 from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root
-from raysim.config.reading import parse_config, parse_report, read_config
+from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config
 from raysim.config.schema import (
     CalibrateGroup,
     CohortGroup,
@@ -26,6 +26,7 @@ __all__ = [
     "TuneGroup",
     "data_cache",
     "home_folder",
+    "lay_over",
     "located",
     "located_root",
     "method_names",
@@ -33,6 +34,7 @@ __all__ = [
     "nearest",
     "parse_config",
     "parse_options",
+    "parse_overrides",
     "parse_report",
     "read_config",
 ]
