@@ -176,8 +176,10 @@ def settings_of(
     config: ConfigSource, overrides: Mapping[str, object] | None, settings: Mapping[str, object], *, scale: bool = False
 ) -> tuple[Settings, str]:
     """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take."""
-    is_file = isinstance(config, str | Path)
-    raw, source = (read_config(Path(config)), str(config)) if is_file else (named(config or {}), "the call")
+    if isinstance(config, str | Path):
+        raw, source = read_config(Path(config)), str(config)
+    else:
+        raw, source = named(config or {}), "the call"
 
     def lay(raw: Settings) -> None:
         lay_over(raw, named(overrides or {}), source, where="the call")

@@ -38,7 +38,7 @@ def test_example_goes_from_import_to_a_plot_of_three_methods_and_an_own_one(exec
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "three_methods.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # committed without outputs
     *_, runs, plot, report = (cell for cell in executed(notebook) if cell.cell_type == "code")
-    assert any("round 30/30" in line for line in shown(runs, "text/plain"))
+    assert any("round 20/20" in line for line in shown(runs, "text/plain"))
     (picture,) = shown(plot, "image/png")
     content = base64.b64decode(picture)
     assert content.startswith(b"\x89PNG")
