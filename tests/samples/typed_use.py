@@ -24,7 +24,8 @@ def stop_when_good(record: raysim.RoundRecord) -> Literal["stop"] | None:
 
 def compare(settings: dict[str, object]) -> raysim.Report:
     run: raysim.Run = raysim.run(settings, {"local.lr": 0.1}, methods=[pulled], on_round=stop_when_good, quiet=True)
-    other = raysim.run(settings, methods=["fedprox", raysim.methods.fedprox(mu=0.2)], partition__alpha=0.3, quiet=True)
+    both = [raysim.methods.uniform, raysim.methods.fedprox(mu=0.2)]
+    other = raysim.run(settings, methods=both, partition__alpha=0.3, quiet=True)
     accuracy: float = run.accuracy or 0.0
     last: float = float(run.history["server/accuracy"].iloc[-1])
     assert accuracy == last
