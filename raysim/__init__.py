@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from raysim.api import report as report
     from raysim.api import run as run
     from raysim.api import tune as tune
+    from raysim.engine.metrics import RoundRecord as RoundRecord
     from raysim.method_names import methods as methods
+    from raysim.reporting.results import Report as Report
     from raysim.results import Run as Run
     from raysim.results import Runs as Runs
     from raysim.results import load as load
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.results") | {"methods": "raysim.method_names"}
+_HOMES |= {"Report": "raysim.reporting.results", "RoundRecord": "raysim.engine.metrics"}
 
-__all__ = ["Run", "Runs", "__version__", "arrays", "load", "methods", "report", "run", "tune"]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from raysim.terminal import Progress, command_began, err, out, run_table, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from raysim.core.settings import Settings
+    from raysim.core.settings import Raw
 
 
 #: Faults in what the user gave; all other errors are failures of the run.
@@ -63,12 +63,10 @@ def run(
     is_scaled: Scaled = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim.config import JOB_VARIABLE, home_folder, parse_config, read_config
-    from raysim.sweep import scaled
+    from raysim import api
+    from raysim.config import JOB_VARIABLE, home_folder, parse_config, parse_overrides
 
-    raw = read_config(Path(config), overrides or [])
-    if is_scaled:
-        raw = scaled(_with_own_name(raw, overrides), config)
+    raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
     if raw.get("tune"):
         note = f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep"
         err.print(note, markup=False)
@@ -79,18 +77,14 @@ def run(
 
         parsed, faults = parse_config(raw)
         if parsed is None:
-            raise ConfigError(faults, config)
+            raise ConfigError(faults, source)
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
-    from raysim.check import check
-    from raysim.runner import execute
-
     began = command_began()
-    progress = Progress(began)
-    summary = execute(check(raw, config), on_start=progress.start, on_round=progress.round)
-    out.print(run_table(progress.folder, summary, time.monotonic() - began))
-    out.print(f"run directory: {progress.folder}")
-    out.print(f"TensorBoard:   tensorboard --logdir {progress.folder}")
+    finished = api.finished_run(raw, source, Progress(began))
+    out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))
+    out.print(f"run directory: {finished.folder}")
+    out.print(f"TensorBoard:   tensorboard --logdir {finished.folder}")
 
 
 @app.command()
@@ -100,11 +94,12 @@ def tune(
     is_scaled: Scaled = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim.tuning.command import tune as run_sweep
+    from raysim import api
+    from raysim.tuning.command import show_sweep
     from raysim.tuning.plan import read_sweep
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
-    if status := run_sweep(raw, config, is_scaled=is_scaled):
+    if status := show_sweep(*api.finished_sweep(raw, config, say, scale=is_scaled)):
         raise typer.Exit(status)
 
 
@@ -126,10 +121,11 @@ def calibrate(
     calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, beside or [], out, say)
 
 
-def _with_own_name(raw: Settings, overrides: Sequence[str] | None) -> Settings:
+def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
     """A name from the command line is the name of a scaled run, too."""
-    is_named = any(override.startswith("name=") for override in overrides or ())
-    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if is_named and raw.get("scale") else raw
+    from raysim.sweep import with_own_name
+
+    return with_own_name(raw) if any(override.startswith("name=") for override in overrides or ()) else raw
 
 
 @app.command()
@@ -387,10 +383,7 @@ def main() -> None:
 
         if not isinstance(error, Interrupted):
             raise
-        if error.next_round is None:
-            err.print("stopped by a signal; the same command goes on from the last checkpoint")
-        else:
-            err.print(f"stopped by a signal after a checkpoint; the same command goes on at round {error.next_round}")
+        err.print(str(error), markup=False)
         sys.exit(128 + error.signal_number)
 
 

@@ -6,14 +6,15 @@ run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from raysim.config import read_config
-from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.settings import Settings
-from raysim.own_code import named_methods
+from raysim.config import lay_over, read_config
+from raysim.core.errors import DataError
+from raysim.core.settings import Raw, Settings
+from raysim.own_code import named
 from raysim.results import Run, Runs
 from raysim.sweep import scaled
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from raysim.data.arrow import SetInfo
     from raysim.engine.metrics import RoundRecord
     from raysim.reporting.results import Report
+    from raysim.terminal import Progress
+    from raysim.tuning.outcome import Outcome
+    from raysim.tuning.plan import Sweep
 
 #: A YAML file, settings as nested dictionaries, or nothing: the defaults.
 ConfigSource = str | Path | Mapping[str, object] | None
@@ -45,37 +49,23 @@ def run(
 
     Args:
       config: a YAML file, or settings as nested dictionaries.
-      overrides: settings by dotted keys, {"partition.alpha": 0.1}; they go before `config`.
+      overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they go before `config`, and
+        each sets its value whole.
       on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
       scale: lay the file's `scale` settings over it, as --scaled does.
       quiet: no lines about progress.
-      settings: as overrides, with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
+      settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
         `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, and functions of
         your own that return a Method.
     Raises:
       ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
       KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call goes on.
     """
-    from raysim.check import check
-    from raysim.engine.simulation import Interrupted
-    from raysim.runner import execute
     from raysim.terminal import Progress
 
     raw, source = settings_of(config, overrides, settings, scale=scale)
-    progress = Progress(is_quiet=quiet)
-    plan = check(raw, source)
-
-    def after(record: RoundRecord) -> Literal["stop"] | None:
-        progress.round(record)
-        return on_round(record) if on_round is not None else None
-
-    try:
-        execute(plan, on_start=progress.start, on_round=after)
-    except Interrupted as ended:
-        where = "" if ended.next_round is None else f" after round {ended.next_round}; the same call goes on from there"
-        raise KeyboardInterrupt(f"the run ended{where}") from ended
-    assert progress.folder is not None
-    return Run(progress.folder).reload()
+    with _signals_as_keyboard_interrupt():
+        return finished_run(raw, source, Progress(is_quiet=quiet), on_round)
 
 
 def tune(
@@ -95,20 +85,15 @@ def tune(
     Raises:
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
+    from raysim.sweep import with_own_name
     from raysim.terminal import say
-    from raysim.tuning.driver import SweepEnded, run_sweep
-    from raysim.tuning.outcome import write_results
-    from raysim.tuning.plan import plan_sweep
-    from raysim.tuning.resources import draws
 
     raw, source = settings_of(config, overrides, settings)
-    sweep = plan_sweep(raw, source, draws, is_scaled=scale)
-    try:
-        outcomes = run_sweep(sweep, (lambda line: None) if quiet else say)
-    except SweepEnded as ended:
-        raise KeyboardInterrupt("the sweep ended; the same call runs what is not finished") from ended
-    write_results(sweep, outcomes)
-    return Runs((Run(sweep.folder / trial.name) for trial in sweep.trials), sweep.folder)
+    named_raw = with_own_name(raw) if "name" in {**(overrides or {}), **settings} else raw
+    with _signals_as_keyboard_interrupt():
+        sweep, _ = finished_sweep(named_raw, source, (lambda line: None) if quiet else say, scale=scale)
+    folders = (sweep.folder / trial.name for trial in sweep.trials)
+    return Runs(map(Run, folders), sweep.folder)
 
 
 def report(
@@ -184,40 +169,76 @@ def arrays(
     )
 
 
+# --- what the command does, too ---------------------------------------------------------------------------------------
+
+
 def settings_of(
     config: ConfigSource, overrides: Mapping[str, object] | None, settings: Mapping[str, object], *, scale: bool = False
 ) -> tuple[Settings, str]:
-    """(the raw configuration, what to call its source in messages)."""
+    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take."""
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
-        raw, source = _copied(config or {}), "the call"
-    given = {**(overrides or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
+        raw, source = named(config or {}), "the call"
+
+    def lay(raw: Settings) -> None:
+        lay_over(raw, named(overrides or {}), source, where="the call")
+        for key, value in named(settings).items():
+            _lay(raw, key.replace("__", "."), value)
+
+    lay(raw)
     if scale:
-        own_name = {"name": given["name"]} if "name" in given else {}
-        raw = scaled({**raw, "scale": {**raw.get("scale", {}), **own_name}}, source)
-    for key, value in given.items():
-        _lay(raw, key, value)
-    if isinstance(raw.get("methods"), list | tuple):
-        raw["methods"] = named_methods(raw["methods"])
+        raw = scaled(raw, source)
+        lay(raw)  # what was given for this call goes before the scale, too
     return raw, source
-
-
-def _copied(group: Mapping[str, Any]) -> Settings:
-    """Dictionaries anew, all else as it is: functions and arrays are not to be copied."""
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in group.items()}
 
 
 def _lay(raw: Settings, key: str, value: object) -> None:
     """Set a dotted key; a dictionary is laid over the group that is there."""
-    *parents, last = key.split(".")
-    group = raw
-    for parent in parents:
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise ConfigError([Fault(key, f"{parent} is no group of keys")], "the call")
-    before = group.get(last)
-    if isinstance(value, Mapping):
-        group[last] = {**(before if isinstance(before, dict) else {}), **_copied(value)}
+    group: object = raw
+    for part in key.split("."):
+        group = group.get(part) if isinstance(group, dict) else None
+    if isinstance(value, dict) and isinstance(group, dict):
+        group.update(value)
     else:
-        group[last] = value
+        lay_over(raw, {key: value}, "the call", where="the call")
+
+
+def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
+    """Check a configuration, run it to its end, and return the run. Raises as `check` and `execute`."""
+    from raysim.check import check
+    from raysim.runner import execute
+
+    def after(record: RoundRecord) -> Literal["stop"] | None:
+        progress.round(record)
+        return on_round(record) if on_round is not None else None
+
+    execute(check(raw, source), on_start=progress.start, on_round=after)
+    assert progress.folder is not None
+    return Run(progress.folder).reload()
+
+
+def finished_sweep(
+    raw: Raw, source: str, say: Callable[[str], None], *, scale: bool = False
+) -> tuple[Sweep, dict[str, Outcome]]:
+    """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
+    from raysim.tuning.driver import run_sweep
+    from raysim.tuning.outcome import write_results
+    from raysim.tuning.plan import plan_sweep
+    from raysim.tuning.resources import draws
+
+    sweep = plan_sweep(raw, source, draws, is_scaled=scale)
+    outcomes = run_sweep(sweep, say)
+    write_results(sweep, outcomes)
+    return sweep, outcomes
+
+
+@contextmanager
+def _signals_as_keyboard_interrupt() -> Iterator[None]:
+    """Ctrl-C in a script or a notebook ends as Python users know it, after the checkpoint."""
+    from raysim.engine.simulation import Interrupted
+
+    try:
+        yield
+    except Interrupted as ended:
+        raise KeyboardInterrupt(str(ended)) from ended

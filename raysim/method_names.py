@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from methods import METHODS
 from raysim.core.errors import ConfigError
@@ -19,19 +18,22 @@ class MethodNames:
     def __getattr__(self, name: str) -> Callable[..., Spec]:
         if name not in METHODS:
             raise AttributeError(f"no method {name!r}; there are {', '.join(sorted(METHODS))}")
-        spec = partial(_spec, name)
+
+        def spec(**options: object) -> Spec:
+            _, faults = build_methods([{name: options}])
+            if faults:
+                raise ConfigError(faults, f"raysim.methods.{name}")
+            return {name: options}
+
         spec.__doc__ = METHODS[name].__doc__
+        spec.__name__ = spec.__qualname__ = (
+            name  # without its options, `methods=[raysim.methods.fedprox]`, the name says all
+        )
+        spec.__module__ = ""
         return spec
 
     def __dir__(self) -> list[str]:
         return sorted(METHODS)
-
-
-def _spec(name: str, /, **options: object) -> Spec:
-    _, faults = build_methods([{name: options}])
-    if faults:
-        raise ConfigError(faults, f"raysim.methods.{name}")
-    return {name: options}
 
 
 methods = MethodNames()

@@ -27,7 +27,7 @@ class Run:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self._files = RunFolder(self.folder)
-        if not self._files.config.is_file():
+        if not self._files.is_run:
             raise DataError("no run directory", str(self.folder), "give a folder that `raysim run` wrote")
 
     def __repr__(self) -> str:
@@ -45,8 +45,8 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, object]:
-        """The complete configuration."""
-        return self._files.read_config()
+        """The complete configuration; empty where a trial of a sweep failed before it had one."""
+        return self._files.read_config() if self._files.config.is_file() else {}
 
     @cached_property
     def summary(self) -> dict[str, object]:
@@ -193,11 +193,11 @@ def load(folder: str | Path) -> Run | Runs:
       DataError: no such folder, or no run in it.
     """
     path = Path(folder)
-    if (path / "config.yaml").is_file():
+    if RunFolder(path).is_run:
         return Run(path)
     if not path.is_dir():
         raise DataError("no such folder", str(path), "give a run directory, or a folder of runs")
-    runs = [Run(found.parent) for found in sorted(path.rglob("config.yaml"))]
+    runs = [Run(files.path) for files in RunFolder.below(path)]
     if not runs:
         raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
     return Runs(runs, path)

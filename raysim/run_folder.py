@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -118,9 +119,24 @@ class RunFolder:
             raise ConfigError([fault], "the configuration") from error
         raise AssertionError("unreachable")
 
+    @staticmethod
+    def below(path: Path) -> list[RunFolder]:
+        """Every run at or below a folder, by its path; hidden folders (Ray Tune's) and those inside of runs are left out."""
+        found = []
+        for folder, inner, _ in os.walk(path):
+            inner[:] = [name for name in inner if name not in ("checkpoints", "arrays") and not name.startswith(".")]
+            if (files := RunFolder(Path(folder))).is_run:
+                found.append(files)
+        return sorted(found, key=lambda files: files.path)
+
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run began here: it has a configuration, or at least a mark of how it ended."""
+        return self.config.exists() or any((self.path / mark).exists() for mark in MARKS)
 
     def picture(self, name: str) -> Path:
         return self.path / f"{name}.png"

@@ -67,6 +67,11 @@ def scaled(raw: Raw, source: str) -> Settings:
     return _laid_over(raw, settings, "scale", source)
 
 
+def with_own_name(raw: Raw) -> Raw:
+    """The same, its name kept when it is scaled: it was given for this very run or sweep."""
+    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if raw.get("scale") else raw
+
+
 def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Trial:
     """The configuration of one trial.
 

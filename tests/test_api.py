@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +19,9 @@ import raysim
 from raysim.core.errors import ConfigError, DataError, RunExists
 from raysim.core.method import Method
 from raysim.engine.metrics import RoundRecord
+from tests.samples import typed_use
 
+PROJECT = Path(__file__).parent.parent
 SMALL = {
     "seed": 3,
     "rounds": 3,
@@ -129,6 +135,9 @@ def test_a_function_without_a_module_travels_by_value(settings):
 
     with pytest.raises(ConfigError, match=r"methods\[0\].*cannot be sent to other processes"):
         raysim.run(settings, methods=[unsendable])
+    axis = {"method": {"grid_search": {"own": {"methods": [{unsendable: {}}, local_method]}}}}
+    with pytest.raises(ConfigError, match=r"param_space\.method\.grid_search\.own\.methods\[0\].*cannot be sent"):
+        raysim.tune(settings, tune={"param_space": axis})
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -170,6 +179,38 @@ def test_runs_in_a_thread(settings):
     thread.start()
     thread.join()
     assert found[0].status.name == "completed"
+
+
+@pytest.mark.slow
+def test_runs_everywhere_with_the_same_bits_and_leaves_ray_as_it_was(root, tmp_path):
+    words = [sys.executable, "-m", "tests.samples.everywhere", str(root), str(tmp_path / "runs")]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    ended = subprocess.run(words, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert ended.stdout.endswith("the same bits everywhere\n"), ended.stderr
+
+
+def test_ctrl_c_in_a_script_ends_it_after_a_checkpoint_and_the_same_call_goes_on(settings):
+    script = f"""
+import raysim
+raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(record.round_index, flush=True), quiet=True)
+"""
+    lines = []
+    with subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT, stdout=-1, stderr=-1, text=True) as process:
+        lines.append(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT  # a loop of the shell around it ends, too
+    assert lines == ["0\n"]
+    message = r"KeyboardInterrupt: stopped by a signal after a checkpoint; the same command goes on at round (\d)\n"
+    (next_round,) = re.findall(message, errors)
+    assert int(next_round) == len(output.splitlines()) + 1 < 5
+    rounds: list[int] = []
+    cut = raysim.run(
+        settings, name="cut", rounds=5, on_round=lambda record: rounds.append(record.round_index), quiet=True
+    )
+    assert rounds == list(range(int(next_round), 5))
+    through = raysim.run(settings, name="through", rounds=5, quiet=True)
+    assert cut.summary["params_sha256"] == through.summary["params_sha256"]
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------
@@ -250,8 +291,70 @@ def test_sweep_and_report(settings):
     runs = raysim.tune(settings, name="lr", tune={"param_space": axes}, quiet=True)
     assert len(runs) == 4
     frame = runs.frame()
-    assert {"local.lr", "seed", "accuracy", "status"} <= set(frame.columns)
+    assert {"lr", "seed", "accuracy", "status"} <= set(frame.columns)
     assert runs.best().accuracy == frame.accuracy.max()
-    report = raysim.report(runs, rows="local.lr")
-    assert (report.folder / "report.md").read_text().startswith("#")
-    assert len(report.tables) == 1
+    report = raysim.report(runs, rows="lr", against="0.1", metric="accuracy")
+    assert report.text == (report.folder / "report.md").read_text()
+    assert report.text.startswith("#")
+    ((title, means),) = report.tables.items()
+    assert title == "digits / mlp"
+    expected = frame.groupby("lr").accuracy.mean() * 100
+    assert means.iloc[:, 0].to_dict() == pytest.approx({f"{lr:g}": value for lr, value in expected.items()})
+    assert report.cells[["n", "mean"]].to_numpy() == pytest.approx(np.array([[2, value] for value in expected]))
+    (test,) = report.p_values.itertuples()
+    assert (test.table, test.method, test.better_than, test.num_pairs) == (title, "0.1", "0.01", 2)
+    assert 0 < test.p == test.p_holm
+    assert report.figures
+    assert all(path.is_file() and f"{name}.png" == path.name for name, path in report.figures.items())
+    shown = report._repr_markdown_()
+    assert all(Path(link).is_file() for link in re.findall(r"!\[.*?\]\((.*?)\)", shown))
+    with pytest.raises(ConfigError, match=r"fault in the call\n.*report\.against: no row 'fedvg'"):
+        raysim.report(runs, against="fedvg")
+    # A folder of runs: what lies inside of runs, and Tune's own files, are none.
+    for inside in (runs[0].folder / "checkpoints", runs.folder / ".tune" / "state"):
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / "config.yaml").write_text("name: no run")
+    found = raysim.load(runs.folder)
+    assert sorted(run.name for run in found) == sorted(run.name for run in runs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_readme_section_runs(tmp_path, monkeypatch):
+    section = (PROJECT / "README.md").read_text().partition("## From Python")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    shutil.copytree(PROJECT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["run"].folder == tmp_path / "runs" / "quickstart"
+    assert [run.status.name for run in names["runs"]] == ["completed"] * 4
+    assert (tmp_path / "runs" / "compared" / "report" / "report.md").is_file()
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def test_typed_sample_runs(settings):
+    report = typed_use.compare(settings)
+    assert sorted(report.cells["method"]) == ["tests.samples.typed_use:pulled", "uniform + fedprox"]
+
+
+@pytest.mark.slow
+def test_a_file_that_uses_the_library_passes_mypy_strict(tmp_path):
+    root = Path(raysim.__file__).parent.parent
+    assert (root / "raysim" / "py.typed").is_file()
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")  # nobody's settings but the strict ones
+    file = tmp_path / "own.py"
+    good = Path(typed_use.__file__).read_text()
+
+    def mypy(text: str) -> str:
+        file.write_text(text)
+        words = ["--strict", "--follow-imports=silent", "--config-file", "mypy.ini", "--cache-dir", "cache", "own.py"]
+        command = [sys.executable, "-m", "mypy", *words]
+        return subprocess.run(command, cwd=tmp_path, env={"MYPYPATH": str(root)}, capture_output=True, text=True).stdout
+
+    assert "Success" in mypy(good)
+    assert """error: "str" has no attribute "x\"""" in mypy(
+        good.replace("accuracy: float = run.accuracy or 0.0", "accuracy: str = run.name.x")
+    )

@@ -252,6 +252,8 @@ def test_scaled_runs_have_a_name_of_their_own_unless_given_one(tmp_path):
         ([], "full", 9),
         (["--scaled"], "full_scaled", 2),
         (["--scaled", "name=mine"], "mine", 2),
+        (["--scaled", "rounds=3"], "full_scaled", 3),
+        (["--scaled", "scale.rounds=4"], "full_scaled", 4),
     ):
         printed = yaml.safe_load(CliRunner().invoke(app, ["run", str(path), "--print-config", *words]).stdout)
         assert (printed["name"], printed["rounds"]) == (name, rounds)

@@ -2,7 +2,7 @@
 
 from raysim.config.faults import nearest, parse_options
 from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root, shipped_folder
-from raysim.config.reading import parse_config, parse_report, read_config
+from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config
 from raysim.config.schema import (
     CalibrateGroup,
     CohortGroup,
@@ -29,6 +29,7 @@ __all__ = [
     "data_cache",
     "home_folder",
     "is_recipe_name",
+    "lay_over",
     "located",
     "located_root",
     "method_names",
@@ -36,6 +37,7 @@ __all__ = [
     "nearest",
     "parse_config",
     "parse_options",
+    "parse_overrides",
     "parse_report",
     "read_config",
     "shipped_file",

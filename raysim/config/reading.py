@@ -38,8 +38,7 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     """
     source = str(path) if path else "the command line"
     raw = _read_file(config_file(path), ()) if path else {}
-    for override in overrides:
-        _override(raw, override, source)
+    lay_over(raw, parse_overrides(overrides), source)
     return raw
 
 
@@ -70,19 +69,41 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     return result
 
 
-def _override(raw: Settings, override: str, source: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(
-            [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
-        )
-    try:
-        assign(raw, key.strip(), yaml.load(text, Loader=_Loader))
-    except KeyError as error:
-        fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
-        raise ConfigError([fault], "the command line") from error
-    except yaml.YAMLError as error:
-        raise ConfigError([Fault(key, f"value {text!r} is no valid YAML ({error})")], "the command line") from error
+def parse_overrides(overrides: Sequence[str]) -> Settings:
+    """Dotted key -> value of `a.b=c` overrides.
+
+    Raises:
+      ConfigError: a malformed one.
+    """
+    values: Settings = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(
+                [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
+            )
+        try:
+            values[key.strip()] = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            text = f"value {text!r} is no valid YAML ({error})"
+            raise ConfigError([Fault(key, text)], "the command line") from error
+    return values
+
+
+def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
+    """Set values by dotted keys, each one whole, in a raw configuration.
+
+    Args:
+      source, where: what has the configuration, and what has the values, for messages.
+    Raises:
+      ConfigError: a key leads through a value.
+    """
+    for key, value in values.items():
+        try:
+            assign(raw, key, value)
+        except KeyError as error:
+            fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
+            raise ConfigError([fault], where) from error
 
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:

@@ -35,14 +35,19 @@ class Recorder(Protocol):
 
 
 class Interrupted(Exception):
-    """A signal ended the run after a checkpoint; next_round is where it will go on.
+    """A signal ended a run or a sweep; next_round is where the run, after a checkpoint, will go on.
 
-    next_round is None where no round was finished for it: before the first one, or when a second signal came.
+    next_round is None for a sweep, and where no round was finished for it: before the first one, or at a second signal.
     """
 
     def __init__(self, signal_number: int, next_round: int | None):
         super().__init__(signal_number, next_round)
         self.signal_number, self.next_round = signal_number, next_round
+
+    def __str__(self) -> str:
+        if self.next_round is None:
+            return "stopped by a signal; the same command goes on with what is not finished"
+        return f"stopped by a signal after a checkpoint; the same command goes on at round {self.next_round}"
 
 
 class Stopped(Exception):

@@ -33,11 +33,12 @@ LISTS = ("columns", "ignore", "published", "figures")
 class Requests:
     """Names of rows and columns that a report is asked for.
 
-    One that the runs lack is a fault if the command line has it. In a recipe it becomes a note: a row may be missing
-    because its runs are not finished yet, and the rest of the report can be made.
+    One that the runs lack is a fault if the command line (`source`) has it. In a recipe it becomes a note: a row may be
+    missing because its runs are not finished yet, and the rest of the report can be made.
     """
 
     given: Settings
+    source: str
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
@@ -46,25 +47,25 @@ class Requests:
             return make()
         except LookupError as error:
             if key in self.given:
-                raise ConfigError([Fault(f"report.{key}", str(error))], "the command line") from error
+                raise ConfigError([Fault(f"report.{key}", str(error))], self.source) from error
             self.notes.append(f"`report.{key}`: {error}")
             return otherwise
 
 
-def make_report(paths: Sequence[Path], given: Settings) -> Report:
+def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> Report:
     """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
       paths: run directories or folders of runs; none to report published tables alone.
-      given: settings of the `report` group from the command line; they go before the recipe's.
+      given: settings of the `report` group that go before the recipe's; source: where they come from, for messages.
     Raises:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """
     runs = find_runs(paths) if paths else []
-    group, requests = settings(runs, given), Requests(given)
+    group, requests = settings(runs, given, source), Requests(given, source)
     theirs = [cell for name in group.published for cell in published(name)]
     if not paths and not theirs:
-        raise ConfigError([Fault("report", "give run directories, or --published NAME")], "the command line")
+        raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
     finished = [run for run in runs if run.is_finished]
     if runs and not finished:
         listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
@@ -131,8 +132,8 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
     return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
 
 
-def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
-    """The `report` group: the command line's settings, then those of the sweeps (or of the runs outside of sweeps).
+def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
+    """The `report` group: the given settings, then those of the sweeps (or of the runs outside of sweeps).
 
     Raises:
       ConfigError: a fault in a group, or sweeps that contradict each other.
@@ -152,11 +153,11 @@ def settings(runs: Sequence[Run], given: Settings) -> ReportGroup:
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:
-                message = f"is {value!r} in {place}, {merged[key]!r} in another; set it on the command line"
+                message = f"is {value!r} in {place}, {merged[key]!r} in another; set it in {source}"
                 faults.append(Fault(f"report.{key}", message))
     if faults:
         raise ConfigError(faults, "the recipes of these runs")
-    return _parsed({**merged, **given}, "the command line")
+    return _parsed({**merged, **given}, source)
 
 
 def _parsed(raw: object, source: str) -> ReportGroup:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from raysim.config import Config
 from raysim.core.errors import DataError
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label
-from raysim.run_folder import MARKS, RunFolder
+from raysim.run_folder import RunFolder
 
 #: What a YAML or JSON file holds.
 Settings: TypeAlias = Mapping[str, Any]
@@ -81,18 +80,11 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise DataError(f"no folder {path}", mend="give run directories, or folders that hold some")
-        below = sorted(_below(path))
+        below = [files.path for files in RunFolder.below(path)]
         if not below:
             raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
         folders |= dict.fromkeys(folder.resolve() for folder in below)
     return label([_read(folder) for folder in folders])
-
-
-def _below(path: Path) -> Iterable[Path]:
-    for folder, inner, files in os.walk(path):
-        inner[:] = [name for name in inner if name not in ("checkpoints", "arrays")]
-        if "config.yaml" in files or not MARKS.keys().isdisjoint(files):
-            yield Path(folder)
 
 
 def _read(folder: Path) -> Run:

@@ -1,4 +1,4 @@
-"""The verb: `raysim tune`, from the command line's words to what the terminal shows."""
+"""What `raysim tune` shows of a sweep on the terminal."""
 
 from __future__ import annotations
 
@@ -6,32 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from raysim.sweep import Raw
-from raysim.terminal import err, out, say
-from raysim.tuning.driver import SweepEnded, run_sweep
-from raysim.tuning.outcome import Outcome, ranked, write_results
-from raysim.tuning.plan import Sweep, SweepTrial, plan_sweep
-from raysim.tuning.resources import draws
+from raysim.terminal import err, out
+from raysim.tuning.outcome import Outcome, ranked
+from raysim.tuning.plan import Sweep, SweepTrial
 
 #: Lines of the table, and of each list of trials without a result: results.csv has them all.
 MOST_ROWS = 10
 
 
-def tune(raw: Raw, source: str, *, is_scaled: bool = False) -> int:
-    """Run a sweep, write what became of it, and return the exit status: 0, 1 (some trial has no result) or 128 + signal.
-
-    Args:
-      raw: of `read_sweep`; source: its file.
-    Raises:
-      ConfigError, RunExists: as plan_sweep and run_sweep.
-    """
-    sweep = plan_sweep(raw, source, draws, is_scaled=is_scaled)
-    try:
-        outcomes = run_sweep(sweep, say)
-    except SweepEnded as end:
-        err.print("stopped by a signal; the same command runs what is not finished")
-        return 128 + end.signal_number
-    write_results(sweep, outcomes)
+def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
+    """Print what became of a sweep, and return the exit status: 0, or 1 where some trial has no result."""
     out.print(best_trials(sweep, ranked(sweep, outcomes), outcomes))
     for status in ("failed", "unfinished"):
         names = [name for name, outcome in outcomes.items() if outcome.status == status]

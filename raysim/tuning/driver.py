@@ -18,7 +18,8 @@ from ray.tune.experiment import Trial
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from raysim.engine.ray.session import ray_session
-from raysim.engine.simulation import collected_signals
+from raysim.engine.simulation import Interrupted, collected_signals
+from raysim.own_code import pickled, words
 from raysim.run_folder import Mark, RunFolder
 from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
@@ -40,14 +41,6 @@ QUIET = {
 PROGRESS_S, MOST_LINES = 30.0, 40
 
 
-class SweepEnded(Exception):
-    """A signal ended the sweep; starting it again runs what is unfinished."""
-
-    def __init__(self, signal_number: int):
-        super().__init__(signal_number)
-        self.signal_number = signal_number
-
-
 def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
     """Run what is unfinished of a sweep, and return what became of every trial.
 
@@ -55,7 +48,7 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
       say: prints one line.
     Raises:
       ConfigError, RunExists: it cannot start, and nothing has been started.
-      SweepEnded: by a signal.
+      Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(sweep.folder).locked(kind="sweep"):
@@ -97,7 +90,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with mock.patch.dict(os.environ, QUIET), collected_signals(_end_trials) as received:
         tune.Tuner(
-            make_trainable(raws, groups, settings),
+            make_trainable(raws, groups, settings, pickled(words(raws))),
             param_space={"trial": tune.grid_search([trial.name for trial in trials])},
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
@@ -112,7 +105,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
         ).fit()
     shutil.rmtree(work, ignore_errors=True)
     if received:
-        raise SweepEnded(received[0])
+        raise Interrupted(received[0], None)
 
 
 class _Watch(tune.Callback):

@@ -12,7 +12,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 
 from raysim.config import Config, nearest
 from raysim.core.errors import ConfigError, Fault
-from raysim.engine.ray.session import live_nodes
+from raysim.engine.ray.session import offered
 from raysim.tuning.plan import Draw, Sweep
 
 DOMAINS = (
@@ -118,8 +118,7 @@ def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle |
 
 def ray_nodes() -> list[Bundle]:
     """CPUs and GPUs of each node of the running Ray."""
-    nodes = [node["Resources"] for node in live_nodes()]
-    return [{name: node[name] for name in ("CPU", "GPU") if node.get(name)} for node in nodes]
+    return [{name: node[name] for name in ("CPU", "GPU") if node.get(name)} for node in offered()]
 
 
 def _text(bundle: Bundle) -> str:

@@ -65,8 +65,25 @@ def is_in_group() -> bool:
 def placements() -> list[tuple[float, float]]:
     """(CPUs, GPUs) of each place that a trainer must fit into: the bundles of the placement group, else the nodes."""
     group = ray.util.get_current_placement_group()
-    places = [node["Resources"] for node in live_nodes()] if group is None else group.bundle_specs
+    places = offered() if group is None else group.bundle_specs
     return [(place.get("CPU", 0), place.get("GPU", 0)) for place in places]
+
+
+def offered() -> list[dict[str, float]]:
+    """Resources of each node, less those of the Ray task or actor that this process is: it keeps them while it waits."""
+    context = ray.get_runtime_context()
+    try:
+        held: dict[str, float] = context.get_assigned_resources()
+    except AssertionError:  # how Ray says that this process is a driver
+        held = {}
+    own = context.get_node_id()
+    return [
+        {
+            name: amount - (held.get(name, 0) if node["NodeID"] == own else 0)
+            for name, amount in node["Resources"].items()
+        }
+        for node in live_nodes()
+    ]
 
 
 def live_nodes() -> list[Node]:

@@ -1,0 +1,91 @@
+"""A written report as an object: its folder, its text, and its numbers as pandas DataFrames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.reporting.build import make_report, write
+from raysim.reporting.contents import Report as Contents
+from raysim.reporting.document import conclusions
+from raysim.reporting.significance import Comparison, holm
+from raysim.reporting.tables import Table, heading
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Columns of `Report.p_values`.
+P_VALUES = ("table", "column", "method", "better_than", "p", "p_holm", "num_pairs")
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What `raysim.report` wrote and found out. A notebook shows its text.
+
+    Attributes:
+      folder: holds report.md, table.csv, table.tex and figures.
+      tables: title -> the means, as report.md has them: accuracies and other shares in percent.
+      cells: table.csv: a row a cell, with its labels, mean, standard deviation over seeds, number of seeds and published number.
+      p_values: a row a test (one-sided exact Wilcoxon) that `method` is better than another one; `p_holm` is adjusted for all
+        tests of its table. An empty title stands for tests over all tables. Without `against` or `baseline` nothing is tested.
+      figures: name -> PNG.
+      text: report.md. conclusions: its first sentences.
+    """
+
+    folder: Path
+    tables: Mapping[str, pd.DataFrame]
+    cells: pd.DataFrame
+    p_values: pd.DataFrame
+    figures: Mapping[str, Path]
+    text: str
+    conclusions: Sequence[str]
+
+    @classmethod
+    def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
+        """Write the report of some run directories to a folder. Raises ConfigError and DataError as `make_report`."""
+        import pandas as pd
+
+        contents = make_report(runs, settings, source="the call")
+        text = write(contents, folder).read_text()
+        pictures = sorted((folder / "figures").glob("*.png"))
+        return cls(
+            folder=folder,
+            tables={table.title: _means(table) for table in contents.tables},
+            cells=pd.read_csv(folder / "table.csv"),
+            p_values=_p_values(contents),
+            figures={picture.stem: picture for picture in pictures if f"(figures/{picture.name})" in text},
+            text=text,
+            conclusions=conclusions(contents),
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Report({str(self.folder)!r})", *self.conclusions])
+
+    def _repr_markdown_(self) -> str:
+        """The text as a notebook shows it: paths of figures begin at the notebook, which is the current folder."""
+        return self.text.replace("](figures/", f"]({Path(os.path.relpath(self.folder)).as_posix()}/figures/")
+
+
+def _means(table: Table) -> pd.DataFrame:
+    import pandas as pd
+
+    names = {column: heading(table.names, column) if table.names else table.metric.quantity for column in table.columns}
+    cells = {row: table.row_cells(row) for row in table.rows}
+    means = {row: {names[column]: cell.mean for column, cell in by_column.items()} for row, by_column in cells.items()}
+    return pd.DataFrame.from_dict(means, orient="index", columns=list(names.values()))
+
+
+def _p_values(contents: Contents) -> pd.DataFrame:
+    import pandas as pd
+
+    tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}
+    names = contents.tables[0].names
+    rows = [
+        (title, heading(names, test.column), test.method, test.other, test.result.p, adjusted, test.result.num_pairs)
+        for title, comparisons in tests.items()
+        for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(P_VALUES))
