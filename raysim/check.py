@@ -6,6 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from raysim.core.method import Method
 from raysim.core.settings import Settings
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.faults import explained
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
@@ -276,8 +278,11 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
+    file = part.file if part.scheme == "file" and part.file else ""
     return PartitionSpec(
-        **part.model_dump(exclude={"form", "num_clients", "seed"}),
+        **part.model_dump(exclude={"form", "num_clients", "seed", "file"}),
+        file=file,
+        file_sha256=_digest(file) if file else "",
         **data.model_dump(include={"test", "validation", "split"}),
         form="" if config.is_joint else part.form or "",
         num_clients=config.num_clients,
@@ -289,6 +294,13 @@ def partition_spec(config: Config) -> PartitionSpec:
         ),
         seed=config.seed if part.seed is None else part.seed,
     )
+
+
+def _digest(path: str) -> str:
+    """Of what a file holds: partitions are kept by it, not by the path."""
+    mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
+    with explained("cannot be read", f"partition file {path}", mend, OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------

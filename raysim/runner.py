@@ -145,8 +145,10 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
         text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
         faults.append(Fault("rounds", text))
     if not faults and partition != plan.manifest.checksum:
-        text = f"the set changed since the {kind} in {where} began; choose another name"
-        faults.append(Fault("data", text))
+        key, what = (
+            ("partition.file", "the partition in it") if config.partition.scheme == "file" else ("data", "the set")
+        )
+        faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest()
@@ -172,10 +174,11 @@ def _failure_marked(folder: RunFolder) -> Iterator[None]:
 
 
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
-    """Write partition.json, and partition.csv with a row for each client and one for the validation set."""
+    """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv."""
     table = partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
     write_file(folder.partition, manifest.to_json().encode())
     write_file(folder.partition_table, table.encode())
+    write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())
 
 
 def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:

@@ -84,6 +84,10 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
         saved = Config.model_validate(RunFolder(sweep.folder / trial.name).read_config())
+        before = RunFolder(sweep.folder / trial.name)
+        if before.partition.is_file() and before.read_json(before.partition)["checksum"] != trial.partition_sha256:
+            place = "data" if trial.config.partition.file is None else "partition.file"
+            trials_of.setdefault((place, "the one before", "changed"), []).append(trial.name)
         for key, old, new in changes(saved.model_dump(mode="json"), trial.config.model_dump(mode="json")):
             trials_of.setdefault((key, repr(old), repr(new)), []).append(trial.name)
     faults = []
