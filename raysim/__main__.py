@@ -71,6 +71,8 @@ def run(
     began = command_began()
     progress = Progress(began)
     summary = execute(check(raw, config), on_start=progress.start, on_round=progress.round)
+    if out.is_terminal and summary["stopped_by"]:
+        out.print()  # the live line was not the last one
     out.print(run_table(progress.folder, summary, time.monotonic() - began))
     out.print(f"run directory: {progress.folder}")
     out.print(f"TensorBoard:   tensorboard --logdir {progress.folder}")

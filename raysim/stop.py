@@ -8,13 +8,17 @@ from raysim.config import StopGroup
 from raysim.record import judged
 
 
-def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]]) -> str:
+def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
     """Why the run ends after these rounds; empty if it goes on.
+
+    A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
+    between the first and the last round (`every` 0) it may end after any round.
 
     Args:
       rows: of progress.csv, from the first round on.
+      every: rounds between evaluations.
     """
-    if not rows or stop == StopGroup():
+    if not rows or stop == StopGroup() or (every and len(rows) % every):
         return ""
     scores = judged(rows, len(rows))
     best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])

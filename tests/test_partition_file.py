@@ -109,8 +109,14 @@ def whole(root, tmp_path_factory) -> list[dict[str, str]]:
         (lambda rows: changed(rows, 5, example="6"), "example 6 is there 2 times"),
         (lambda rows: rows[:5] + rows[6:], r"example 5 is missing \(1 of 1797 in all\)"),
         (lambda rows: changed(rows, 5, client="6"), r"example 5 belongs to client 6 of 6.*num_clients to 7"),
-        (lambda rows: changed(rows, 5, client="", split="train"), "example 5, which is to be trained on, has no client"),
-        (lambda rows: changed(rows, 5, client="", split="test"), r"test example 5 has no client, and example \d+ has one"),
+        (
+            lambda rows: changed(rows, 5, client="", split="train"),
+            "example 5, which is to be trained on, has no client",
+        ),
+        (
+            lambda rows: changed(rows, 5, client="", split="test"),
+            r"test example 5 has no client, and example \d+ has one",
+        ),
         (lambda rows: changed(rows, 5, split="dev"), "split 'dev' of example 5.*Choose one of train, validation"),
         (lambda rows: changed(rows, 5, client="two"), "cannot be read .*two"),
         (lambda rows: changed(rows, 5, example=""), r"example None in row 5 is no whole number"),

@@ -108,7 +108,9 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
     if settings.metric in SUMMARY_METRICS:
-        score = judged(rows, trial.num_rounds)[settings.metric]
+        is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
+        num_rounds = int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds
+        score = judged(rows, num_rounds)[settings.metric]
     else:
         score = values[-1][0] if values else None
     status = folder.status

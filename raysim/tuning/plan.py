@@ -270,6 +270,7 @@ def identity(plan: Plan) -> str:
     """
     config = plan.config.model_dump(mode="json")
     counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
+    counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
     counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
     if plan.config.is_joint:
         del counts["cohort"]
