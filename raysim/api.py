@@ -200,6 +200,8 @@ def settings_of(
         _lay(raw, key, value)
     if isinstance(raw.get("methods"), list | tuple):
         raw["methods"] = named_methods(raw["methods"])
+    if isinstance(raw.get("loggers"), list | tuple):
+        raw["loggers"] = named_methods(raw["loggers"], "loggers")
     return raw, source
 
 

@@ -30,8 +30,10 @@ from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
 from raysim.find import build_methods, describe, find_metric, read_mapping
+from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
+from raysim.stop import stop_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
 
@@ -51,7 +53,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
-    faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
+    faults += ([] if has_room else check_resources(config)) + _check_metrics(config) + logger_faults(config.loggers)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
@@ -66,7 +68,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
-    faults += _check_stop(config, methods, manifest)
+    faults += stop_faults(config, methods, num_test=len(manifest.test))
     if faults:
         raise ConfigError(faults, source)
     layout, texts = _fit(
@@ -156,23 +158,6 @@ def _check_metrics(config: Config) -> list[Fault]:
             faults.append(Fault(key, str(error)))
         if short in taken or short in names[:index]:
             faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
-    return faults
-
-
-def _check_stop(config: Config, methods: Sequence[Method], manifest: Manifest) -> list[Fault]:
-    """Conditions that could never be met, or that would leave out a method that works after the last round."""
-    faults = []
-    conditions = config.stop.model_dump(exclude_none=True)
-    for name in conditions:
-        if name != "seconds" and not config.evaluation.every:
-            text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
-            faults.append(Fault(f"stop.{name}", text))
-        elif name != "seconds" and not len(manifest.test):
-            faults.append(Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it"))
-    phase = next((method.name for method in methods if method.is_phase), "")
-    if conditions and phase:
-        text = f"{phase} works after the last round, which has to be known before; drop one of the two"
-        faults.append(Fault("stop", text))
     return faults
 
 

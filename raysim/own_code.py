@@ -14,8 +14,8 @@ from raysim.core.errors import ConfigError, Fault
 _BY_VALUE: dict[str, Callable[..., object]] = {}
 
 
-def named_methods(specs: Sequence[object]) -> list[object]:
-    """A list of methods with names in place of functions.
+def named_methods(specs: Sequence[object], key: str = "methods") -> list[object]:
+    """A list of methods, or of what another key lists, with names in place of functions.
 
     Raises:
       ConfigError: a function that cannot be sent to other processes.
@@ -25,7 +25,7 @@ def named_methods(specs: Sequence[object]) -> list[object]:
         options = None
         if isinstance(spec, Mapping) and len(spec) == 1:
             ((spec, options),) = spec.items()
-        name = name_of(spec, f"methods[{index}]") if callable(spec) else spec
+        name = name_of(spec, f"{key}[{index}]") if callable(spec) else spec
         named.append(name if options is None else {name: options})
     return named
 

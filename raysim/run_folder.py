@@ -39,6 +39,7 @@ FREE_KEYS = (
     "calibrate",
     "scale",
     "stop",
+    "loggers",
 )
 
 #: Parts of groups that it may change for the same reason. Where the data and the file of a partition

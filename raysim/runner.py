@@ -28,11 +28,13 @@ from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.files import write_file
+from raysim.loggers import Loggers, ended
 from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
 from raysim.start import started_server
 from raysim.stop import reason_to_stop
+from raysim.terminal import err
 
 
 def execute(
@@ -71,9 +73,12 @@ def execute(
                 blocks=plan.layout.blocks,
                 classes=plan.info.classes,
             )
-            with closing(recorder):
+            loggers = Loggers(config.loggers, folder, lambda line: err.print(line, markup=False))
+            with closing(recorder), ended(loggers):
                 if first_round == 0:
                     recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+                loggers.start(config.model_dump(mode="json"))
+                loggers.rounds(recorder.rows, first_round)
                 on_start(folder.path, first_round, num_rounds)
                 rounds_run, reason = simulate(
                     server,
@@ -84,6 +89,7 @@ def execute(
                     checkpoint_every_s=config.checkpoint.every_s,
                     on_round=_refusing_early_end(plan, on_round),
                     reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
+                    on_saved=lambda next_round: loggers.rounds(recorder.rows, next_round),
                 )
                 recorder.num_rounds = rounds_run
                 write_file(folder.model, save(final_model(plan, server)))
@@ -98,6 +104,7 @@ def execute(
                     "partition_sha256": plan.manifest.checksum,
                 }
                 summary = recorder.summary(facts)
+                loggers.end(summary)
             folder.mark("COMPLETED", reason)
             return summary
 

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raysim.config import StopGroup
+from raysim.config import Config, StopGroup
+from raysim.core.errors import Fault
+from raysim.core.method import Method
 from raysim.record import judged
+
+
+def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> list[Fault]:
+    """Conditions that could never be met, or that would leave out a method that works after the last round."""
+    faults = []
+    conditions = config.stop.model_dump(exclude_none=True)
+    for name in conditions:
+        if name != "seconds" and not config.evaluation.every:
+            text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
+            faults.append(Fault(f"stop.{name}", text))
+        elif name != "seconds" and not num_test:
+            faults.append(Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it"))
+    phase = next((method.name for method in methods if method.is_phase), "")
+    if conditions and phase:
+        text = f"{phase} works after the last round, which has to be known before; drop one of the two"
+        faults.append(Fault("stop", text))
+    return faults
 
 
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:

@@ -89,8 +89,8 @@ def test_conditions_that_cannot_be_met_are_faults(settings):
     ):
         with pytest.raises(ConfigError, match=message):
             raysim.run(settings, given, name="a", quiet=True)
+    stop = lambda record: "stop" if record.round_index == 1 else None  # noqa: E731
     with pytest.raises(RaysimError, match="ccvr works after the last round in round 1"):
-        stop = lambda record: "stop" if record.round_index == 1 else None  # noqa: E731
         raysim.run(settings, name="b", methods=["ccvr"], on_round=stop, quiet=True)
 
 

@@ -255,6 +255,7 @@ class Config(Group):
     resume: Literal["auto", "never"] = "auto"
     on_nonfinite: Literal["error", "skip"] = "error"
     methods: list[str | Settings] = key([], "methods, applied in this order")
+    loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
     data: DataGroup = Field(default_factory=DataGroup)
     partition: PartitionGroup = Field(default_factory=PartitionGroup)
     model: ModelGroup = Field(default_factory=ModelGroup)
