@@ -58,7 +58,7 @@ ROOTS = {
     "raysim/reporting/build.py",
     "raysim/reporting/command.py",
 }
-ROOTS |= {"raysim/partitions.py", "raysim/api.py", "raysim/results.py", "raysim/method_names.py"}
+ROOTS |= {"raysim/partitions.py", "raysim/api.py", "raysim/results.py", "raysim/method_names.py", "raysim/loggers.py"}
 # A method may own an experiment, with its verb and its pictures. It makes runs, so it stands above the root, though it lies
 # beside its method, which knows nothing of it. File -> the one file that imports it.
 EXPERIMENTS = {
