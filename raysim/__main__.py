@@ -82,6 +82,8 @@ def run(
         return
     began = command_began()
     finished = api.finished_run(raw, source, Progress(began))
+    if out.is_terminal and finished.summary["stopped_by"]:
+        out.print()  # the live line was not the last one
     out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))
     out.print(f"run directory: {finished.folder}")
     out.print(f"TensorBoard:   tensorboard --logdir {finished.folder}")

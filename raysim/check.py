@@ -6,6 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,16 @@ from raysim.core.method import Method
 from raysim.core.settings import Settings
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.faults import explained
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
 from raysim.find import build_methods, describe, find_metric, read_mapping
+from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
+from raysim.stop import stop_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
 
@@ -49,7 +53,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
-    faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
+    faults += ([] if has_room else check_resources(config)) + _check_metrics(config) + logger_faults(config.loggers)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
@@ -63,6 +67,9 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets))
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
+        raise ConfigError(faults, source)
+    faults += stop_faults(config, methods, num_test=len(manifest.test))
+    if faults:
         raise ConfigError(faults, source)
     layout, texts = _fit(
         config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
@@ -276,8 +283,11 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
+    file = part.file if part.scheme == "file" and part.file else ""
     return PartitionSpec(
-        **part.model_dump(exclude={"form", "num_clients", "seed"}),
+        **part.model_dump(exclude={"form", "num_clients", "seed", "file"}),
+        file=file,
+        file_sha256=_digest(file) if file else "",
         **data.model_dump(include={"test", "validation", "split"}),
         form="" if config.is_joint else part.form or "",
         num_clients=config.num_clients,
@@ -289,6 +299,13 @@ def partition_spec(config: Config) -> PartitionSpec:
         ),
         seed=config.seed if part.seed is None else part.seed,
     )
+
+
+def _digest(path: str) -> str:
+    """Of what a file holds: partitions are kept by it, not by the path."""
+    mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
+    with explained("cannot be read", f"partition file {path}", mend, OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------

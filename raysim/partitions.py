@@ -58,7 +58,7 @@ def _trials(raw: Mapping[str, object], source: str, *, is_scaled: bool) -> Itera
 
 
 def write(partition: Partition, folder: Path) -> Path:
-    """Write partition.json, partition.csv, partition.png and validation.png below the folder; returns where.
+    """Write partition.json, partition.csv, examples.csv, partition.png and validation.png below the folder; returns where.
 
     Raises:
       DataError: the folder cannot be written.

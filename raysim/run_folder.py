@@ -40,10 +40,12 @@ FREE_KEYS = (
     "calibrate",
     "scale",
     "stop",
+    "loggers",
 )
 
-#: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
-FREE_PARTS = {"data": ("root",)}
+#: Parts of groups that it may change for the same reason. Where the data and the file of a partition
+#: lie does not matter: their checksums do.
+FREE_PARTS = {"data": ("root",), "partition": ("file",)}
 
 #: File that marks an end -> what the run then is called; the first one that is there counts.
 MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}
@@ -87,6 +89,7 @@ class RunFolder:
         self.environment = path / "env.json"
         self.partition = path / "partition.json"
         self.partition_table = path / "partition.csv"
+        self.examples = path / "examples.csv"
         self.progress = path / "progress.csv"
         self.clients = path / "clients.parquet"
         self.arrays = path / "arrays"

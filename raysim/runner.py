@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raysim.build import Plan
 from raysim.config import Config, methods_label
-from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.settings import Settings
 from raysim.data.arrow import SetInfo
 from raysim.data.describe import partition_table
@@ -28,11 +28,13 @@ from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.files import write_file
+from raysim.loggers import Loggers, ended
 from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
 from raysim.start import started_server
 from raysim.stop import reason_to_stop
+from raysim.terminal import err
 
 
 def execute(
@@ -71,9 +73,12 @@ def execute(
                 blocks=plan.layout.blocks,
                 classes=plan.info.classes,
             )
-            with closing(recorder):
+            loggers = Loggers(config.loggers, folder, lambda line: err.print(line, markup=False))
+            with closing(recorder), ended(loggers):
                 if first_round == 0:
                     recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+                loggers.start(config.model_dump(mode="json"))
+                loggers.rounds(recorder.rows, first_round)
                 on_start(folder.path, first_round, num_rounds)
                 rounds_run, reason = simulate(
                     server,
@@ -82,8 +87,9 @@ def execute(
                     recorder=recorder,
                     store=store,
                     checkpoint_every_s=config.checkpoint.every_s,
-                    on_round=on_round,
-                    reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows),
+                    on_round=_refusing_early_end(plan, on_round),
+                    reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
+                    on_saved=lambda next_round: loggers.rounds(recorder.rows, next_round),
                 )
                 recorder.num_rounds = rounds_run
                 write_file(folder.model, save(final_model(plan, server)))
@@ -98,6 +104,7 @@ def execute(
                     "partition_sha256": plan.manifest.checksum,
                 }
                 summary = recorder.summary(facts)
+                loggers.end(summary)
             folder.mark("COMPLETED", reason)
             return summary
 
@@ -132,8 +139,9 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
         text = f"run {name!r} cannot be resumed: its config.yaml or partition.json is damaged ({error})"
         raise RunExists(text, where, other) from error
     is_longer = config.rounds > rounds_before
-    has_other_end = now["stop"] != before.get("stop") and not reason_to_stop(config.stop, folder.progress_rows())
-    if is_finished and not (config.resume == "auto" and (is_longer or has_other_end)):
+    rows, has_other_stop = folder.progress_rows(), now["stop"] != before.get("stop")
+    goes_on = len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every)
+    if is_finished and not (config.resume == "auto" and (is_longer or (has_other_stop and goes_on))):
         raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
     kind = "run" if is_finished else "unfinished run"
     faults = [
@@ -141,19 +149,38 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
         for key, old, new in changes(before, now)
         if key != "rounds" or not is_longer
     ]
-    if (is_longer or has_other_end) and (cause := plan.depends_on_length):
+    if is_longer and (cause := plan.depends_on_length):
         text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
         faults.append(Fault("rounds", text))
     if not faults and partition != plan.manifest.checksum:
-        text = f"the set changed since the {kind} in {where} began; choose another name"
-        faults.append(Fault("data", text))
+        key, what = (
+            ("partition.file", "the partition in it") if config.partition.scheme == "file" else ("data", "the set")
+        )
+        faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest()
-    if is_longer or has_other_end:
+    if is_longer or has_other_stop:
         folder.write_config(now)
+    if is_finished:
         folder.clear("COMPLETED")
+        for result in (folder.summary, folder.model):  # of the shorter run
+            result.unlink(missing_ok=True)
     return checkpoint
+
+
+def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
+    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out."""
+    phase = next((method.name for method in plan.methods if method.is_phase), "")
+
+    def watched(record: RoundRecord) -> object:
+        answer = on_round(record)
+        if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
+            what = f"on_round returned 'stop', but {phase} works after the last round"
+            raise RaysimError(what, f"round {record.round_index}", f"let the run go through, or leave {phase} out")
+        return answer
+
+    return watched
 
 
 @contextmanager
@@ -172,10 +199,11 @@ def _failure_marked(folder: RunFolder) -> Iterator[None]:
 
 
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
-    """Write partition.json, and partition.csv with a row for each client and one for the validation set."""
+    """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv."""
     table = partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
     write_file(folder.partition, manifest.to_json().encode())
     write_file(folder.partition_table, table.encode())
+    write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())
 
 
 def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:

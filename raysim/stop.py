@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raysim.config import StopGroup
+from raysim.config import Config, StopGroup
+from raysim.core.errors import Fault
+from raysim.core.method import Method
 from raysim.record import judged
 
 
-def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]]) -> str:
+def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> list[Fault]:
+    """Conditions that could never be met, or that would leave out a method that works after the last round."""
+    faults = []
+    conditions = config.stop.model_dump(exclude_none=True)
+    for name in conditions:
+        if name != "seconds" and not config.evaluation.every:
+            text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
+            faults.append(Fault(f"stop.{name}", text))
+        elif name != "seconds" and not num_test:
+            faults.append(Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it"))
+    phase = next((method.name for method in methods if method.is_phase), "")
+    if conditions and phase:
+        text = f"{phase} works after the last round, which has to be known before; drop one of the two"
+        faults.append(Fault("stop", text))
+    return faults
+
+
+def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
     """Why the run ends after these rounds; empty if it goes on.
+
+    A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
+    between the first and the last round (`every` 0) it may end after any round.
 
     Args:
       rows: of progress.csv, from the first round on.
+      every: rounds between evaluations.
     """
-    if not rows or stop == StopGroup():
+    if not rows or stop == StopGroup() or (every and len(rows) % every):
         return ""
     scores = judged(rows, len(rows))
     best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])

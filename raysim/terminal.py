@@ -32,8 +32,11 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
     if summary["accuracy"] is not None:
         table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds'] - 1}")
         table.add_row("best", f"{summary['best_accuracy']:.4f}", f"round {summary['best_round']}")
-        table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
+        if summary["mean_last_10pct_accuracy"] is not None:  # none: the run ended long after an evaluation
+            table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
     table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_per_round']:.2f} a round")
+    if summary["stopped_by"]:
+        table.caption = f"ended early: {summary['stopped_by']}"
     return table
 
 

@@ -43,7 +43,7 @@ def test_each_partition_of_a_sweep_is_drawn_once_with_its_validation_set(root, t
     for name in names:
         folder = tmp_path / "out" / name
         files = {file.name for file in folder.iterdir()}
-        assert files == {"partition.json", "partition.csv", "partition.png", "validation.png"}
+        assert files == {"partition.json", "partition.csv", "examples.csv", "partition.png", "validation.png"}
         *clients, validation = rows_of(folder)
         known = json.loads((folder / "partition.json").read_text())
         assert [int(row["examples"]) for row in clients] == known["sizes"]

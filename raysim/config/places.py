@@ -38,13 +38,18 @@ def located_root(root: str, name: str) -> str:
 
 
 def located(config: Config) -> Config:
-    """The configuration with absolute `storage` and `data.root`, which a later change of directory does not move.
+    """The configuration with absolute paths, which a later change of directory does not move.
 
     A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
     """
     root = located_root(config.data.root, config.data.name)
     storage = str(home_folder() / Path(config.storage).expanduser())
-    return config.model_copy(update={"storage": storage, "data": config.data.model_copy(update={"root": root})})
+    whole = {"storage": storage, "data": config.data.model_copy(update={"root": root})}
+    if config.partition.file is not None:
+        here = Path(config.partition.file).expanduser().absolute()
+        file = str(here if here.is_file() else home_folder() / Path(config.partition.file).expanduser())
+        whole["partition"] = config.partition.model_copy(update={"file": file})
+    return config.model_copy(update=whole)
 
 
 def data_cache(config: Config) -> Path:

@@ -153,6 +153,12 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
         Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {remedy}"): (
             part.form not in (None, *forms) and not config.is_joint
         ),
+        Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file"): (
+            part.scheme == "file" and part.file is None
+        ),
+        Fault("partition.file", f"has no effect with scheme {part.scheme}; set the scheme to file, or drop it"): (
+            part.scheme not in ("file", "joint") and part.file is not None
+        ),
         Fault("data", f"{held_out} leave nothing to train on; lower them"): (
             data.test + data.validation >= 1 and not is_official
         ),
@@ -167,7 +173,10 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
             is_changed and not data.validation and external.name is None
         ),
         Fault("data.validation_set.order", f"{by_client}; set data.split_within_clients, or order stratified"): (
-            chosen.order == "client" and not data.split_within_clients and external.name is None
+            chosen.order == "client"
+            and not data.split_within_clients
+            and part.scheme != "file"
+            and external.name is None
         ),
     }
 

@@ -63,8 +63,8 @@ class DataGroup(Group):
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "joint"] = key(
-        "dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count"
+    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"] = (
+        key("dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count")
     )
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None, "form of the scheme; by default dirichlet: class, quantity: dirichlet"
@@ -78,6 +78,11 @@ class PartitionGroup(Group):
     domains_per_client: int = key(1, "scheme domain: domains for each client", ge=1)
     samples_per_client: int | None = key(
         None, "scheme nine_plus_one: examples of every client; as many as possible if not given", ge=1
+    )
+    file: str | None = key(
+        None,
+        "scheme file: CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits go before "
+        "those of data",
     )
     seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")
 
@@ -250,6 +255,7 @@ class Config(Group):
     resume: Literal["auto", "never"] = "auto"
     on_nonfinite: Literal["error", "skip"] = "error"
     methods: list[str | Settings] = key([], "methods, applied in this order")
+    loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
     data: DataGroup = Field(default_factory=DataGroup)
     partition: PartitionGroup = Field(default_factory=PartitionGroup)
     model: ModelGroup = Field(default_factory=ModelGroup)

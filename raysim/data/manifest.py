@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
+from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
@@ -27,6 +29,7 @@ class PartitionSpec:
 
     Attributes:
       form: of the scheme; empty: its first.
+      file, file_sha256: of scheme file, where the partition is and what it holds.
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
       within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
@@ -40,6 +43,8 @@ class PartitionSpec:
     shards_per_client: int = 2
     domains_per_client: int = 1
     samples_per_client: int | None = None
+    file: str = ""
+    file_sha256: str = ""
     test: float = 0.25
     validation: float = 0.10
     split: str = "fraction"
@@ -73,6 +78,7 @@ class Manifest:
         row; None for a set without domains.
       test_sizes: (num_clients,) int64 test rows of each client, client after client; None where nobody has own ones.
       test_sets: further test sets.
+      division: the rows before `spec.validation_set` makes the validation set of those held out for it.
     """
 
     set_path: str
@@ -82,6 +88,8 @@ class Manifest:
     validation: np.ndarray
     test: np.ndarray
     class_counts: np.ndarray
+    division: Division
+    num_examples: int
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
     validation_counts: np.ndarray | None = None
@@ -138,7 +146,8 @@ def make_manifest(
     """
     labels, domains, num_classes = images.labels, images.domains, len(images.info.classes)
     draws = [1]
-    clients, validation, test, test_sizes = _divide(images, spec, draws.append)
+    division = _divide(images, spec, draws.append)
+    clients, validation, test = division.clients, division.validation, division.test
     rng = numpy_generator(derive_seed(spec.seed, "validation-set"))
     targets, origin = labels[validation], None
     if external is not None:
@@ -154,11 +163,13 @@ def make_manifest(
         validation=validation,
         test=test,
         class_counts=_counts(clients, labels, (num_classes,)),
+        division=division,
+        num_examples=len(images),
         validation_labels=None if is_own else targets,
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
         num_draws=draws[-1],
-        test_sizes=test_sizes,
+        test_sizes=division.test_sizes,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
     )
     if domains is None:
@@ -168,23 +179,26 @@ def make_manifest(
     return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
 
 
-def _divide(
-    images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn
-) -> tuple[Parts, np.ndarray, np.ndarray, np.ndarray | None]:
-    """(rows of each client, validation rows, test rows, (num_clients,) test rows of each client or None)."""
+def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Division:
     fractions, rng = (
         {"test": spec.test, "validation": spec.validation},
         numpy_generator(derive_seed(spec.seed, "split")),
     )
+    file = None
+    if spec.scheme == "file":
+        file = read_division(Path(spec.file), num_examples=len(images), num_clients=spec.num_clients)
+        if file.splits is not None:
+            return file.division(spec.num_clients)
     if spec.within_clients:
-        parts = _partition(images, np.arange(len(images)), spec, on_drawn)
+        parts = _partition(images, np.arange(len(images)), spec, on_drawn, file)
         clients, validation, test = split_within(parts, **fractions, rng=rng)
-        return clients, validation, test, np.array([int(len(part) * spec.test) for part in parts])
+        sizes = (np.array([int(len(part) * share) for part in parts]) for share in (spec.validation, spec.test))
+        return Division(clients, validation, test, *sizes)
     if spec.split == "official":
         training, validation, test = split_officially(images.splits, validation=spec.validation, rng=rng)
     else:
         training, validation, test = split(len(images), **fractions, rng=rng)
-    return _partition(images, training, spec, on_drawn), validation, test, None
+    return Division(_partition(images, training, spec, on_drawn, file), validation, test)
 
 
 def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -215,13 +229,16 @@ def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
     return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
 
 
-def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> Parts:
+def _partition(
+    images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
+) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
     forms = SCHEMES[spec.scheme]
     scheme = forms[spec.form or next(iter(forms))]
     known = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
+        "owners": None if file is None else file.of(rows),
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }

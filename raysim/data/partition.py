@@ -151,6 +151,11 @@ def nine_plus_one(
     return _deal(labels, np.insert(skewed, 1, even, axis=1), rng)
 
 
+def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray, min_samples: int) -> Parts:
+    """What a file says: owners holds the client of each position, see `raysim/data/division.py`."""
+    return _checked([np.flatnonzero(owners == client) for client in range(num_clients)], min_samples, "file")
+
+
 def joint(labels: np.ndarray, num_clients: int) -> Parts:
     """Centralised training: one client has everything, the upper bound that federated runs are compared with.
 
@@ -174,6 +179,7 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
     "domain": {"": domain},
     "natural": {"": natural},
     "nine_plus_one": {"": nine_plus_one},
+    "file": {"": from_file},
     "joint": {"": joint},
 }
 

@@ -47,8 +47,12 @@ def read_medmnist(request: Request) -> Contents:
     return _from_npz(path, names)
 
 
+#: What the arrays of an .npz are called; with a part of PARTS before or after it, as in train_images and x_train.
+IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X", "data"), ("labels", "y", "Y", "targets")
+
+
 def read_npz(request: Request) -> Contents:
-    """An .npz: `images` (n, height, width[, channels]) uint8 and `labels` (n,), or MedMNIST's train_/val_/test_ keys.
+    """An .npz: images (n, height, width[, channels]) uint8 and labels (n,) under the keys above, whole or in parts.
 
     An array `classes` of names is used if there is one; else classes are called by their numbers.
     """
@@ -63,22 +67,41 @@ def read_npz(request: Request) -> Contents:
 
 def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
     with damaged(path), np.load(path, allow_pickle=False) as archive:
-        keys = set(archive.files)
-        parts = [part for part in PARTS if f"{part}_images" in keys]
-        prefixes = [f"{part}_" for part in parts] or [""]
-        labels = [_single(archive[f"{prefix}labels"], path) for prefix in prefixes]
-        if not classes and "classes" in keys:
+        keys = _npz_keys(archive.files, path)
+        labels = [_single(archive[name], path) for _, _, name in keys]
+        if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
     num_values = 1 + max(int(values.max(initial=-1)) for values in labels)
     classes = classes or tuple(map(str, range(num_values)))
-    for prefix, values in zip(prefixes, labels, strict=True):
-        check_range(values, len(classes), f"{path}, {prefix}labels, row")
-    codes = split_codes(parts) if parts else [None]
+    for (_, _, name), values in zip(keys, labels, strict=True):
+        check_range(values, len(classes), f"{path}, {name}, row")
+    codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
     streams = (
-        _stream(path, f"{prefix}images.npy", values, code)
-        for prefix, values, code in zip(prefixes, labels, codes, strict=True)
+        _stream(path, f"{images}.npy", values, code)
+        for (_, images, _), values, code in zip(keys, labels, codes, strict=True)
     )
     return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)))
+
+
+def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
+    """(part, key of its images, key of its labels) of each part; one part, "", where the file is not split.
+
+    Raises:
+      DataError: no such keys, or more than one choice.
+    """
+
+    def of(names: Sequence[str], part: str) -> list[str]:
+        spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
+        return [key for key in spelled if key in keys]
+
+    pairs = [(part, of(IMAGE_KEYS, part), of(LABEL_KEYS, part)) for part in ("", *PARTS)]
+    pairs = [pair for pair in pairs if pair[1] or pair[2]]
+    is_clear = all(len(images) == len(labels) == 1 for _, images, labels in pairs)
+    if not pairs or not is_clear or (not pairs[0][0] and len(pairs) > 1):
+        what = f"one array of images and one of labels, or such a pair for each split, are not among the keys {sorted(keys)}"
+        mend = "call them images and labels, x and y, X and y, data and targets, or train_images, train_labels, test_images ..."
+        raise DataError(what, str(path), f"{mend} (also x_train, y_train ...)")
+    return [(part, images, labels) for part, (images,), (labels,) in pairs]
 
 
 def _single(labels: np.ndarray, path: Path) -> np.ndarray:

@@ -141,7 +141,7 @@ SOURCES: dict[str, Source] = {
     ),
     "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
     "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
-    "npz": Source("your .npz with `images` and `labels`", readers.read_npz),
+    "npz": Source("your .npz with `images` and `labels`, x and y, train_images ...", readers.read_npz),
     "arrow": _image_files("your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow")),
     "parquet": _image_files("your Parquet files with `image` and `label`", partial(read_table, kind="parquet")),
     **{

@@ -71,6 +71,7 @@ def simulate(
     checkpoint_every_s: float,
     on_round: Callable[[RoundRecord], object],
     reason_to_stop: Callable[[], str] = lambda: "",
+    on_saved: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, str]:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
@@ -79,6 +80,8 @@ def simulate(
     called when the round is recorded and its checkpoint, if any, written; what it raises ends the run, and the run
     ends as well, as if this had been its last round, where it returns "stop" or `reason_to_stop` gives a reason.
 
+    Args:
+      on_saved: on_saved(next round) after each checkpoint.
     Returns:
       (the number of rounds that were run in all, why there are no more: empty after the last round).
     Raises:
@@ -92,6 +95,7 @@ def simulate(
         memories = ((client, server.client_memory(client)) for client in server.changed_clients())
         store.save(next_round, server.snapshot(), memories)
         saved_at, next_saved = time.monotonic(), next_round
+        on_saved(next_round)
 
     if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end
         return first_round, reason

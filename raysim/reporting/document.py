@@ -20,7 +20,7 @@ ESSENTIAL = {
 }
 #: Signs that a status may hold and Markdown takes for markup.
 SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
-GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "methods", "on_nonfinite")
+GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "stop", "methods", "on_nonfinite")
 
 
 def document(report: Report, figures: Mapping[str, str], notes: Sequence[str]) -> str:

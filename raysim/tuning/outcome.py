@@ -84,6 +84,10 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
         saved = Config.model_validate(RunFolder(sweep.folder / trial.name).read_config())
+        before = RunFolder(sweep.folder / trial.name)
+        if before.partition.is_file() and before.read_json(before.partition)["checksum"] != trial.partition_sha256:
+            place = "data" if trial.config.partition.file is None else "partition.file"
+            trials_of.setdefault((place, "the one before", "changed"), []).append(trial.name)
         for key, old, new in changes(saved.model_dump(mode="json"), trial.config.model_dump(mode="json")):
             trials_of.setdefault((key, repr(old), repr(new)), []).append(trial.name)
     faults = []
@@ -104,7 +108,9 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
     if settings.metric in SUMMARY_METRICS:
-        score = judged(rows, trial.num_rounds)[settings.metric]
+        is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
+        num_rounds = int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds
+        score = judged(rows, num_rounds)[settings.metric]
     else:
         score = values[-1][0] if values else None
     status = folder.status

@@ -46,6 +46,7 @@ class SweepTrial:
     raw: sweep.Raw
     config: Config
     num_rounds: int
+    partition_sha256: str
     same_as: str = ""
 
 
@@ -165,7 +166,10 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
         plan = replace(plan, config=_with_whole_files(plan.config))
         original = first.setdefault(identity(plan), single.name)
         same_as = "" if original == single.name else original
-        trials.append(SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, same_as))
+        partition = plan.manifest.checksum
+        trials.append(
+            SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, partition, same_as)
+        )
     if refused and not (base.tune.skip_refused and trials):
         raise ConfigError(_refusals(refused, len(singles)), source)
     if faults := _tune_faults(base.tune, trials):
@@ -266,6 +270,7 @@ def identity(plan: Plan) -> str:
     """
     config = plan.config.model_dump(mode="json")
     counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
+    counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
     counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
     if plan.config.is_joint:
         del counts["cohort"]

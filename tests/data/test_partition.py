@@ -22,7 +22,7 @@ from raysim.data.dirichlet import cut_capped
 from raysim.data.partition import SCHEMES
 from raysim.pictures import class_picture
 
-ALL = [(scheme, form) for scheme, forms in SCHEMES.items() for form in forms]
+ALL = [(scheme, form) for scheme, forms in SCHEMES.items() if scheme != "file" for form in forms]
 DIRICHLET = sorted(SCHEMES["dirichlet"])
 
 

@@ -180,7 +180,13 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
         ({"images": np.zeros((3, 4, 4)), "labels": np.arange(3)}, "images.npy of shape .* and type float64"),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(4)}, "3 images and 4 labels"),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.zeros((3, 2), int)}, r"labels of shape \(3, 2\)"),
-        ({"images": np.zeros((3, 4, 4), np.uint8)}, "not readable .*labels"),
+        ({"images": np.zeros((3, 4, 4), np.uint8)}, r"not among the keys \['images'\]"),
+        ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Call them"),
+        ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "labels": np.arange(3)}, "not among the keys"),
+        (
+            {"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "x_test": np.zeros((3, 4, 4), np.uint8)},
+            "not among the keys",
+        ),
         (
             {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.array([0, -1, 1])},
             r"label -1 outside 0\.\.1 in .*mine.npz, labels, row 1",
@@ -196,6 +202,23 @@ def test_npz_with_bad_arrays_is_refused(arrays, message, tmp_path):
     with pytest.raises(DataError, match=message):
         prepare("npz", tmp_path / "out", tmp_path)
     assert not list((tmp_path / "out").rglob("*.*"))
+
+
+@pytest.mark.parametrize(
+    "keys", [("x", "y"), ("X", "y"), ("data", "targets"), ("images", "labels"), ("data", "labels")]
+)
+@pytest.mark.parametrize("form", ["{name}", "{part}_{name}", "{name}_{part}"])
+def test_npz_is_read_under_the_usual_keys(keys, form, tmp_path):
+    images, labels = pixels(6, 4, 4, 1), np.arange(6) % 3
+    parts = {"train": slice(4), "test": slice(4, 6)} if "part" in form else {"": slice(6)}
+    arrays = {
+        form.format(name=name, part=part): array[rows]
+        for name, array in zip(keys, (images, labels), strict=True)
+        for part, rows in parts.items()
+    }
+    np.savez(tmp_path / "mine.npz", **arrays)
+    source, _, _ = prepared("npz", tmp_path, tmp_path / "out")
+    same(source, images, labels, np.array([0, 0, 0, 0, 2, 2]) if "part" in form else None)
 
 
 def test_truncated_npz_is_refused(tmp_path):

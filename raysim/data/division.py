@@ -1,0 +1,199 @@
+"""A divided set, and the file of it: who has which example, and which examples are held out.
+
+The file is CSV with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of the
+prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a client only where
+they are the clients' own. Without the column `split` the settings of `data` say what is held out, and the file says who
+gets the rest; JSON may then also be an object, client: [examples]. The order of the rows does not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from raysim.core.errors import DataError
+from raysim.data.faults import explained
+from raysim.data.splits import TEST, TRAIN, VALIDATION
+
+#: Names of the values of a split column, and of examples that nobody has.
+UNUSED = 3
+SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST, "unused": UNUSED}
+
+#: Client of an example that has none.
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows of a set, disjoint: rising for each client; held out for validation and for the test.
+
+    Attributes:
+      validation, test: rising; client after client, rising for each, where they are the clients' own.
+      validation_sizes, test_sizes: (num_clients,) int64, how many are each client's own; None where they are nobody's.
+    """
+
+    clients: Sequence[np.ndarray]
+    validation: np.ndarray
+    test: np.ndarray
+    validation_sizes: np.ndarray | None = None
+    test_sizes: np.ndarray | None = None
+
+    def table(self, num_examples: int) -> str:
+        """The division as the file above, with all columns and a row for each example of the set."""
+        owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
+        for client, rows in enumerate(self.clients):
+            owners[rows], splits[rows] = client, TRAIN
+        held_out = ((VALIDATION, self.validation, self.validation_sizes), (TEST, self.test, self.test_sizes))
+        for split, rows, sizes in held_out:
+            splits[rows] = split
+            owners[rows] = NOBODY if sizes is None else np.repeat(np.arange(len(sizes)), sizes)
+        names = list(SPLITS)
+        lines = (
+            f"{example},{'' if owner == NOBODY else owner},{names[split]}\n"
+            for example, (owner, split) in enumerate(zip(owners.tolist(), splits.tolist(), strict=True))
+        )
+        return "example,client,split\n" + "".join(lines)
+
+
+@dataclass(frozen=True)
+class DivisionFile:
+    """What a file says of every example of a set.
+
+    Attributes:
+      owners: (n,) int64, NOBODY where it names no client.
+      splits: (n,) int64 values of SPLITS; None where the file has no such column.
+    """
+
+    where: str
+    owners: np.ndarray
+    splits: np.ndarray | None
+
+    def division(self, num_clients: int) -> Division:
+        """The whole division, of a file with splits.
+
+        Raises:
+          DataError: an example to train on without a client; some held-out examples with one and others without.
+        """
+        assert self.splits is not None
+        training = np.flatnonzero(self.splits == TRAIN)
+        owners = self.of(training)
+        validation, validation_sizes = self._held_out("validation", num_clients)
+        test, test_sizes = self._held_out("test", num_clients)
+        clients = [training[owners == client] for client in range(num_clients)]
+        return Division(clients, validation, test, validation_sizes, test_sizes)
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """(n,) clients of these rows, which are to be trained on.
+
+        Raises:
+          DataError: one has no client.
+        """
+        owners = self.owners[rows]
+        if (owners == NOBODY).any():
+            what = f"example {rows[owners == NOBODY][0]}, which is to be trained on, has no client"
+            raise DataError(what, self.where, "give it one, or split unused")
+        return owners
+
+    def _held_out(self, name: str, num_clients: int) -> tuple[np.ndarray, np.ndarray | None]:
+        rows = np.flatnonzero(self.splits == SPLITS[name])
+        has_owner = self.owners[rows] != NOBODY
+        if not has_owner.any():
+            return rows, None
+        if not has_owner.all():
+            what = f"{name} example {rows[~has_owner][0]} has no client, and example {rows[has_owner][0]} has one"
+            raise DataError(what, self.where, f"give all {name} examples a client, or none")
+        return (
+            rows[np.argsort(self.owners[rows], kind="stable")],
+            np.bincount(self.owners[rows], minlength=num_clients),
+        )
+
+
+def read_division(path: Path, *, num_examples: int, num_clients: int) -> DivisionFile:
+    """Read such a file for a set of so many examples.
+
+    Raises:
+      DataError: it cannot be read, lacks a column, names an example or a client that is not there, an example twice, an
+      unknown split, or, with splits, not every example.
+    """
+    where = f"partition file {path}"
+    with explained("cannot be read", where, "write example,client or example,client,split", OSError, ValueError):
+        examples, clients, names = _columns_of_json(path) if path.suffix == ".json" else _columns_of_csv(path)
+    _check_examples(examples, num_examples, where)
+    wrong = np.flatnonzero((clients < NOBODY) | (clients >= num_clients))
+    if len(wrong):
+        what = f"example {examples[wrong[0]]} belongs to client {clients[wrong[0]]} of {num_clients}"
+        mend = f"correct it, or set partition.num_clients to {clients.max() + 1}; clients are counted from 0"
+        raise DataError(what, where, mend)
+    owners = np.full(num_examples, NOBODY)
+    owners[examples] = clients
+    if names is None:
+        return DivisionFile(where, owners, None)
+    codes = np.array([SPLITS.get(name or "", -1) for name in names])
+    if (codes < 0).any():
+        unknown = int(np.argmax(codes < 0))
+        what = f"split {names[unknown]!r} of example {examples[unknown]}"
+        raise DataError(what, where, f"choose one of {', '.join(SPLITS)}")
+    if len(examples) < num_examples:
+        missing = np.setdiff1d(np.arange(num_examples), examples)
+        what = f"example {missing[0]} is missing ({len(missing)} of {num_examples} in all)"
+        raise DataError(what, where, "name every example of the set; split unused is for those that nobody has")
+    splits = np.empty(num_examples, np.int64)
+    splits[examples] = codes
+    return DivisionFile(where, owners, splits)
+
+
+def _check_examples(examples: np.ndarray, num_examples: int, where: str) -> None:
+    outside = examples[(examples < 0) | (examples >= num_examples)]
+    if len(outside):
+        what = f"example {outside[0]} of a set with {num_examples}"
+        raise DataError(what, where, "examples are rows of the prepared set, counted from 0")
+    seen, counts = np.unique(examples, return_counts=True)
+    if (counts > 1).any():
+        raise DataError(f"example {seen[counts > 1][0]} is there {counts.max()} times", where, "name it once")
+
+
+#: Examples, their clients, their splits or None.
+_Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
+
+
+def _columns_of_csv(path: Path) -> _Columns:
+    types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
+    table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, include_missing_columns=False))
+    return _columns({name: table.column(name).to_pylist() for name in table.column_names})
+
+
+def _columns_of_json(path: Path) -> _Columns:
+    content = json.loads(path.read_text())
+    if isinstance(content, Mapping):
+        rows = [{"example": example, "client": int(client)} for client, held in content.items() for example in held]
+    else:
+        rows = list(content)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _columns({name: [row.get(name) for row in rows] for name in names})
+
+
+def _columns(columns: Mapping[str, Sequence[object]]) -> _Columns:
+    """Raises ValueError."""
+    if missing := {"example", "client"} - set(columns):
+        raise ValueError(
+            f"no column {' and no column '.join(sorted(missing))}; there is {', '.join(columns) or 'none'}"
+        )
+    examples, clients = (_whole_numbers(name, columns[name]) for name in ("example", "client"))
+    splits = columns.get("split")
+    return examples, clients, None if splits is None else [None if name is None else str(name) for name in splits]
+
+
+def _whole_numbers(name: str, values: Sequence[object]) -> np.ndarray:
+    """(n,) int64; an empty client is NOBODY's. Raises ValueError."""
+    if name == "client":
+        values = [NOBODY if value is None else value for value in values]
+    for row, value in enumerate(values):
+        if type(value) is not int:
+            raise ValueError(f"{name} {value!r} in row {row} is no whole number")
+    return np.array(values, np.int64)
