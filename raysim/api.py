@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.settings import Settings
-from raysim.own_code import named_methods
+from raysim.own_code import named
 from raysim.results import Run, Runs
 from raysim.sweep import scaled
 
@@ -198,9 +198,7 @@ def settings_of(
         raw = scaled({**raw, "scale": {**raw.get("scale", {}), **own_name}}, source)
     for key, value in given.items():
         _lay(raw, key, value)
-    if isinstance(raw.get("methods"), list | tuple):
-        raw["methods"] = named_methods(raw["methods"])
-    return raw, source
+    return named(raw), source
 
 
 def _copied(group: Mapping[str, Any]) -> Settings:

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from raysim.config import CohortGroup, Config, ModelGroup, method_names
+from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.errors import ConfigError
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
@@ -29,7 +29,7 @@ from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.find import build_methods, further_metrics
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
-from raysim.own_code import pickled, receive
+from raysim.own_code import OwnCode, packed, receive
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -58,7 +58,7 @@ class Recipe:
     """Everything a process needs to build its server or trainer.
 
     shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes;
-    own_functions: methods that no module holds, see `raysim.own_code`.
+    own: the user's own functions, or where they are, see `raysim.own_code`.
     """
 
     config: Config
@@ -68,14 +68,13 @@ class Recipe:
     num_threads: int = 1
     wants_gpu: bool = False
     shard_host: str = ""
-    own_functions: Mapping[str, bytes] = field(default_factory=dict)
+    own: OwnCode = field(default_factory=OwnCode)
 
     @property
     def spec(self) -> ModelSpec:
         return model_spec(self.config, self.num_classes, self.shape)
 
     def methods(self) -> list[Method]:
-        receive(self.own_functions)
         methods, faults = build_methods(self.config.methods)
         if faults:  # checked by the driver, so a worker sees another code than the driver
             raise ConfigError(faults, "the recipe, in a worker")
@@ -120,7 +119,7 @@ class Plan:
             group = config.model.model_copy(update={"pretrained": str(Path(weights).expanduser().absolute())})
             config = config.model_copy(update={"model": group})
         info = self.info
-        own = pickled(method_names(config.methods))
+        own = packed(config.model_dump(mode="json"))
         return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host, own)
 
 
@@ -139,7 +138,7 @@ def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, in
     lora = None
     if model.lora is not None:
         lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
-    return ModelSpec(model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora)
+    return ModelSpec(model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora, model.head)
 
 
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
@@ -219,6 +218,7 @@ def open_federation(recipe: Recipe) -> Federation:
 
 def make_trainer(recipe: Recipe) -> Trainer:
     """A trainer in the process that calls this."""
+    receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     return Trainer(
         module=build_model(spec, seed=config.seed),
@@ -239,6 +239,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
 
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
+    receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
     return Server(

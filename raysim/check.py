@@ -17,7 +17,7 @@ import torch
 
 from raysim.build import Plan, cached_by_value, cached_skeleton, layout_for, model_spec, spec_of
 from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 from raysim.core.settings import Settings
@@ -299,9 +299,14 @@ _try_once = cached_by_value(try_model)
 def _check_model(spec: ModelSpec) -> list[Fault]:
     is_file = spec.pretrained not in (None, "default")  # which may change between two checks
     try:
-        _, faults = parse_options(find_architecture(spec.name).build, spec.options, "model")
+        architecture = find_architecture(spec.name)
+        _, faults = parse_options(architecture.build, spec.options, "model")
+        if spec.head is not None and architecture.head:
+            faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
         if not faults:
             (try_model if is_file else _try_once)(spec)
+    except OwnCodeError as error:
+        return [Fault("model", str(error))]
     except LookupError as error:
         return [Fault("model.name", str(error))]
     except ValueError as error:

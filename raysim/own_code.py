@@ -3,31 +3,158 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, OwnCodeError
+from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
+
+T = TypeVar("T")
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
 
 
-def named_methods(specs: Sequence[object]) -> list[object]:
-    """A list of methods with names in place of functions.
+@dataclass(frozen=True)
+class OwnCode:
+    """What other processes need to find the user's own functions.
+
+    functions: name -> pickled, of those that travel by value; folders: where the modules of the others lie.
+    """
+
+    functions: Mapping[str, bytes] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+
+
+# --- by name --------------------------------------------------------------------------------------------------------------
+
+
+def own_function(name: str, kind: str) -> Callable[..., object]:
+    """What `module:function` names.
+
+    Args:
+      kind: what it is for, in words.
+    Raises:
+      LookupError: the module cannot be imported, or has no such function; says which file and where in it.
+    """
+    if name in _BY_VALUE:
+        return _BY_VALUE[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            text = f"cannot import {kind} {name!r}: there is no module {error.name!r} in {Path.cwd()} or on the Python path"
+            raise LookupError(text) from error
+        raise LookupError(f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}") from error
+    except Exception as error:  # whatever the module's own code raises
+        raise LookupError(f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}") from error
+    function = getattr(module, attribute, None)
+    if callable(function):
+        return cast("Callable[..., object]", function)
+    file = getattr(module, "__file__", module_name)
+    if function is not None:
+        raise LookupError(f"{kind} {name!r} is a {type(function).__name__}, not a function, in {file}")
+    close = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], n=1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    raise LookupError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
+
+
+def _file(error: Exception, module_name: str) -> str:
+    """The place of an error while a module was imported."""
+    return place_in(error) or module_name
+
+
+def takes(function: Callable[..., object], name: str) -> bool:
+    """Whether a function takes a keyword argument of that name."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def with_given(
+    function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()
+) -> Callable[..., T]:
+    """A function of the user's own as raysim calls it, all by keyword; its signature shows what is left as options.
+
+    What it raises becomes an OwnCodeError that names its file and itself.
+
+    Args:
+      needed: what raysim passes and the function must take; offered: what it may take as well.
+    Raises:
+      LookupError: it does not take one of `needed`, or its annotations cannot be read.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise LookupError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
+    if missing := [name for name in needed if not takes(function, name)]:
+        raise LookupError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
+
+    def call(**given: object) -> T:
+        with own_errors(function):
+            return function(**{key: value for key, value in given.items() if key not in offered or takes(function, key)})
+
+    left = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in (*needed, *offered) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # what `inspect` looks for
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call
+
+
+def module_folder(name: str) -> str | None:
+    """The folder that `import` found the module of `module:function` in; None for one that is not loaded or has no file."""
+    module_name = name.partition(":")[0]
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if file is None or name in _BY_VALUE or not is_own(file):
+        return None
+    return str(Path(file).absolute().parents[module_name.count(".") + (Path(file).name == "__init__.py")])
+
+
+def refuse_shadows() -> None:
+    """A folder of the user's own that stands in the way of one of raysim's is refused.
+
+    Raises:
+      OwnCodeError: names its path.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for name in ("methods", "cluster"):
+        found = importlib.util.find_spec(name)
+        file = Path(found.origin).resolve() if found is not None and found.origin else None
+        if file is not None and file != home / name / "__init__.py":
+            place = file.parent if file.name == "__init__.py" else file
+            raise OwnCodeError(
+                f"{place} stands in the way of raysim's own package {name!r}", mend="give it another name"
+            )
+
+
+# --- by value -------------------------------------------------------------------------------------------------------------
+
+
+def named(value: object, key: str = "") -> Any:
+    """Settings with names in place of functions, wherever they stand: as values, in lists, as keys.
 
     Raises:
       ConfigError: a function that cannot be sent to other processes.
     """
-    named = []
-    for index, spec in enumerate(specs):
-        options = None
-        if isinstance(spec, Mapping) and len(spec) == 1:
-            ((spec, options),) = spec.items()
-        name = name_of(spec, f"methods[{index}]") if callable(spec) else spec
-        named.append(name if options is None else {name: options})
-    return named
+    if isinstance(value, Mapping):
+        return {
+            name_of(name, key) if callable(name) else name: named(inner, f"{key}.{name}" if key else str(name))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [named(inner, f"{key}[{index}]") for index, inner in enumerate(value)]
+    return name_of(value, key) if callable(value) else value
 
 
 def name_of(function: Callable[..., object], key: str) -> str:
@@ -55,23 +182,35 @@ def name_of(function: Callable[..., object], key: str) -> str:
     return name
 
 
-def by_value(name: str) -> Callable[..., object] | None:
-    """The function that travels under this name, if one does."""
-    return _BY_VALUE.get(name)
-
-
-def pickled(names: Iterable[str]) -> dict[str, bytes]:
-    """Those of the names that travel by value, as bytes for other processes."""
+def packed(settings: object) -> OwnCode:
+    """What other processes need for the functions of the user's own that these settings name."""
     import cloudpickle
 
-    return {name: cloudpickle.dumps(_BY_VALUE[name]) for name in names if name in _BY_VALUE}
+    names = sorted({text for text in _strings(settings) if text in _BY_VALUE or ":" in text})
+    functions = {name: cloudpickle.dumps(_BY_VALUE[name]) for name in names if name in _BY_VALUE}
+    folders = (module_folder(name) for name in names)
+    return OwnCode(functions, tuple(dict.fromkeys(folder for folder in folders if folder is not None)))
 
 
-def receive(functions: Mapping[str, bytes]) -> None:
-    """Make functions known in this process that `pickled` sent."""
+def _strings(value: object) -> Iterator[str]:
+    """Every string in settings, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _strings(key)
+            yield from _strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def receive(own: OwnCode) -> None:
+    """Make known in this process what `packed` sent."""
     import pickle
 
-    for name, content in functions.items():
+    sys.path.extend(folder for folder in own.folders if folder not in sys.path)
+    for name, content in own.functions.items():
         _BY_VALUE[name] = pickle.loads(content)
 
 

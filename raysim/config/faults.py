@@ -53,7 +53,7 @@ def _options_model(function: Callable[..., object]) -> type[BaseModel]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (parameter.annotation, default)
+            fields[name] = (Any if parameter.annotation is parameter.empty else parameter.annotation, default)
     return create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
 
 

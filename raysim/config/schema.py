@@ -103,6 +103,7 @@ class ModelGroup(Group):
         "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
     channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions")
+    head: str | None = key(None, "classifier of a model of your own, by its path; its last nn.Linear if not given")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
 
