@@ -6,6 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,20 +16,23 @@ from typing import TypeVar
 
 import torch
 
-from raysim.build import Plan, cached_by_value, cached_skeleton, layout_for, model_spec, spec_of
+from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
 from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
-from raysim.core.settings import Settings
+from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
+from raysim.data.own_reader import find_reader, prepare_own
+from raysim.data.own_scheme import find_scheme
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.find import build_methods, describe, find_metric, read_mapping
+from raysim.find import build_methods, describe, find_augmentation, find_metric, read_mapping
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
+from raysim.own_code import own_function
 from raysim.resources import check_resources
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
@@ -49,18 +53,21 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
+    own_faults = _check_own(config)
+    if own_faults:
+        raise ConfigError(faults + own_faults, source)
     faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
         faults += figure_faults(config.report.figures)
-    sets, data_faults = _or_faults(lambda: _open_sets(config))
+    sets, data_faults = _or_faults(lambda: _open_sets(config), "data")
     faults += data_faults
     if sets is None:
         raise ConfigError(faults, source)
     info = sets.images.info
     spec = model_spec(config, len(info.classes), info.shape)
-    manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets))
+    manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets), "partition")
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
@@ -138,6 +145,15 @@ def _without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
     return pruned
 
 
+def _check_own(config: Config) -> list[Fault]:
+    """Faults of the user's own functions in the data and partition groups, before any of them is called."""
+    faults = _own_faults("partition.scheme", config.partition.scheme, find_scheme)
+    faults += _own_faults("data.augment", config.data.augment, find_augmentation)
+    if config.data.reader is not None:
+        faults += _own_faults("data.reader", config.data.reader, find_reader)
+    return faults
+
+
 def _check_metrics(config: Config) -> list[Fault]:
     names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
     taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
@@ -166,13 +182,24 @@ class _Sets:
     tests: Mapping[str, ImageSet]
 
 
-def _or_faults(make: Callable[[], T]) -> tuple[T | None, list[Fault]]:
-    """What `make` returns, or the DataError that it raises as a fault of the configuration."""
+def _or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
+    """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
     try:
         return make(), []
-    except DataError as error:
-        key = "partition" if error.where.startswith("partition ") else "data"
+    except (DataError, OwnCodeError) as error:
+        key = "partition" if error.where.startswith("partition ") else key
         return None, [Fault(key, str(error))]
+
+
+def _own_faults(key: str, spec: object, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
+    """What is wrong with a function of the user's own and its options; nothing for other names."""
+    try:
+        name, options = name_and_options(spec)
+        if ":" not in name:
+            return [Fault(key, f"{name!r} takes no options; drop them")] if options else []
+        return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
+    except (LookupError, ValueError) as error:
+        return [Fault(key, str(error))]
 
 
 def _open_sets(config: Config) -> _Sets:
@@ -183,7 +210,7 @@ def _open_sets(config: Config) -> _Sets:
     """
     external = config.data.validation_set.external.name
     return _Sets(
-        _open_set(config, config.data.name),
+        _open_set(config, config.data.name) if config.data.reader is None else _open_own_set(config),
         _open_set(config, external) if external else None,
         {name: _open_set(config, name) for name in config.data.test_sets},
     )
@@ -213,14 +240,25 @@ def _open_set(config: Config, name: str) -> ImageSet:
     return ImageSet(path)
 
 
+def _open_own_set(config: Config) -> ImageSet:
+    """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
+    data = config.data
+    name, options = name_and_options(data.reader)
+    path = set_path(Path(data.root), data.name)
+    files = None if data.files is None else Path(data.files)
+    prepare_own(data.name, own_function(name, "reader"), path, files, options)
+    return ImageSet(path)
+
+
 def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     """Whether the input pipeline fits images of this shape."""
     data = config.data
+    augment, _ = name_and_options(data.augment)
     faults = [
         Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
         for key, name, known in (
             ("normalise", data.normalise, NORMALISATIONS),
-            ("augment", data.augment, AUGMENTATIONS),
+            ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
         )
         if name not in known
     ]
@@ -235,6 +273,11 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     if data.crop is not None and data.crop > min(height, width):
         text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
         faults.append(Fault("data.crop", text))
+    if ":" in augment and not faults:
+        pixels = torch.zeros(2, *shape, dtype=torch.uint8)
+        trial = lambda: input_transform(config).by_function(pixels, torch.Generator().manual_seed(0))  # noqa: E731
+        with torch.random.fork_rng(devices=[]):
+            faults += _or_faults(trial, "data.augment")[1]
     return faults
 
 
@@ -276,8 +319,11 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
+    scheme, options = name_and_options(part.scheme)
     return PartitionSpec(
-        **part.model_dump(exclude={"form", "num_clients", "seed"}),
+        **part.model_dump(exclude={"scheme", "form", "num_clients", "seed"}),
+        scheme=scheme,
+        options=json.dumps(options, sort_keys=True, default=str) if options else "",
         **data.model_dump(include={"test", "validation", "split"}),
         form="" if config.is_joint else part.form or "",
         num_clients=config.num_clients,

@@ -6,16 +6,18 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import SupportsFloat, TypeVar, cast
+
+import numpy as np
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config
 from raysim.config import nearest as nearest_name
-from raysim.core.errors import DataError, Fault
+from raysim.core.errors import DataError, Fault, OwnCodeError
 from raysim.core.method import Method
-from raysim.core.own import place_in, place_of, words_of
+from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.settings import name_and_options
-from raysim.own_code import own_function
+from raysim.own_code import own_function, with_given
 from raysim.training.metrics import METRICS, Metric
 
 T = TypeVar("T")
@@ -66,6 +68,11 @@ def find_metric(name: str) -> Metric:
     return find(name, METRICS, "metric")
 
 
+def find_augmentation(name: str) -> Callable[..., object]:
+    """The user's own augmentation behind `module:function`, with its options as its signature; raises LookupError."""
+    return with_given(own_function(name, "augmentation"), ("images",), ("generator",))
+
+
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """What a name stands for, or what `module:function` names where it is the user's own.
 
@@ -83,7 +90,22 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
 
 def further_metrics(config: Config) -> dict[str, Metric]:
     """The further metrics of the configuration; `module:function` is called by its function."""
-    return {name.rpartition(":")[2]: find_metric(name) for name in config.evaluation.metrics}
+    metrics = {name: find_metric(name) for name in config.evaluation.metrics}
+    return {name.rpartition(":")[2]: _own_metric(m) if ":" in name else m for name, m in metrics.items()}
+
+
+def _own_metric(metric: Metric) -> Metric:
+    """A metric of the user's own whose faults name it."""
+
+    def call(labels: np.ndarray, logits: np.ndarray) -> float:
+        with own_errors(metric):
+            value = metric(labels, logits)
+            if not isinstance(value, SupportsFloat):
+                text = f"a metric returned {type(value).__name__}"
+                raise OwnCodeError(text, place_of(metric), "return one number")
+            return float(value)
+
+    return call
 
 
 def read_mapping(name: str) -> tuple[tuple[str, str], ...]:

@@ -79,9 +79,7 @@ def takes(function: Callable[..., object], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def with_given(
-    function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()
-) -> Callable[..., T]:
+def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
     """A function of the user's own as raysim calls it, all by keyword; its signature shows what is left as options.
 
     What it raises becomes an OwnCodeError that names its file and itself.
@@ -100,7 +98,9 @@ def with_given(
 
     def call(**given: object) -> T:
         with own_errors(function):
-            return function(**{key: value for key, value in given.items() if key not in offered or takes(function, key)})
+            return function(
+                **{key: value for key, value in given.items() if key not in offered or takes(function, key)}
+            )
 
     left = [
         parameter.replace(kind=parameter.KEYWORD_ONLY)

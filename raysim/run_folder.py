@@ -42,7 +42,7 @@ FREE_KEYS = (
 )
 
 #: Parts of groups that it may change for the same reason. Where the data lie does not matter: their checksum does.
-FREE_PARTS = {"data": ("root",)}
+FREE_PARTS = {"data": ("root", "files")}
 
 #: File that marks an end -> what the run then is called; the first one that is there counts.
 MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}

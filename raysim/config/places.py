@@ -31,13 +31,16 @@ def located_root(root: str, name: str) -> str:
 
 
 def located(config: Config) -> Config:
-    """The configuration with absolute `storage` and `data.root`, which a later change of directory does not move.
+    """The configuration with absolute `storage`, `data.root` and `data.files`, which a later change of directory does not move.
 
     A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
     """
     root = located_root(config.data.root, config.data.name)
     storage = str(home_folder() / Path(config.storage).expanduser())
-    return config.model_copy(update={"storage": storage, "data": config.data.model_copy(update={"root": root})})
+    places = {"root": root}
+    if config.data.files is not None:
+        places["files"] = str(Path(config.data.files).expanduser().absolute())
+    return config.model_copy(update={"storage": storage, "data": config.data.model_copy(update=places)})
 
 
 def data_cache(config: Config) -> Path:

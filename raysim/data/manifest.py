@@ -16,6 +16,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
+from raysim.data.own_scheme import own_parts
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
@@ -26,6 +27,7 @@ class PartitionSpec:
     """How a set becomes a federation; with the set's checksum it determines the manifest.
 
     Attributes:
+      scheme: a name, or `module:function` of the user's own; options: of such a function, as JSON.
       form: of the scheme; empty: its first.
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
@@ -46,6 +48,7 @@ class PartitionSpec:
     within_clients: bool = False
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
+    options: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,14 +220,18 @@ def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
 
 def _partition(images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
-    forms = SCHEMES[spec.scheme]
-    scheme = forms[spec.form or next(iter(forms))]
     known = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
+    if ":" in spec.scheme:
+        return [
+            rows[part] for part in own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
+        ]
+    forms = SCHEMES[spec.scheme]
+    scheme = forms[spec.form or next(iter(forms))]
     options = {name: known[name] for name in inspect.signature(scheme).parameters if name in known}
     parts = scheme(images.labels[rows], **options)
     return [rows[part] for part in parts]

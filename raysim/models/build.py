@@ -112,5 +112,7 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
         logits = skeleton.train()(torch.zeros(2, channels, height, width))
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes):
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        text = f"{spec.name} does not give one logit for each class: {given} for 2 images and {spec.num_classes} classes"
+        text = (
+            f"{spec.name} does not give one logit for each class: {given} for 2 images and {spec.num_classes} classes"
+        )
         raise ValueError(text)

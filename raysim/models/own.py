@@ -21,7 +21,9 @@ def own_architecture(name: str) -> Architecture:
     def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
         module = make(num_classes=classes, input_shape=shape, **options)
         if not isinstance(module, nn.Module):
-            text = f"returned {type(module).__name__}; a model's function returns an nn.Module; see {place_of(function)}"
+            text = (
+                f"returned {type(module).__name__}; a model's function returns an nn.Module; see {place_of(function)}"
+            )
             raise TypeError(text)
         return module
 
