@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
+from raysim.check_own import check_metrics, check_own, open_own_set
 from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
@@ -25,14 +26,11 @@ from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
-from raysim.data.own_reader import find_reader, prepare_own
-from raysim.data.own_scheme import find_scheme
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.find import build_methods, describe, find_augmentation, find_metric, read_mapping
+from raysim.find import build_methods, describe, read_mapping
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
-from raysim.own_code import own_function
 from raysim.resources import check_resources
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
@@ -53,10 +51,10 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
-    own_faults = _check_own(config)
+    own_faults = check_own(config)
     if own_faults:
         raise ConfigError(faults + own_faults, source)
-    faults += ([] if has_room else check_resources(config)) + _check_metrics(config)
+    faults += ([] if has_room else check_resources(config)) + check_metrics(config)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
@@ -145,31 +143,6 @@ def _without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
     return pruned
 
 
-def _check_own(config: Config) -> list[Fault]:
-    """Faults of the user's own functions in the data and partition groups, before any of them is called."""
-    faults = _own_faults("partition.scheme", config.partition.scheme, find_scheme)
-    faults += _own_faults("data.augment", config.data.augment, find_augmentation)
-    if config.data.reader is not None:
-        faults += _own_faults("data.reader", config.data.reader, find_reader)
-    return faults
-
-
-def _check_metrics(config: Config) -> list[Fault]:
-    names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
-    taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
-    faults = []
-    for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
-        key = f"evaluation.metrics[{index}]"
-        try:
-            if not callable(find_metric(name)):
-                faults.append(Fault(key, f"{name!r} is no function; a metric is function(labels, logits) -> number"))
-        except LookupError as error:
-            faults.append(Fault(key, str(error)))
-        if short in taken or short in names[:index]:
-            faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
-    return faults
-
-
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -191,17 +164,6 @@ def _or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
         return None, [Fault(key, str(error))]
 
 
-def _own_faults(key: str, spec: object, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
-    """What is wrong with a function of the user's own and its options; nothing for other names."""
-    try:
-        name, options = name_and_options(spec)
-        if ":" not in name:
-            return [Fault(key, f"{name!r} takes no options; drop them")] if options else []
-        return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
-    except (LookupError, ValueError) as error:
-        return [Fault(key, str(error))]
-
-
 def _open_sets(config: Config) -> _Sets:
     """Open every set that the configuration names.
 
@@ -210,7 +172,7 @@ def _open_sets(config: Config) -> _Sets:
     """
     external = config.data.validation_set.external.name
     return _Sets(
-        _open_set(config, config.data.name) if config.data.reader is None else _open_own_set(config),
+        _open_set(config, config.data.name) if config.data.reader is None else open_own_set(config),
         _open_set(config, external) if external else None,
         {name: _open_set(config, name) for name in config.data.test_sets},
     )
@@ -237,16 +199,6 @@ def _open_set(config: Config, name: str) -> ImageSet:
             f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
             "folder that the cluster has, or to a URI such as s3://bucket/data",
         )
-    return ImageSet(path)
-
-
-def _open_own_set(config: Config) -> ImageSet:
-    """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
-    data = config.data
-    name, options = name_and_options(data.reader)
-    path = set_path(Path(data.root), data.name)
-    files = None if data.files is None else Path(data.files)
-    prepare_own(data.name, own_function(name, "reader"), path, files, options)
     return ImageSet(path)
 
 
@@ -351,10 +303,10 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
             faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
         if not faults:
             (try_model if is_file else _try_once)(spec)
-    except OwnCodeError as error:
-        return [Fault("model", str(error))]
     except LookupError as error:
         return [Fault("model.name", str(error))]
+    except OwnCodeError as error:
+        return [Fault("model", str(error))]
     except ValueError as error:
         text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
         return [Fault("model", text)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from raysim.core.errors import ConfigError, Fault, OwnCodeError
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError
 from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     Args:
       kind: what it is for, in words.
     Raises:
-      LookupError: the module cannot be imported, or has no such function; says which file and where in it.
+      OwnNameError, a LookupError: the module cannot be imported, or has no such function; says which file and where in it.
     """
     if name in _BY_VALUE:
         return _BY_VALUE[name]
@@ -53,19 +53,23 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             text = f"cannot import {kind} {name!r}: there is no module {error.name!r} in {Path.cwd()} or on the Python path"
-            raise LookupError(text) from error
-        raise LookupError(f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}") from error
+            raise OwnNameError(text) from error
+        raise OwnNameError(
+            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
+        ) from error
     except Exception as error:  # whatever the module's own code raises
-        raise LookupError(f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}") from error
+        raise OwnNameError(
+            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
+        ) from error
     function = getattr(module, attribute, None)
     if callable(function):
         return cast("Callable[..., object]", function)
     file = getattr(module, "__file__", module_name)
     if function is not None:
-        raise LookupError(f"{kind} {name!r} is a {type(function).__name__}, not a function, in {file}")
+        raise OwnNameError(f"{kind} {name!r} is a {type(function).__name__}, not a function, in {file}")
     close = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
-    raise LookupError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
+    raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
 
 
 def _file(error: Exception, module_name: str) -> str:
@@ -87,14 +91,14 @@ def with_given(function: Callable[..., T], needed: Collection[str], offered: Col
     Args:
       needed: what raysim passes and the function must take; offered: what it may take as well.
     Raises:
-      LookupError: it does not take one of `needed`, or its annotations cannot be read.
+      OwnNameError: it does not take one of `needed`, or its annotations cannot be read.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError) as error:
-        raise LookupError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
+        raise OwnNameError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
     if missing := [name for name in needed if not takes(function, name)]:
-        raise LookupError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
+        raise OwnNameError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
 
     def call(**given: object) -> T:
         with own_errors(function):

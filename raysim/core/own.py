@@ -7,6 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from raysim.core.errors import OwnCodeError, RaysimError
@@ -40,9 +41,12 @@ def place_in(error: BaseException) -> str:
 
 def place_of(function: Callable[..., object]) -> str:
     """ "FILE, line 3, in my_net": where a function or class is written."""
+    while isinstance(function, partial):
+        function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
     try:
         source = inspect.unwrap(function)
+        name = getattr(source, "__qualname__", name)
         file, line = inspect.getsourcefile(source), inspect.getsourcelines(source)[1]
     except (OSError, TypeError):  # typed at a prompt, or no plain function
         code = getattr(function, "__code__", None)
@@ -73,4 +77,6 @@ def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
         place = place_in(error) or (place_of(function) if function is not None else "")
         if not place:
             raise
-        raise OwnCodeError(words_of(error), place) from error
+        fault = OwnCodeError(words_of(error), place)
+        fault.add_note(traceback.format_exc())  # for the file FAILED: it survives the way from another process
+        raise fault from error

@@ -28,6 +28,7 @@ def own_architecture(name: str) -> Architecture:
         return module
 
     build.__signature__ = make.__signature__  # type: ignore[attr-defined]  # what options are checked by
+    build.__doc__ = function.__doc__
     build.__wrapped__ = function  # type: ignore[attr-defined]
     return Architecture(build, head="", needs_trial=True)
 

@@ -31,9 +31,8 @@ def find_architecture(name: str) -> Architecture:
         return own_architecture(name)
     near = difflib.get_close_matches(network, [*MODELS, *names()], n=3)
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise LookupError(
-        f"unknown model {name!r}. {hint}Known: {', '.join(sorted(MODELS))}, every model of timm, and module:function"
-    )
+    known = f"{', '.join(sorted(MODELS))}, and every model of timm; or module:function for your own"
+    raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 
 
 def prefers_channels_last(spec: ModelSpec) -> bool:

@@ -84,8 +84,9 @@ class InputTransform:
         x = self._to_unit(self._central(images))
         augmented = self.function(images=x, generator=generator)
         if not isinstance(augmented, Tensor) or augmented.shape != x.shape or augmented.dtype != x.dtype:
-            is_tensor = isinstance(augmented, Tensor)
-            found = f"{tuple(augmented.shape)} {augmented.dtype}" if is_tensor else type(augmented).__name__
+            found = type(augmented).__name__
+            if isinstance(augmented, Tensor):
+                found = f"{tuple(augmented.shape)} {augmented.dtype}"
             what = f"an augmentation returned {found} for images {tuple(x.shape)} {x.dtype}"
             raise OwnCodeError(what, place_of(self.function), "return a batch of the same shape and type")
         return self._normalised(augmented)

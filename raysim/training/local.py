@@ -119,8 +119,8 @@ def training_batches(
             if own is not None and transform.function is not None:
                 # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
                 for start, end in part:
-                    rows = slice(start - base, end - base)
-                    yield Batch(transform.by_function(stored[rows], own), labels[rows])
+                    batch = slice(start - base, end - base)
+                    yield Batch(transform.by_function(stored[batch], own), labels[batch])
                 continue
             images = transform.augmented(stored, draws.part(base, part[-1][1])) if draws else transform(stored)
             for start, end in part:

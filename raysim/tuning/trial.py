@@ -14,6 +14,7 @@ from raysim.check import check
 from raysim.config import TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
+from raysim.own_code import packed, receive
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
 from raysim.sweep import Raw
@@ -32,7 +33,10 @@ def make_trainable(
       raws, groups: trial -> its complete configuration, and what it reserves.
     """
 
+    own = packed(raws)
+
     def run_trial(point: Mapping[str, str]) -> None:
+        receive(own)
         _run_trial(raws[point["trial"]], point["trial"], settings)
 
     return tune.with_resources(run_trial, lambda point: groups[point["trial"]])
