@@ -263,13 +263,15 @@ def _print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
 def _print_method(name: str) -> None:
     import inspect
 
+    from raysim.core.own import place_of
     from raysim.find import find_method
 
     try:
         make = find_method(name)
     except LookupError as error:
         raise MethodError(str(error)) from error
-    out.print(f"{name}{inspect.signature(make)}\n\n{inspect.getdoc(make)}", markup=False)
+    text = inspect.getdoc(make) or f"no documentation; see {place_of(make)}"
+    out.print(f"{name}{inspect.signature(make)}\n\n{text}", markup=False)
 
 
 def _print_columns(lines: Mapping[str, str]) -> None:

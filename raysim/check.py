@@ -6,6 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -301,6 +302,11 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
         _, faults = parse_options(architecture.build, spec.options, "model")
         if spec.head is not None and architecture.head:
             faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
+        if not architecture.head:
+            taken = ModelGroup.model_fields.keys() & inspect.signature(architecture.build).parameters.keys()
+            faults += [
+                Fault("model.name", f"its option {name!r} is a key of raysim's; rename it") for name in sorted(taken)
+            ]
         if not faults:
             (try_model if is_file else _try_once)(spec)
     except LookupError as error:

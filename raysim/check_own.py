@@ -11,7 +11,7 @@ from raysim.core.settings import name_and_options
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.own_reader import find_reader, prepare_own
 from raysim.data.own_scheme import find_scheme
-from raysim.data.sources import set_path
+from raysim.data.sources import SOURCES, set_path
 from raysim.find import find_augmentation, find_metric
 from raysim.own_code import own_function
 
@@ -56,6 +56,8 @@ def open_own_set(config: Config) -> ImageSet:
     """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
     data = config.data
     name, options = name_and_options(data.reader)
+    if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
+        raise DataError(f"{data.name!r} is a set of raysim's own", "", "give what your reader reads another data.name")
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
     prepare_own(data.name, own_function(name, "reader"), path, files, options)
@@ -72,6 +74,8 @@ def prepare_by_name(
     """
     if Path(save_as).name != save_as:
         raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
+    if save_as in SOURCES:
+        raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
     if faults := own_faults("reader", {name: options}, find_reader):
         raise ConfigError(faults, "the command line")

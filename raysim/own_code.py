@@ -181,7 +181,7 @@ def name_of(function: Callable[..., object], key: str) -> str:
     except Exception as error:  # whatever the objects that it refers to raise
         text = f"{name} cannot be sent to other processes ({error}); let it refer to nothing but values and modules"
         raise ConfigError([Fault(key, text)], "the call") from error
-    name = f"{module or '__main__'}:{name}@{_digest(function)}"
+    name = f"{module or '__main__'}:{name}@{source_digest(function)}"
     _BY_VALUE[name] = function
     return name
 
@@ -218,7 +218,7 @@ def receive(own: OwnCode) -> None:
         _BY_VALUE[name] = pickle.loads(content)
 
 
-def _digest(function: Callable[..., object]) -> str:
+def source_digest(function: Callable[..., object]) -> str:
     """Eight letters that change with the source: a run does not go on with a function that was edited meanwhile."""
     try:
         source = inspect.getsource(function)

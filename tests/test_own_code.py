@@ -224,6 +224,8 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
     made()
     with pytest.raises(ConfigError, match=r"no such file or folder for the set 'fresh'"):
         raysim.run("own.yaml", data__name="fresh")
+    with pytest.raises(ConfigError, match=r"'digits' is a set of raysim's own"):
+        raysim.run("own.yaml", data__name="digits")
     raysim.arrays(np.zeros((9, 8, 8), np.uint8), np.arange(9) % 3, name="given")
     with pytest.raises(ConfigError, match=r"'given' that no reader of yours wrote"):
         raysim.run("own.yaml", data__name="given")
@@ -282,6 +284,7 @@ def none_split(labels, num_clients): pass
 def twice(labels, num_clients): return [np.arange(9)] * num_clients
 def none_metric(labels, logits): pass
 def no_shape(num_classes): pass
+def taken(num_classes, input_shape, blocks=3): pass
 def hook(name="grads"): return Method("hook", **{name: boom})
 def none_hook(name="grads"): return Method("hook", **{name: lambda *values: None})
 def none_gradient(): return Method("hook", grads=lambda inner, client: lambda params, batch: None)
@@ -295,6 +298,7 @@ number = 3
         ({"model": {"name": "broken:failing_model"}}, r"model: .*boom.*broken\.py, line 7, in boom"),
         ({"model": {"name": "broken:none"}}, r"model: .*returned NoneType.*nn\.Module.*broken\.py, line \d+, in none"),
         ({"model": {"name": "broken:no_shape"}}, r"model\.name: takes no argument 'input_shape'.*in no_shape"),
+        ({"model": {"name": "broken:taken"}}, r"model\.name: its option 'blocks' is a key of raysim's; rename it"),
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),
         ({"model": {"name": "my_net:net", "widht": 3}}, r"model\.widht: unknown key\. Did you mean 'width'"),
         ({"model": {"name": "broken:nett"}}, r"model\.name: cannot import model .*no function 'nett' in .*broken\.py"),

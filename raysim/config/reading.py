@@ -134,6 +134,9 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
         Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it"): (
             data.split_within_clients and is_official
         ),
+        Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one"): (
+            data.reader is not None and "://" in data.root
+        ),
         Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it"): (
             data.files is not None and data.reader is None
         ),

@@ -28,7 +28,7 @@ from raysim.core.own import own_errors, place_of
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet, SetInfo, describe, in_batches, write_set
 from raysim.data.reader_api import Contents, files_checksum
-from raysim.own_code import own_function, with_given
+from raysim.own_code import own_function, source_digest, with_given
 
 
 def find_reader(name: str) -> Callable[..., object]:
@@ -83,10 +83,9 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
     """SHA-256 over what decides how a set comes out: the function's file, its options, and the state of the source files."""
     digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
     try:
-        digest.update(Path(inspect.getfile(read)).read_bytes() if inspect.getmodule(read) else b"")
+        digest.update(Path(inspect.getfile(read)).read_bytes())
     except (OSError, TypeError):  # written in a notebook
-        code = getattr(read, "__code__", None)
-        digest.update(code.co_code if code is not None else b"")
+        digest.update(source_digest(read).encode())
     if files is not None:
         paths = sorted(files.rglob("*")) if files.is_dir() else [files]
         for path in paths:

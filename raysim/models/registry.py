@@ -27,7 +27,7 @@ def find_architecture(name: str) -> Architecture:
     prefix, _, network = name.rpartition(":")
     if prefix in ("", "timm") and knows(network):
         return timm_architecture(network)
-    if prefix and prefix != "torchvision":
+    if prefix not in ("", "timm", "torchvision"):
         return own_architecture(name)
     near = difflib.get_close_matches(network, [*MODELS, *names()], n=3)
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
