@@ -160,8 +160,10 @@ def _or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
     """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
     try:
         return make(), []
-    except (DataError, OwnCodeError) as error:
-        key = "partition" if error.where.startswith("partition ") else key
+    except OwnCodeError as error:
+        return None, [Fault(key, str(error))]
+    except DataError as error:
+        key = "partition" if error.where.startswith("partition ") else "data"
         return None, [Fault(key, str(error))]
 
 

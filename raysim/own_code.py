@@ -66,7 +66,7 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         return cast("Callable[..., object]", function)
     file = getattr(module, "__file__", module_name)
     if function is not None:
-        raise OwnNameError(f"{kind} {name!r} is a {type(function).__name__}, not a function, in {file}")
+        raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
     close = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
