@@ -36,6 +36,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     from importlib import import_module
 
+    from raysim.own_code import refuse_shadows
+
+    refuse_shadows()
     return getattr(import_module(_HOMES[name]), name)
 
 

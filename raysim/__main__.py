@@ -12,17 +12,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
+from raysim.own_code import refuse_shadows
 from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from raysim.core.settings import Raw
+    from raysim.data.arrow import SetInfo
 
 
 #: Faults in what the user gave; all other errors are failures of the run.
-GIVEN = (ConfigError, DataError, MethodError, ModelError, RunExists)
+GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -159,7 +161,13 @@ def partition(
 
 @app.command()
 def prepare(
-    name: Annotated[str | None, typer.Argument(help="a data set; without it, the known ones are listed")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="a data set, or module:function of your own; without it, the known ones are listed"),
+    ] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="folder (or file) with the source files")] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
     again: Annotated[bool, typer.Option("--again", help="convert even if it is there")] = False,
@@ -175,14 +183,24 @@ def prepare(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from raysim.check_own import prepare_by_name
     from raysim.config import home_folder
     from raysim.data.reader_api import Options, map_in_threads
-    from raysim.data.sources import SOURCES, set_path
+    from raysim.data.sources import SOURCES
     from raysim.data.sources import prepare as convert
 
     if name is None:
         _print_columns({known: source.description for known, source in SOURCES.items()})
         return
+    if ":" in name:
+        own = Options(size, download, count, seed, domains)
+        if own != Options() or use_ray or save_as is None:
+            mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
+            raise DataError(f"{name} is a function of your own", "", mend)
+        _print_set(prepare_by_name(name, save_as, home_folder() / out_dir, root, words or [], again=again), out_dir)
+        return
+    if words:
+        raise DataError(f"{name} takes no {words[0]!r}", "", "key=value is for functions of your own")
     parallel_map = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data as parallel_map
@@ -200,6 +218,13 @@ def prepare(
             parallel_map=parallel_map,
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    _print_set(info, out_dir)
+
+
+def _print_set(info: SetInfo, out_dir: Path) -> None:
+    from raysim.config import home_folder
+    from raysim.data.sources import set_path
+
     in_domains = f", {len(info.domains)} domains" if info.domains else ""
     out.print(
         f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
@@ -207,7 +232,7 @@ def prepare(
     )
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
-    out.print(f"file: {set_path(out_dir, info.name)}")
+    out.print(f"file: {set_path(home_folder() / out_dir, info.name)}")
 
 
 @app.command()
@@ -250,13 +275,15 @@ def _print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
 def _print_method(name: str) -> None:
     import inspect
 
+    from raysim.core.own import place_of
     from raysim.find import find_method
 
     try:
         make = find_method(name)
     except LookupError as error:
         raise MethodError(str(error)) from error
-    out.print(f"{name}{inspect.signature(make)}\n\n{inspect.getdoc(make)}", markup=False)
+    text = inspect.getdoc(make) or f"no documentation; see {place_of(make)}"
+    out.print(f"{name}{inspect.signature(make)}\n\n{text}", markup=False)
 
 
 def _print_columns(lines: Mapping[str, str]) -> None:
@@ -375,7 +402,11 @@ def doctor(
 
 def main() -> None:
     """Entry point: one message and a status instead of a traceback for everything a user can mend."""
+    # Modules of the current folder are found as `python -m raysim` finds them.
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
+        refuse_shadows()
         app()
     except RaysimError as error:
         err.print(f"{type(error).__name__}: {error}", markup=False)

@@ -145,28 +145,13 @@ def arrays(
     import numpy as np
 
     from raysim.config import home_folder
-    from raysim.data.arrow import in_batches, write_set
+    from raysim.data.arrow import write_set
+    from raysim.data.own_reader import array_contents
     from raysim.data.sources import set_path
 
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim not in (3, 4) or images.dtype != np.uint8:
-        shape = "(n, height, width) or (n, height, width, channels) uint8"
-        raise DataError(f"images of shape {images.shape} and type {images.dtype}", name, f"give them as {shape}")
-    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        given = f"labels of shape {labels.shape} and type {labels.dtype} for {len(images)} images"
-        raise DataError(given, name, "give one whole number an image")
-    images = images[..., None] if images.ndim == 3 else images
-    classes = classes or [str(index) for index in range(int(labels.max(initial=0)) + 1)]
-    num_domains = 0 if domains is None else int(domains.max(initial=0)) + 1
+    contents = array_contents(np.asarray(images), np.asarray(labels), name, classes, domains)
     path = set_path(home_folder() / root, name)
-    return write_set(
-        path,
-        name,
-        classes,
-        in_batches(images, labels, domains=domains),
-        "arrays",
-        domains=[str(index) for index in range(num_domains)],
-    )
+    return write_set(path, name, contents.classes, contents.batches, "arrays", domains=contents.domains)
 
 
 # --- what the command does, too ---------------------------------------------------------------------------------------

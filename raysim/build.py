@@ -6,7 +6,7 @@ What crosses to actors is a `Recipe`, names and numbers, from which each process
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from raysim.config import CohortGroup, Config, ModelGroup, method_names
+from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.errors import ConfigError
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
+from raysim.core.own import own_errors
+from raysim.core.settings import name_and_options
 from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
@@ -27,9 +29,9 @@ from raysim.engine.plan import Phase
 from raysim.engine.pool import Pool
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
-from raysim.find import build_methods, further_metrics
+from raysim.find import build_methods, find_augmentation, further_metrics
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
-from raysim.own_code import pickled, receive
+from raysim.own_code import OwnCode, packed, receive
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings
@@ -58,7 +60,7 @@ class Recipe:
     """Everything a process needs to build its server or trainer.
 
     shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes;
-    own_functions: methods that no module holds, see `raysim.own_code`.
+    own: the user's own functions, or where they are, see `raysim.own_code`.
     """
 
     config: Config
@@ -68,14 +70,13 @@ class Recipe:
     num_threads: int = 1
     wants_gpu: bool = False
     shard_host: str = ""
-    own_functions: Mapping[str, bytes] = field(default_factory=dict)
+    own: OwnCode = field(default_factory=OwnCode)
 
     @property
     def spec(self) -> ModelSpec:
         return model_spec(self.config, self.num_classes, self.shape)
 
     def methods(self) -> list[Method]:
-        receive(self.own_functions)
         methods, faults = build_methods(self.config.methods)
         if faults:  # checked by the driver, so a worker sees another code than the driver
             raise ConfigError(faults, "the recipe, in a worker")
@@ -120,7 +121,7 @@ class Plan:
             group = config.model.model_copy(update={"pretrained": str(Path(weights).expanduser().absolute())})
             config = config.model_copy(update={"model": group})
         info = self.info
-        own = pickled(method_names(config.methods))
+        own = packed(config.model_dump(mode="json"))
         return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host, own)
 
 
@@ -130,8 +131,9 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     Args:
       shape: (height, width, channels) of the stored images; the model gets that of the inputs made of them.
     """
-    height, width = input_transform(config).output_size(*shape[:2])
-    return spec_of(config.model, num_classes, (height, width, config.data.channels or shape[2]))
+    data = config.data
+    height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
+    return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
 
 
 def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, int]) -> ModelSpec:
@@ -139,23 +141,35 @@ def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, in
     lora = None
     if model.lora is not None:
         lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
-    return ModelSpec(model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora)
+    return ModelSpec(
+        model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora, model.head
+    )
 
 
 def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
-    """The input pipeline of the configuration; unknown names (checked elsewhere) count as none."""
+    """The input pipeline of the configuration; unknown names (checked elsewhere) count as none.
+
+    Raises:
+      LookupError: an augmentation of the user's own that cannot be used.
+    """
     data = config.data
+    augment, options = name_and_options(data.augment)
     mean, std = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
     return InputTransform(
         mean=mean,
         std=std,
         channels_last=channels_last,
-        resize=(data.resize, data.resize) if data.resize else None,
-        crop=(data.crop, data.crop) if data.crop else None,
+        resize=_square(data.resize),
+        crop=_square(data.crop),
         channels=data.channels,
-        augmentation=AUGMENTATIONS.get(data.augment),
+        augmentation=AUGMENTATIONS.get(augment),
         interpolation=data.interpolation,
+        function=partial(find_augmentation(augment), **options) if ":" in augment else None,
     )
+
+
+def _square(side: int | None) -> tuple[int, int] | None:
+    return None if side is None else (side, side)
 
 
 def local_settings(config: Config) -> LocalSettings:
@@ -217,8 +231,10 @@ def open_federation(recipe: Recipe) -> Federation:
     return Federation(*shard_fetcher(recipe.shards, recipe.shard_host))
 
 
+@own_errors()
 def make_trainer(recipe: Recipe) -> Trainer:
     """A trainer in the process that calls this."""
+    receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     return Trainer(
         module=build_model(spec, seed=config.seed),
@@ -237,8 +253,10 @@ def make_trainer(recipe: Recipe) -> Trainer:
     )
 
 
+@own_errors()
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """The server in the process that calls this, at the initial parameters of the seed."""
+    receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
     return Server(

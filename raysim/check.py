@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +18,13 @@ from typing import TypeVar
 
 import torch
 
-from raysim.build import Plan, cached_by_value, cached_skeleton, layout_for, model_spec, spec_of
+from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
+from raysim.check_own import check_metrics, check_own, open_own_set
 from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
-from raysim.core.settings import Settings
+from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.faults import explained
@@ -29,7 +32,7 @@ from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.remote import fetch_set, is_remote
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
-from raysim.find import build_methods, describe, find_metric, read_mapping
+from raysim.find import build_methods, describe, read_mapping
 from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
@@ -53,18 +56,21 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
-    faults += ([] if has_room else check_resources(config)) + _check_metrics(config) + logger_faults(config.loggers)
+    own_faults = check_own(config)
+    if own_faults:
+        raise ConfigError(faults + own_faults, source)
+    faults += ([] if has_room else check_resources(config)) + check_metrics(config) + logger_faults(config.loggers)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
         faults += figure_faults(config.report.figures)
-    sets, data_faults = _or_faults(lambda: _open_sets(config))
+    sets, data_faults = _or_faults(lambda: _open_sets(config), "data")
     faults += data_faults
     if sets is None:
         raise ConfigError(faults, source)
     info = sets.images.info
     spec = model_spec(config, len(info.classes), info.shape)
-    manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets))
+    manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets), "partition")
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
@@ -145,22 +151,6 @@ def _without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
     return pruned
 
 
-def _check_metrics(config: Config) -> list[Fault]:
-    names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
-    taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
-    faults = []
-    for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
-        key = f"evaluation.metrics[{index}]"
-        try:
-            if not callable(find_metric(name)):
-                faults.append(Fault(key, f"{name!r} is no function; a metric is function(labels, logits) -> number"))
-        except LookupError as error:
-            faults.append(Fault(key, str(error)))
-        if short in taken or short in names[:index]:
-            faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
-    return faults
-
-
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -173,10 +163,12 @@ class _Sets:
     tests: Mapping[str, ImageSet]
 
 
-def _or_faults(make: Callable[[], T]) -> tuple[T | None, list[Fault]]:
-    """What `make` returns, or the DataError that it raises as a fault of the configuration."""
+def _or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
+    """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
     try:
         return make(), []
+    except OwnCodeError as error:
+        return None, [Fault(key, str(error))]
     except DataError as error:
         key = "partition" if error.where.startswith("partition ") else "data"
         return None, [Fault(key, str(error))]
@@ -190,7 +182,7 @@ def _open_sets(config: Config) -> _Sets:
     """
     external = config.data.validation_set.external.name
     return _Sets(
-        _open_set(config, config.data.name),
+        _open_set(config, config.data.name) if config.data.reader is None else open_own_set(config),
         _open_set(config, external) if external else None,
         {name: _open_set(config, name) for name in config.data.test_sets},
     )
@@ -223,11 +215,12 @@ def _open_set(config: Config, name: str) -> ImageSet:
 def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     """Whether the input pipeline fits images of this shape."""
     data = config.data
+    augment, _ = name_and_options(data.augment)
     faults = [
         Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
         for key, name, known in (
             ("normalise", data.normalise, NORMALISATIONS),
-            ("augment", data.augment, AUGMENTATIONS),
+            ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
         )
         if name not in known
     ]
@@ -242,6 +235,11 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     if data.crop is not None and data.crop > min(height, width):
         text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
         faults.append(Fault("data.crop", text))
+    if ":" in augment and not faults:
+        pixels = torch.zeros(2, *shape, dtype=torch.uint8)
+        trial = lambda: input_transform(config).by_function(pixels, torch.Generator().manual_seed(0))  # noqa: E731
+        with torch.random.fork_rng(devices=[]):
+            faults += _or_faults(trial, "data.augment")[1]
     return faults
 
 
@@ -283,9 +281,12 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
-    file = part.file if part.scheme == "file" and part.file else ""
+    scheme, options = name_and_options(part.scheme)
+    file = part.file if scheme == "file" and part.file else ""
     return PartitionSpec(
-        **part.model_dump(exclude={"form", "num_clients", "seed", "file"}),
+        **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
+        scheme=scheme,
+        options=json.dumps(options, sort_keys=True, default=str) if options else "",
         file=file,
         file_sha256=_digest(file) if file else "",
         **data.model_dump(include={"test", "validation", "split"}),
@@ -316,11 +317,21 @@ _try_once = cached_by_value(try_model)
 def _check_model(spec: ModelSpec) -> list[Fault]:
     is_file = spec.pretrained not in (None, "default")  # which may change between two checks
     try:
-        _, faults = parse_options(find_architecture(spec.name).build, spec.options, "model")
+        architecture = find_architecture(spec.name)
+        _, faults = parse_options(architecture.build, spec.options, "model")
+        if spec.head is not None and architecture.head:
+            faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
+        if not architecture.head:
+            taken = ModelGroup.model_fields.keys() & inspect.signature(architecture.build).parameters.keys()
+            faults += [
+                Fault("model.name", f"its option {name!r} is a key of raysim's; rename it") for name in sorted(taken)
+            ]
         if not faults:
             (try_model if is_file else _try_once)(spec)
     except LookupError as error:
         return [Fault("model.name", str(error))]
+    except OwnCodeError as error:
+        return [Fault("model", str(error))]
     except ValueError as error:
         text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
         return [Fault("model", text)]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import SupportsFloat, TypeVar, cast
+
+import numpy as np
 
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
-from raysim.core.errors import DataError, Fault
+from raysim.core.errors import DataError, Fault, OwnCodeError
 from raysim.core.method import Method
-from raysim.own_code import by_value
+from raysim.core.own import own_errors, place_in, place_of, words_of
+from raysim.core.settings import name_and_options
+from raysim.own_code import own_function, with_given
 from raysim.training.metrics import METRICS, Metric
 
 T = TypeVar("T")
@@ -37,23 +40,22 @@ def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
 
 
 def _build_method(spec: object, key: str) -> Method | list[Fault]:
-    name, options = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
-    options = options or {}
-    if not isinstance(name, str) or not isinstance(options, dict):
-        return [Fault(key, f"must be a name or {{name: {{option: value}}}}, got {spec!r}")]
     try:
+        name, options = name_and_options(spec)
         make = find_method(name)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]
     key = f"{key}.{name}"
     try:
         parsed, faults = parse_options(make, options, key)
         method = None if faults else make(**parsed)
     except Exception as error:  # a method of the user's own may raise anything
-        return [Fault(key, str(error))]
+        place = place_in(error)
+        return [Fault(key, f"{words_of(error)} in {place}" if place else str(error))]
     if isinstance(method, Method):
         return method
-    return faults or [Fault(key, f"returned {type(method).__name__}; a method's function returns a Method")]
+    text = f"returned {type(method).__name__}; a method's function returns a Method; see {place_of(make)}"
+    return faults or [Fault(key, text)]
 
 
 def find_method(name: str) -> Callable[..., Method]:
@@ -66,6 +68,11 @@ def find_metric(name: str) -> Metric:
     return find(name, METRICS, "metric")
 
 
+def find_augmentation(name: str) -> Callable[..., object]:
+    """The user's own augmentation behind `module:function`, with its options as its signature; raises LookupError."""
+    return with_given(own_function(name, "augmentation"), ("images",), ("generator",))
+
+
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """What a name stands for, or what `module:function` names where it is the user's own.
 
@@ -74,23 +81,31 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """
     if name in known:
         return known[name]
-    if (function := by_value(name)) is not None:
-        return cast("T", function)
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise LookupError(
             f"unknown {kind} {name!r}. {nearest_name(name, list(known))}; or module:function for your own"
         )
-    try:
-        own: T = getattr(importlib.import_module(module_name), attribute)
-        return own
-    except Exception as error:  # whatever the module's own code raises
-        raise LookupError(f"cannot import {kind} {name!r}: {error}; is the module on the Python path?") from error
+    return cast("T", own_function(name, kind))
 
 
 def further_metrics(config: Config) -> dict[str, Metric]:
     """The further metrics of the configuration; `module:function` is called by its function."""
-    return {name.rpartition(":")[2]: find_metric(name) for name in config.evaluation.metrics}
+    metrics = {name: find_metric(name) for name in config.evaluation.metrics}
+    return {name.rpartition(":")[2]: _own_metric(m) if ":" in name else m for name, m in metrics.items()}
+
+
+def _own_metric(metric: Metric) -> Metric:
+    """A metric of the user's own whose faults name it."""
+
+    def call(labels: np.ndarray, logits: np.ndarray) -> float:
+        with own_errors(metric):
+            value = metric(labels, logits)
+            if not isinstance(value, SupportsFloat):
+                text = f"a metric returned {type(value).__name__}"
+                raise OwnCodeError(text, place_of(metric), "return one number")
+            return float(value)
+
+    return call
 
 
 def read_mapping(name: str) -> tuple[tuple[str, str], ...]:

@@ -3,17 +3,148 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import cast
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
 
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError
+from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
 from raysim.core.settings import Settings
+
+T = TypeVar("T")
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """What other processes need to find the user's own functions.
+
+    functions: name -> pickled, of those that travel by value; folders: where the modules of the others lie.
+    """
+
+    functions: Mapping[str, bytes] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+
+
+# --- by name --------------------------------------------------------------------------------------------------------------
+
+
+def own_function(name: str, kind: str) -> Callable[..., object]:
+    """What `module:function` names.
+
+    Args:
+      kind: what it is for, in words.
+    Raises:
+      OwnNameError, a LookupError: the module cannot be imported, or has no such function; says which file and where in it.
+    """
+    if name in _BY_VALUE:
+        return _BY_VALUE[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            text = f"cannot import {kind} {name!r}: there is no module {error.name!r} in {Path.cwd()} or on the Python path"
+            raise OwnNameError(text) from error
+        raise OwnNameError(
+            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
+        ) from error
+    except Exception as error:  # whatever the module's own code raises
+        raise OwnNameError(
+            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
+        ) from error
+    function = getattr(module, attribute, None)
+    if callable(function):
+        return cast("Callable[..., object]", function)
+    file = getattr(module, "__file__", module_name)
+    if function is not None:
+        raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
+    close = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], n=1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
+
+
+def _file(error: Exception, module_name: str) -> str:
+    """The place of an error while a module was imported."""
+    return place_in(error) or module_name
+
+
+def takes(function: Callable[..., object], name: str) -> bool:
+    """Whether a function takes a keyword argument of that name."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
+    """A function of the user's own as raysim calls it, all by keyword; its signature shows what is left as options.
+
+    What it raises becomes an OwnCodeError that names its file and itself.
+
+    Args:
+      needed: what raysim passes and the function must take; offered: what it may take as well.
+    Raises:
+      OwnNameError: it does not take one of `needed`, or its annotations cannot be read.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise OwnNameError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
+    if missing := [name for name in needed if not takes(function, name)]:
+        raise OwnNameError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
+
+    def call(**given: object) -> T:
+        with own_errors(function):
+            return function(
+                **{key: value for key, value in given.items() if key not in offered or takes(function, key)}
+            )
+
+    left = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in (*needed, *offered) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # what `inspect` looks for
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call
+
+
+def module_folder(name: str) -> str | None:
+    """The folder that `import` found the module of `module:function` in; None for one that is not loaded or has no file."""
+    module_name = name.partition(":")[0]
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if file is None or name in _BY_VALUE or not is_own(file):
+        return None
+    return str(Path(file).absolute().parents[module_name.count(".") + (Path(file).name == "__init__.py")])
+
+
+def refuse_shadows() -> None:
+    """A folder of the user's own that stands in the way of one of raysim's is refused.
+
+    Raises:
+      OwnCodeError: names its path.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for name in ("methods", "cluster"):
+        found = importlib.util.find_spec(name)
+        file = Path(found.origin).resolve() if found is not None and found.origin else None
+        ours = home / name / "__init__.py"  # a wheel has no package `cluster`
+        if file is not None and ours.is_file() and file != ours:
+            place = file.parent if file.name == "__init__.py" else file
+            raise OwnCodeError(
+                f"{place} stands in the way of raysim's own package {name!r}", mend="give it another name"
+            )
+
+
+# --- by value -------------------------------------------------------------------------------------------------------------
 
 
 def named(settings: Mapping[str, object]) -> Settings:
@@ -78,32 +209,31 @@ def name_of(function: Callable[..., object], key: str) -> str:
     except Exception as error:  # whatever the objects that it refers to raise
         text = f"{name} cannot be sent to other processes ({error}); let it refer to nothing but values and modules"
         raise ConfigError([Fault(key, text)], "the call") from error
-    name = f"{module or '__main__'}:{name}@{_digest(function)}"
+    name = f"{module or '__main__'}:{name}@{source_digest(function)}"
     _BY_VALUE[name] = function
     return name
 
 
-def by_value(name: str) -> Callable[..., object] | None:
-    """The function that travels under this name, if one does."""
-    return _BY_VALUE.get(name)
-
-
-def pickled(names: Iterable[str]) -> dict[str, bytes]:
-    """Those of the names that travel by value, as bytes for other processes."""
+def packed(settings: object) -> OwnCode:
+    """What other processes need for the functions of the user's own that these settings name."""
     import cloudpickle
 
-    return {name: cloudpickle.dumps(_BY_VALUE[name]) for name in names if name in _BY_VALUE}
+    names = sorted({text for text in words(settings) if text in _BY_VALUE or ":" in text})
+    functions = {name: cloudpickle.dumps(_BY_VALUE[name]) for name in names if name in _BY_VALUE}
+    folders = (module_folder(name) for name in names)
+    return OwnCode(functions, tuple(dict.fromkeys(folder for folder in folders if folder is not None)))
 
 
-def receive(functions: Mapping[str, bytes]) -> None:
-    """Make functions known in this process that `pickled` sent."""
+def receive(own: OwnCode) -> None:
+    """Make known in this process what `packed` sent."""
     import pickle
 
-    for name, content in functions.items():
+    sys.path.extend(folder for folder in own.folders if folder not in sys.path)
+    for name, content in own.functions.items():
         _BY_VALUE[name] = pickle.loads(content)
 
 
-def _digest(function: Callable[..., object]) -> str:
+def source_digest(function: Callable[..., object]) -> str:
     """Eight letters that change with the source: a run does not go on with a function that was edited meanwhile."""
     try:
         source = inspect.getsource(function)

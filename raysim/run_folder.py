@@ -45,7 +45,7 @@ FREE_KEYS = (
 
 #: Parts of groups that it may change for the same reason. Where the data and the file of a partition
 #: lie does not matter: their checksums do.
-FREE_PARTS = {"data": ("root",), "partition": ("file",)}
+FREE_PARTS = {"data": ("root", "files"), "partition": ("file",)}
 
 #: File that marks an end -> what the run then is called; the first one that is there counts.
 MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}

@@ -14,8 +14,10 @@ CORE, TRAINING, DATA, CONFIG = "raysim.core", "raysim.training", "raysim.data", 
 ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/core": [CORE],
     "raysim/training": [CORE, TRAINING],
-    "raysim/data": [CORE, DATA, "raysim.files"],
-    "raysim/models": [CORE, "raysim.models"],
+    # The user's own readers, partitions and models are found by `raysim.own_code`, which knows no more than `core`.
+    "raysim/own_code.py": [CORE],
+    "raysim/data": [CORE, DATA, "raysim.files", "raysim.own_code"],
+    "raysim/models": [CORE, "raysim.models", "raysim.own_code"],
     "methods/livar/figures.py": ["methods.livar", "raysim.reporting.panels"],  # the pictures of an experiment
     "methods": [CORE, TRAINING, "methods"],
     "raysim/config": [CORE, CONFIG],
@@ -51,6 +53,7 @@ RAY_FILES |= TUNING - {
 }  # part of the root: Tune by configuration
 ROOTS = {
     "raysim/check.py",
+    "raysim/check_own.py",
     "raysim/find.py",
     "raysim/resources.py",
     "raysim/build.py",

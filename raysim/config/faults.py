@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -54,7 +54,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (parameter.annotation, default)
+            fields[name] = (Any if parameter.annotation is parameter.empty else parameter.annotation, default)
     return create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
 
 
@@ -83,7 +83,7 @@ def _is_tag(part: int | str) -> bool:
 
 
 #: What values of a generic type are called; all others that stand beside words are numbers.
-KINDS: dict[object, str] = {list: "a list", dict: "a mapping"}
+KINDS: dict[object, str] = {list: "a list", dict: "a mapping", Annotated: "module:function"}
 
 #: pydantic's type of an error -> the sentence. A field that takes words gets the sentence "choice", unless its value is a
 #: number below the bound.

@@ -44,7 +44,10 @@ def located(config: Config) -> Config:
     """
     root = located_root(config.data.root, config.data.name)
     storage = str(home_folder() / Path(config.storage).expanduser())
-    whole = {"storage": storage, "data": config.data.model_copy(update={"root": root})}
+    places = {"root": root}
+    if config.data.files is not None:
+        places["files"] = str(Path(config.data.files).expanduser().absolute())
+    whole = {"storage": storage, "data": config.data.model_copy(update=places)}
     if config.partition.file is not None:
         here = Path(config.partition.file).expanduser().absolute()
         file = str(here if here.is_file() else home_folder() / Path(config.partition.file).expanduser())

@@ -12,7 +12,7 @@ from raysim.config.faults import validated
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
 from raysim.config.shipped import config_file
 from raysim.core.errors import ConfigError, Fault
-from raysim.core.settings import Settings, assign
+from raysim.core.settings import Settings, assign, name_and_options
 
 
 class _Loader(yaml.SafeLoader):
@@ -141,7 +141,8 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
 def _data_contradictions(config: Config) -> dict[Fault, bool]:
     """The same of the data and partition groups."""
     data, part, chosen = config.data, config.partition, config.data.validation_set
-    forms, external = FORMS.get(part.scheme, ()), chosen.external
+    scheme, _ = name_and_options(part.scheme)
+    forms, external = FORMS.get(scheme, ()), chosen.external
     remedy = f"choose {' or '.join(forms)}" if forms else "drop it"
     is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
     is_official = data.split == "official"
@@ -150,7 +151,7 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
     by_client = "client needs validation rows that are the clients' own"
     return {
-        Fault("partition.form", f"scheme {part.scheme} has no form {part.form!r}; {remedy}"): (
+        Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; {remedy}"): (
             part.form not in (None, *forms) and not config.is_joint
         ),
         Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file"): (
@@ -164,6 +165,12 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
         ),
         Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it"): (
             data.split_within_clients and is_official
+        ),
+        Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one"): (
+            data.reader is not None and "://" in data.root
+        ),
+        Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it"): (
+            data.files is not None and data.reader is None
         ),
         Fault("data.test_sets", f"{repeated!r} is tested on already; name it once"): bool(repeated),
         Fault("data.validation_set.external", "needs both name and mapping; set both or none"): (

@@ -59,13 +59,23 @@ class DataGroup(Group):
     interpolation: Literal["bilinear", "bicubic"] = key("bilinear", "how images are resized")
     crop: int | None = key(None, "height and width of the crop: central, or the augmentation's", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
-    augment: str = key("none", "augmentation of training batches, by name")
+    augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
+    reader: str | Settings | None = key(
+        None, "module:function of your own that reads `files`; the set is then prepared by it"
+    )
+    files: str | None = key(None, "folder or file that `reader` reads")
+
+
+#: `module:function`.
+Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
 
 
 class PartitionGroup(Group):
-    scheme: Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"] = (
-        key("dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count")
-    )
+    scheme: (
+        Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"]
+        | Own
+        | dict[Own, Settings]
+    ) = key("dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None, "form of the scheme; by default dirichlet: class, quantity: dirichlet"
     )
@@ -108,6 +118,7 @@ class ModelGroup(Group):
         "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
     channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions")
+    head: str | None = key(None, "classifier of a model of your own, by its path; its last nn.Linear if not given")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
 

@@ -54,8 +54,19 @@ class ModelError(RaysimError):
     """Pretrained weights that cannot be had, or that do not fit the model."""
 
 
+class OwnCodeError(RaysimError):
+    """A function of the user's own that cannot be used, or that failed; `where` names its file and itself."""
+
+
+class OwnNameError(OwnCodeError, LookupError):
+    """A name for which there is no function of the user's own that can be used."""
+
+
 class ClientError(RaysimError):
-    """A client failed: carries the original type and message, the client id, the round, the block and the worker."""
+    """A client failed: carries the original type and message, the client id, the round, the block and the worker.
+
+    details: the traceback; empty where the cause names a place in the user's own code, and the traceback is a note.
+    """
 
     def __init__(self, client: int, round_index: int, block: int, worker: str, cause: str, details: str = ""):
         Exception.__init__(self, client, round_index, block, worker, cause, details)

@@ -13,6 +13,18 @@ Raw = Mapping[str, Any]
 Settings = dict[str, Any]
 
 
+def name_and_options(spec: object) -> tuple[str, Settings]:
+    """(name, options) of what a configuration writes as `name` or as `{name: {option: value}}`.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    name, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, None)
+    if not isinstance(name, str) or not isinstance(options, Mapping | None):
+        raise ValueError(f"must be a name or {{name: {{option: value}}}}, got {spec!r}")
+    return name, dict(options or {})
+
+
 def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made.
 

@@ -12,12 +12,14 @@ from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from raysim.core.errors import OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State, Value
+from raysim.core.own import place_of
 from raysim.core.weights import Weights
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ class Stack:
         """
         for method in self.methods:
             if method.partition is not None:
-                wanted = method.partition(partition)
+                wanted = _returned(method.partition(partition), Partition, method, "partition")
                 frozen = partition.trained - wanted.trained
                 shared = (partition.shared & wanted.shared) - frozen
                 partition = replace(partition, trained=partition.trained - frozen, shared=shared)
@@ -60,14 +62,19 @@ class Stack:
 
     def init(self, params: Tensor, layout: Layout) -> dict[str, State]:
         """Method name -> its server state at the start of a run. params: [num_params], copied for each method."""
-        return {m.name: m.init(params.clone(), layout) for m in self.methods if m.init is not None}
+        return {
+            m.name: _returned(m.init(params.clone(), layout), Mapping, m, "init")
+            for m in self.methods
+            if m.init is not None
+        }
 
     def broadcast(self, params: Tensor, states: Mapping[str, State]) -> tuple[Tensor, dict[str, dict[str, Value]]]:
         """([num_params] to start from, method name -> message fields). params: [num_params], the global parameters."""
         fields = {}
         for method in self.methods:
             if method.broadcast is not None:
-                message = method.broadcast(Message(params, {}), states.get(method.name, {}))
+                sent = method.broadcast(Message(params, {}), states.get(method.name, {}))
+                message = _returned(sent, Message, method, "broadcast")
                 params, fields[method.name] = message.params, dict(message.fields)
         return params, fields
 
@@ -84,24 +91,30 @@ class Stack:
         ops: dict[str, LayerOp] = {}
         for method in self.methods:
             if method.forward is not None:
-                ops = method.forward(ops, views[method.name])
+                ops = _returned(method.forward(ops, views[method.name]), Mapping, method, "forward")
             if method.loss is not None:
-                loss = method.loss(loss, views[method.name])
+                loss = _tensors(_returned(method.loss(loss, views[method.name]), Callable, method, "loss"), method.loss)
         gradient: GradFn | None = None
         for method in self.methods:
             if method.grads is not None:
-                gradient = method.grads(gradient or gradient_of(loss), views[method.name])
+                inner = gradient or gradient_of(loss)
+                wrapped = _returned(method.grads(inner, views[method.name]), Callable, method, "grads")
+                gradient = _tensors(wrapped, method.grads)
         return ClientStep(ops, loss, gradient)
 
     def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Value]]:
         """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
-        return {m.name: m.report(views[m.name]) for m in self.methods if m.report is not None}
+        return {
+            m.name: _returned(m.report(views[m.name]), Mapping, m, "report")
+            for m in self.methods
+            if m.report is not None
+        }
 
     def weigh(self, weights: Weights, view_of: Callable[[str, Weights], ServerView]) -> Weights:
         """The aggregation weights. view_of(method name, weights so far) -> the round as that method sees it."""
         for method in self.methods:
             if method.weigh is not None:
-                weights = method.weigh(weights, view_of(method.name, weights))
+                weights = _returned(method.weigh(weights, view_of(method.name, weights)), Mapping, method, "weigh")
         return weights
 
     def server_update(
@@ -112,7 +125,8 @@ class Stack:
         for method in self.methods:
             if method.server_update is not None:
                 state = states.get(method.name, {})
-                update, states[method.name] = method.server_update(update, state, view_of(method.name))
+                pair = method.server_update(update, state, view_of(method.name))
+                update, states[method.name] = _returned(pair, tuple, method, "server_update")
         return update, states
 
     def evaluation_override(
@@ -122,8 +136,36 @@ class Stack:
         tensors: dict[str, Tensor] = {}
         for method in self.methods:
             if method.evaluation_override is not None:
-                tensors |= method.evaluation_override(states.get(method.name, {}), view_of(method.name))
+                override = method.evaluation_override(states.get(method.name, {}), view_of(method.name))
+                tensors |= _returned(override, Mapping, method, "evaluation_override")
         return tensors
+
+
+def _returned(value: T, kind: object, method: Method, hook: str) -> T:
+    """What a hook returned, if it is of the kind that it must be."""
+    if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or an abstract one such as Mapping
+        name = getattr(kind, "__name__", str(kind))
+        what = f"its {hook} returned {type(value).__name__}, not a {name.lower() if name != 'Partition' else name}"
+        raise OwnCodeError(
+            f"method {method.name}: {what}", place_of(getattr(method, hook)), "see raysim/core/method.py"
+        )
+    return value
+
+
+P = ParamSpec("P")
+
+
+def _tensors(function: Callable[P, Tensor], hook: Callable[..., object]) -> Callable[P, Tensor]:
+    """A loss or gradient function that says so where it returns no tensor."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        value = function(*args, **kwargs)
+        if not isinstance(value, Tensor):
+            what = f"the function that a hook made returned {type(value).__name__}, not a tensor"
+            raise OwnCodeError(what, place_of(hook))
+        return value
+
+    return call
 
 
 # --- a method made of others --------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class SetInfo:
     """What a set is. shape: (height, width, channels); checksum: SHA-256 over pixels, labels, domains and splits.
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
+    made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
     """
 
     name: str
@@ -58,6 +59,7 @@ class SetInfo:
     source: str = ""
     domains: tuple[str, ...] = ()
     source_checksum: str = ""
+    made_by: str = ""
 
     @staticmethod
     def read(path: Path) -> SetInfo:
@@ -81,6 +83,7 @@ def write_set(
     *,
     domains: Iterable[str] = (),
     source_checksum: str = "",
+    made_by: str = "",
 ) -> SetInfo:
     """Write a set whole or not at all.
 
@@ -109,7 +112,8 @@ def write_set(
         if writer is None or shape is None:
             raise DataError("no examples", name, "check the source files")
         writer.close()
-        info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source, domains, source_checksum)
+        checksum = digest.hexdigest()
+        info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
         description.write_text(json.dumps(asdict(info), indent=1) + "\n")
         # The description makes the set complete: the old one goes before the data change, the new one comes after.
         describe(path).unlink(missing_ok=True)

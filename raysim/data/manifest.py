@@ -18,6 +18,7 @@ from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
 from raysim.data.division import Division, DivisionFile, read_division
+from raysim.data.own_scheme import own_parts
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
@@ -28,6 +29,7 @@ class PartitionSpec:
     """How a set becomes a federation; with the set's checksum it determines the manifest.
 
     Attributes:
+      scheme: a name, or `module:function` of the user's own; options: of such a function, as JSON.
       form: of the scheme; empty: its first.
       file, file_sha256: of scheme file, where the partition is and what it holds.
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
@@ -51,6 +53,7 @@ class PartitionSpec:
     within_clients: bool = False
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
+    options: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,8 +236,6 @@ def _partition(
     images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
-    forms = SCHEMES[spec.scheme]
-    scheme = forms[spec.form or next(iter(forms))]
     known = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
@@ -242,6 +243,12 @@ def _partition(
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
+    if ":" in spec.scheme:
+        return [
+            rows[part] for part in own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
+        ]
+    forms = SCHEMES[spec.scheme]
+    scheme = forms[spec.form or next(iter(forms))]
     options = {name: known[name] for name in inspect.signature(scheme).parameters if name in known}
     parts = scheme(images.labels[rows], **options)
     return [rows[part] for part in parts]

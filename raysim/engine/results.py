@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import ClientError, MethodError, OutOfMemory
+from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Value, Vector
+from raysim.core.own import place_in
 from raysim.engine.messages import Packed, Vectors
 from raysim.engine.plan import Phase
 from raysim.engine.transport import pack
@@ -98,5 +99,14 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:
-        cause, worker = f"{type(error).__name__}: {error}", f"worker {os.getpid()}"
-        raise ClientError(client, round_index, block, worker, cause, traceback.format_exc()) from error
+        cause, worker, details = f"{type(error).__name__}: {error}", f"worker {os.getpid()}", traceback.format_exc()
+        place = place_in(error)
+        if isinstance(error, OwnCodeError):  # it says the place itself
+            cause = str(error)
+        elif place:
+            cause = f"{cause} in {place}"
+        else:
+            raise ClientError(client, round_index, block, worker, cause, details) from error
+        fault = ClientError(client, round_index, block, worker, cause)
+        fault.add_note(details)
+        raise fault from error

@@ -18,6 +18,7 @@ from torch import Tensor
 from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import State
+from raysim.core.own import own_errors
 from raysim.core.stack import Stack
 from raysim.core.weights import RightMap, Weights, normalised
 from raysim.engine.cohort import Cohort
@@ -87,11 +88,13 @@ class Server:
     def num_rounds(self) -> int:
         return sum(phase.rounds for phase in self.phases)
 
+    @own_errors()
     def run_round(self, round_index: int) -> RoundRecord:
         """Broadcast, local training of a cohort, weighing, exact sum, server update, evaluation.
 
         Raises:
-          ClientError: a client failed. RaysimError: a non-finite update with on_nonfinite="error".
+          ClientError: a client failed. OwnCodeError: the user's own code failed at the server. RaysimError: a
+            non-finite update with on_nonfinite="error".
         """
         began = time.perf_counter()
         phase_index, phase = self._phase_of(round_index)

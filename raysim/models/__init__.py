@@ -1,9 +1,9 @@
 """Models by name: built from numbers only, so that every process builds the same one."""
 
 from raysim.models.architecture import Architecture, ModelSpec
-from raysim.models.build import build_model, build_skeleton, try_model
+from raysim.models.build import build_model, build_skeleton, head_of, try_model
 from raysim.models.lora import LoraSpec
-from raysim.models.registry import MODELS, find_architecture, head_of, prefers_channels_last
+from raysim.models.registry import MODELS, find_architecture, prefers_channels_last
 
 __all__ = [
     "MODELS",

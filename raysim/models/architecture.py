@@ -23,7 +23,7 @@ class Architecture:
 
     Attributes:
       build: build(shape, classes, **options) -> module. Its keyword parameters are the options of the config.
-      head: path of the classifier: one nn.Linear with a row for every class.
+      head: path of the classifier: one nn.Linear with a row for every class; empty: see `last_linear`.
       published: published(shape, classes, **options) -> state dict of the library's own pretrained weights. On the meta
         device: only their names and shapes, without a download. None: there are none.
       prefers_channels_last: whether it was measured to train faster with channels-last convolutions.
@@ -47,6 +47,7 @@ class ModelSpec:
       input_shape: (height, width, channels).
       pretrained: None, "default" (the library's own download) or the path of a file of weights.
       lora: adapters beside some layers; only they and the classifier are then trained. None: everything is.
+      head: path of the classifier of a model of the user's own; None: its last linear layer.
     """
 
     name: str
@@ -55,3 +56,4 @@ class ModelSpec:
     options: Options = field(default_factory=dict)
     pretrained: str | None = None
     lora: LoraSpec | None = None
+    head: str | None = None

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from raysim.core.errors import RaysimError
+from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
 from raysim.models.lora import add_lora
+from raysim.models.own import last_linear
 from raysim.models.pretrained import load_weights, pretrained_weights
 from raysim.models.registry import find_architecture
 
 
 def _construct(spec: ModelSpec) -> nn.Module:
-    architecture = find_architecture(spec.name)
-    module = architecture.build(spec.input_shape, spec.num_classes, **spec.options)
-    head = module.get_submodule(architecture.head)
+    module = find_architecture(spec.name).build(spec.input_shape, spec.num_classes, **spec.options)
+    path = _head_in(module, spec)
+    head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
         raise ValueError(
-            f"the classifier {architecture.head} of {spec.name} is {head}; "
+            f"the classifier {path} of {spec.name} is {head}; "
             f"raysim needs one linear layer with {spec.num_classes} outputs"
         )
     return module
+
+
+def _head_in(module: nn.Module, spec: ModelSpec) -> str:
+    """Path of the classifier layer of a module built for this specification, with adapters or without."""
+    known = find_architecture(spec.name).head or spec.head
+    return known or last_linear(module, spec.num_classes, spec.name)
+
+
+def head_of(spec: ModelSpec) -> str:
+    """Path of the classifier layer."""
+    known = find_architecture(spec.name).head or spec.head
+    if known:
+        return known
+    with torch.device("meta"):
+        return _head_in(_construct(spec), spec)
 
 
 def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -43,7 +63,7 @@ def build_skeleton(spec: ModelSpec) -> nn.Module:
 
 
 def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
-    return module if spec.lora is None else add_lora(module, spec.lora, head=find_architecture(spec.name).head)
+    return module if spec.lora is None else add_lora(module, spec.lora, head=_head_in(module, spec))
 
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
@@ -53,16 +73,18 @@ def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
     if pretrained is None:
         return _adapted(module, spec)
     weights, source = pretrained
+    head = _head_in(module, spec)
     has_adapters = any(".lora_A." in name for name in weights)
     module = _adapted(module, spec) if has_adapters else module
-    load_weights(module, weights, head=architecture.head, source=source)
+    load_weights(module, weights, head=head, source=source)
     return module if has_adapters else _adapted(module, spec)
 
 
 def try_model(spec: ModelSpec) -> None:
     """Everything that can go wrong with a model, tried on the meta device: nothing is computed, loaded or fetched.
 
-    Only some models are run: the first operation on the meta device costs PyTorch 1.5 s of imports.
+    Only some models are run: the first operation on the meta device costs PyTorch 1.5 s of imports. One of the user's own is
+    run in earnest: what it does may depend on values, which the meta device does not have.
 
     Raises:
       ValueError: it cannot be built, or cannot be trained on such inputs. ModelError: the pretrained weights are not
@@ -73,7 +95,10 @@ def try_model(spec: ModelSpec) -> None:
         with torch.device("meta"):
             skeleton = _construct(spec)
         if architecture.needs_trial:
-            _run(skeleton, spec)
+            is_own = not architecture.head
+            _run(build_model(replace(spec, pretrained=None, lora=None), seed=0) if is_own else skeleton, spec)
+    except RaysimError:
+        raise
     except Exception as error:  # whatever the libraries' own code raises
         raise ValueError(str(error) or type(error).__name__) from error
     with torch.device("meta"):
@@ -82,7 +107,12 @@ def try_model(spec: ModelSpec) -> None:
 
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     height, width, channels = spec.input_shape
-    with torch.device("meta"), torch.no_grad():
+    device = next(skeleton.parameters()).device
+    with device, torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
         logits = skeleton.train()(torch.zeros(2, channels, height, width))
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes):
-        raise ValueError(f"{spec.name} does not give one logit for each class")
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        text = (
+            f"{spec.name} does not give one logit for each class: {given} for 2 images and {spec.num_classes} classes"
+        )
+        raise ValueError(text)

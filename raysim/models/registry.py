@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
+from raysim.models.own import own_architecture
 from raysim.models.small import SMALL
 
 if TYPE_CHECKING:
@@ -16,24 +17,22 @@ MODELS: dict[str, Architecture] = {**SMALL, **TORCHVISION, **TRANSFORMERS}
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's.
+    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's, or `module:function`.
 
     Raises:
-      LookupError: there is none (says what is near), or its classifier is not one layer.
+      LookupError: there is none (says what is near), its classifier is not one layer, or the function cannot be used.
     """
     if name in MODELS:
         return MODELS[name]
     prefix, _, network = name.rpartition(":")
     if prefix in ("", "timm") and knows(network):
         return timm_architecture(network)
+    if prefix not in ("", "timm", "torchvision"):
+        return own_architecture(name)
     near = difflib.get_close_matches(network, [*MODELS, *names()], n=3)
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise LookupError(f"unknown model {name!r}. {hint}Known: {', '.join(sorted(MODELS))}, and every model of timm")
-
-
-def head_of(spec: ModelSpec) -> str:
-    """Path of the classifier layer."""
-    return find_architecture(spec.name).head
+    known = f"{', '.join(sorted(MODELS))}, and every model of timm; or module:function for your own"
+    raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 
 
 def prefers_channels_last(spec: ModelSpec) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raysim.core.errors import OwnCodeError
 from raysim.core.method import Batch
+from raysim.core.own import place_of
 from raysim.training.augment import Augmentation, Draws, Interpolation, crop_and_flip, resized_crop
 
 #: name -> (mean, standard deviation) per channel of pixels in [0, 1]; one value serves all channels.
@@ -53,6 +55,9 @@ class InputTransform:
       channels: 3 repeats grey images; None: as stored.
       augmentation: of training batches; None: training batches are made like all others.
       interpolation: how images, and an augmentation's boxes, are resized.
+      function: an augmentation of the user's own: function(images=, generator=) takes and returns one training batch,
+        (B, channels, height, width) float32 in [0, 1], resized and cropped, not yet normalised. Its draws come from the
+        generator, or from the global stream, which is seeded for each client and round.
     """
 
     mean: tuple[float, ...] = ()
@@ -63,20 +68,43 @@ class InputTransform:
     channels: int | None = None
     augmentation: Augmentation | None = None
     interpolation: Interpolation = "bilinear"
+    function: Callable[..., object] | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
+        return self._finish(self._central(images))
+
+    def by_function(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """As `__call__`, with the user's own augmentation.
+
+        Raises:
+          OwnCodeError: it fails, or returns something else than such a batch.
+        """
+        assert self.function is not None
+        x = self._to_unit(self._central(images))
+        augmented = self.function(images=x, generator=generator)
+        if not isinstance(augmented, Tensor) or augmented.shape != x.shape or augmented.dtype != x.dtype:
+            found = type(augmented).__name__
+            if isinstance(augmented, Tensor):
+                found = f"{tuple(augmented.shape)} {augmented.dtype}"
+            what = f"an augmentation returned {found} for images {tuple(x.shape)} {x.dtype}"
+            raise OwnCodeError(what, place_of(self.function), "return a batch of the same shape and type")
+        return self._normalised(augmented)
+
+    def _central(self, images: Tensor) -> Tensor:
         if self.resize is not None:
             images = resized(images, self.resize, self.interpolation)
         if self.crop is not None:
             top, left = (images.shape[1] - self.crop[0]) // 2, (images.shape[2] - self.crop[1]) // 2
             images = images[:, top : top + self.crop[0], left : left + self.crop[1]]
-        return self._finish(images)
+        return images
 
     @property
     def pixels(self) -> InputTransform:
         """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
-        return replace(self, mean=(), std=(), resize=self.crop or self.resize, crop=None, augmentation=None)
+        return replace(
+            self, mean=(), std=(), resize=self.crop or self.resize, crop=None, augmentation=None, function=None
+        )
 
     def augmented(self, images: Tensor, draws: Draws) -> Tensor:
         """As `__call__`, with the augmentation that was drawn for each of the B images."""
@@ -102,10 +130,16 @@ class InputTransform:
         return self.augmentation.draw(count, before, target, generator)
 
     def _finish(self, images: Tensor) -> Tensor:
+        return self._normalised(self._to_unit(images))
+
+    def _to_unit(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout).div_(255.0)
         if self.channels is not None and x.shape[1] < self.channels:
             x = x.expand(-1, self.channels, -1, -1).contiguous(memory_format=layout)
+        return x
+
+    def _normalised(self, x: Tensor) -> Tensor:
         if self.mean:
             x.sub_(torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1))
             x.div_(torch.tensor(self.std, device=x.device).view(1, -1, 1, 1))

@@ -100,18 +100,28 @@ def training_batches(
     rows, columns = transform.output_size(height, width)
     entries = max(1, height * width, rows * columns) * channels * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
-    augments = transform.augmentation is not None
+    augments = transform.augmentation is not None or transform.function is not None
     own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
     done = 0
     while done < num_steps:
         order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
-        draws = transform.draw(len(examples), height, width, own).to(order.device) if own else None
+        draws = (
+            transform.draw(len(examples), height, width, own).to(order.device)
+            if own and transform.augmentation
+            else None
+        )
         due = bounds[: num_steps - done]
         for first in range(0, len(due), group):
             part = due[first : first + group]
             base = part[0][0]
             chosen = order[base : part[-1][1]]
             stored, labels = examples.images[chosen], examples.labels[chosen]
+            if own is not None and transform.function is not None:
+                # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
+                for start, end in part:
+                    batch = slice(start - base, end - base)
+                    yield Batch(transform.by_function(stored[batch], own), labels[batch])
+                continue
             images = transform.augmented(stored, draws.part(base, part[-1][1])) if draws else transform(stored)
             for start, end in part:
                 yield Batch(images[start - base : end - base], labels[start - base : end - base])

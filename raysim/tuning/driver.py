@@ -19,7 +19,6 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
-from raysim.own_code import pickled, words
 from raysim.run_folder import Mark, RunFolder
 from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
@@ -90,7 +89,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with mock.patch.dict(os.environ, QUIET), collected_signals(_end_trials) as received:
         tune.Tuner(
-            make_trainable(raws, groups, settings, pickled(words(raws))),
+            make_trainable(raws, groups, settings),
             param_space={"trial": tune.grid_search([trial.name for trial in trials])},
             tune_config=tune.TuneConfig(
                 metric=settings.metric,

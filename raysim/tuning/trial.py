@@ -14,7 +14,7 @@ from raysim.check import check
 from raysim.config import TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
-from raysim.own_code import receive
+from raysim.own_code import packed, receive
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
 from raysim.sweep import Raw
@@ -28,17 +28,17 @@ def make_trainable(
     raws: Mapping[str, Raw],
     groups: Mapping[str, tune.PlacementGroupFactory],
     settings: TuneGroup,
-    own_functions: Mapping[str, bytes],
 ) -> Callable[[Mapping[str, str]], None]:
     """The function that Tune runs for {"trial": name}, each time in the placement group of that trial.
 
     Args:
       raws, groups: trial -> its complete configuration, and what it reserves.
-      own_functions: those that no module holds, see `raysim.own_code`.
     """
 
+    own = packed(raws)
+
     def run_trial(point: Mapping[str, str]) -> None:
-        receive(own_functions)
+        receive(own)
         _run_trial(raws[point["trial"]], point["trial"], settings)
 
     return tune.with_resources(run_trial, lambda point: groups[point["trial"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import time
 
@@ -12,7 +13,8 @@ import pytest
 from raysim.check import check
 from raysim.config import read_config
 from raysim.runner import execute
-from tests.cluster.conftest import wait_for
+from tests.cluster.conftest import PROJECT, wait_for
+from tests.test_own_code import write_files
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +155,18 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     submit(wait=True)
     assert f"resuming at round {stopped[1]} of 20" in log()
     assert summary_of(cluster, "again")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
+
+
+@pytest.mark.cluster
+def test_job_brings_own_code_to_trainers_on_another_node(cluster, tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    for name in ("raysim", "methods", "cluster"):
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    write_files(folder)
+    result = cluster.submit("own.yaml", "name=own", "resources.backend=ray", "resources.trainers=2", cwd=folder)
+    assert result.returncode == 0, result.stdout
+    (tmp_path / "serial").mkdir()
+    monkeypatch.chdir(write_files(tmp_path / "serial"))
+    monkeypatch.syspath_prepend(str(tmp_path / "serial"))
+    serial = execute(check(read_config(tmp_path / "serial" / "own.yaml"), "own.yaml"))
+    assert summary_of(cluster, "own")["params_sha256"] == serial["params_sha256"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -48,7 +49,10 @@ class TrainerStarter:
 
 
 class ServerActor:
-    """The server in its own process; its pool talks to the trainers directly, and they end with it."""
+    """The server in its own process; its pool talks to the trainers directly, and they end with it.
+
+    It is built by the first call, whose errors then arrive as they were raised.
+    """
 
     def __init__(
         self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool, *, is_growing: bool
@@ -56,7 +60,11 @@ class ServerActor:
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         capacity = starter.capacity if is_growing else None
         pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
-        self._server = make_server(pool)
+        self._make_server = partial(make_server, pool)
+
+    @cached_property
+    def _server(self) -> Server:
+        return self._make_server()
 
     def call(self, function: Callable[Concatenate[Server, P], Answer], *values: P.args, **named: P.kwargs) -> Answer:
         """function(server, *values)."""

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from raysim.core.errors import RaysimError
+from raysim.core.own import own_errors
 from raysim.engine.messages import Packed, RoundMessage
 from raysim.engine.plan import ClientBlock
 from raysim.engine.ray.session import LOSSES, Actor, Ref
@@ -45,6 +46,7 @@ class TrainerActor:
         reports, vectors, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, vectors, *kept) if memories else (reports, vectors)
 
+    @own_errors()
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
         """function(trainer, *values)."""
         return function(self._trainer, *values)

@@ -1,0 +1,82 @@
+"""Where in the user's own code something is or went wrong: file, line and function."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from raysim.core.errors import OwnCodeError, RaysimError
+
+_HOME = Path(__file__).resolve().parents[2]
+
+#: Folders of code that is not the user's: raysim's, Python's, the installed libraries'.
+_OTHERS = (
+    *(str(_HOME / name) for name in ("raysim", "methods", "cluster")),
+    *{str(Path(path).resolve()) for path in sysconfig.get_paths().values()},
+)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of code is the user's."""
+    if file.startswith("<frozen") or {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return False
+    whole = str(Path(file).resolve())
+    return not any(whole == folder or whole.startswith(f"{folder}/") for folder in _OTHERS)
+
+
+def place_in(error: BaseException) -> str:
+    """ "FILE, line 7, in forward": the innermost place in the user's own code that an error came through; else empty."""
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        return f"{error.filename}, line {error.lineno}"
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_own(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return ""
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """ "FILE, line 3, in my_net": where a function or class is written."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        source = inspect.unwrap(function)
+        name = getattr(source, "__qualname__", name)
+        file, line = inspect.getsourcefile(source), inspect.getsourcelines(source)[1]
+    except (OSError, TypeError):  # typed at a prompt, or no plain function
+        code = getattr(function, "__code__", None)
+        return f"{code.co_filename}, line {code.co_firstlineno}, in {name}" if code else name
+    return f"{file}, line {line}, in {name}"
+
+
+def words_of(error: BaseException) -> str:
+    """ "ValueError: what it says"."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
+    """An error that came through the user's own code becomes one message with its file and function; others pass.
+
+    Args:
+      function: the user's own that is called inside; whatever is raised is then its error.
+    Raises:
+      OwnCodeError: in place of any error but a RaysimError.
+    """
+    try:
+        yield
+    except RaysimError:
+        raise
+    except Exception as error:
+        place = place_in(error) or (place_of(function) if function is not None else "")
+        if not place:
+            raise
+        fault = OwnCodeError(words_of(error), place)
+        fault.add_note(traceback.format_exc())  # for the file FAILED: it survives the way from another process
+        raise fault from error

@@ -1,0 +1,49 @@
+"""Models of the user's own, by `module:function`: my_net(num_classes, input_shape, *, options) -> nn.Module."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from raysim.core.own import place_of
+from raysim.models.architecture import Architecture, Shape
+from raysim.own_code import own_function, with_given
+
+
+def own_architecture(name: str) -> Architecture:
+    """The architecture behind `module:function`.
+
+    Raises:
+      LookupError: there is no such function, or it does not take num_classes and input_shape.
+    """
+    function = own_function(name, "model")
+    make = with_given(function, ("num_classes", "input_shape"))
+
+    def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
+        module = make(num_classes=classes, input_shape=shape, **options)
+        if not isinstance(module, nn.Module):
+            text = (
+                f"returned {type(module).__name__}; a model's function returns an nn.Module; see {place_of(function)}"
+            )
+            raise TypeError(text)
+        return module
+
+    build.__signature__ = make.__signature__  # type: ignore[attr-defined]  # what options are checked by
+    build.__doc__ = function.__doc__
+    build.__wrapped__ = function  # type: ignore[attr-defined]
+    return Architecture(build, head="", needs_trial=True)
+
+
+def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
+    """Path of the classifier of a model that does not say which it is: its last nn.Linear with an output for each class.
+
+    Raises:
+      ValueError: there is none.
+    """
+    heads = [
+        path
+        for path, layer in module.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == num_classes and path
+    ]
+    if not heads:
+        raise ValueError(f"{name} has no nn.Linear with {num_classes} outputs, one for each class, as its classifier")
+    return heads[-1]
