@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
+from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
 from raysim.own_code import refuse_shadows
 from raysim.terminal import Progress, command_began, err, out, run_table, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from raysim.core.settings import Raw
-    from raysim.data.arrow import SetInfo
 
 
 #: Faults in what the user gave; all other errors are failures of the run.
@@ -190,14 +189,14 @@ def prepare(
     from raysim.data.sources import prepare as convert
 
     if name is None:
-        _print_columns({known: source.description for known, source in SOURCES.items()})
+        print_columns({known: source.description for known, source in SOURCES.items()})
         return
     if ":" in name:
         own = Options(size, download, count, seed, domains)
         if own != Options() or use_ray or save_as is None:
             mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
             raise DataError(f"{name} is a function of your own", "", mend)
-        _print_set(prepare_by_name(name, save_as, home_folder() / out_dir, root, words or [], again=again), out_dir)
+        print_set(prepare_by_name(name, save_as, home_folder() / out_dir, root, words or [], again=again), out_dir)
         return
     if words:
         raise DataError(f"{name} takes no {words[0]!r}", "", "key=value is for functions of your own")
@@ -218,21 +217,7 @@ def prepare(
             parallel_map=parallel_map,
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    _print_set(info, out_dir)
-
-
-def _print_set(info: SetInfo, out_dir: Path) -> None:
-    from raysim.config import home_folder
-    from raysim.data.sources import set_path
-
-    in_domains = f", {len(info.domains)} domains" if info.domains else ""
-    out.print(
-        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
-        f"sha256 {info.checksum[:16]}"
-    )
-    if info.source_checksum:
-        out.print(f"source files: sha256 {info.source_checksum[:16]}")
-    out.print(f"file: {set_path(home_folder() / out_dir, info.name)}")
+    print_set(info, out_dir)
 
 
 @app.command()
@@ -251,62 +236,17 @@ def methods(
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
     if model is not None:
-        _print_blocks(model, words or [], size, channels, classes)
+        print_blocks(model, words or [], size, channels, classes)
     elif words:
-        _print_method(words[0])
+        print_method(words[0])
     else:
         from methods import METHODS
         from raysim.models import MODELS
 
         out.print("[] is FedAvg. Listed in order, methods combine.")
-        _print_functions(dict(sorted(METHODS.items())))
+        print_functions(dict(sorted(METHODS.items())))
         out.print("\nModels, of raysim and (with or without timm: in front) of timm:")
-        _print_functions({known: architecture.build for known, architecture in MODELS.items()})
-
-
-def _print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
-    from raysim.find import describe
-
-    for name, make in functions.items():
-        signature, line = describe(make)
-        out.print(f"[bold]{name}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
-
-
-def _print_method(name: str) -> None:
-    import inspect
-
-    from raysim.core.own import place_of
-    from raysim.find import find_method
-
-    try:
-        make = find_method(name)
-    except LookupError as error:
-        raise MethodError(str(error)) from error
-    text = inspect.getdoc(make) or f"no documentation; see {place_of(make)}"
-    out.print(f"{name}{inspect.signature(make)}\n\n{text}", markup=False)
-
-
-def _print_columns(lines: Mapping[str, str]) -> None:
-    """A name and what stands for it on every line."""
-    width = max(map(len, lines))
-    for name, text in lines.items():
-        out.print(f"{name:{width}}  {text}", markup=False)
-
-
-def _print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
-    from raysim.check import inspect_model
-    from raysim.config import read_config
-
-    spec, layout, description = inspect_model(model, read_config(None, overrides), size, channels, classes)
-    height, width, _ = spec.input_shape
-    out.print(f"{model}: {description}", markup=False)
-    out.print(
-        f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
-        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks"
-    )
-    leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
-    sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}
-    _print_columns({block: f"{sizes[block]:>9}  {', '.join(leaf.name for leaf in leaves[block])}" for block in leaves})
+        print_functions({known: architecture.build for known, architecture in MODELS.items()})
 
 
 @app.command()

@@ -65,7 +65,7 @@ ROOTS = {
     "raysim/reporting/command.py",
 }
 ROOTS |= {"raysim/partitions.py", "raysim/api.py", "raysim/results.py", "raysim/method_names.py"}
-ROOTS |= {"raysim/reporting/results.py", "raysim/loggers.py", "raysim/__init__.py"}
+ROOTS |= {"raysim/reporting/results.py", "raysim/listings.py", "raysim/loggers.py", "raysim/__init__.py"}
 # A method may own an experiment, with its verb and its pictures. It makes runs, so it stands above the root, though it lies
 # beside its method, which knows nothing of it. File -> the one file that imports it.
 EXPERIMENTS = {
