@@ -30,10 +30,10 @@ check: lint
 	$(BIN)/python -m pytest -n 2 -m 'not ray and not slow and not cluster'
 
 test-cpu-default: setup
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 -m 'not ray and not cluster' $(NUMERIC)
 
 test-cpu-avx2: setup
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 -m 'not ray and not cluster' $(NUMERIC)
 
 test-cpus: test-cpu-default test-cpu-avx2
 	$(BIN)/python -m pytest -n 2 -p tests.support.rounding -k matches $(NUMERIC)

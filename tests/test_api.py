@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -181,14 +179,6 @@ def test_runs_in_a_thread(settings):
     assert found[0].status.name == "completed"
 
 
-@pytest.mark.slow
-def test_runs_everywhere_with_the_same_bits_and_leaves_ray_as_it_was(root, tmp_path):
-    words = [sys.executable, "-m", "tests.samples.everywhere", str(root), str(tmp_path / "runs")]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    ended = subprocess.run(words, cwd=PROJECT, env=environment, capture_output=True, text=True)
-    assert ended.stdout.endswith("the same bits everywhere\n"), ended.stderr
-
-
 def test_ctrl_c_in_a_script_ends_it_after_a_checkpoint_and_the_same_call_goes_on(settings):
     script = f"""
 import raysim
@@ -318,43 +308,12 @@ def test_sweep_and_report(settings):
     assert sorted(run.name for run in found) == sorted(run.name for run in runs)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_readme_section_runs(tmp_path, monkeypatch):
-    section = (PROJECT / "README.md").read_text().partition("## From Python")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    shutil.copytree(PROJECT / "configs", tmp_path / "configs")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert names["run"].folder == tmp_path / "runs" / "quickstart"
-    assert [run.status.name for run in names["runs"]] == ["completed"] * 4
-    assert (tmp_path / "runs" / "compared" / "report" / "report.md").is_file()
-
-
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
 def test_typed_sample_runs(settings):
     report = typed_use.compare(settings)
     assert sorted(report.cells["method"]) == ["tests.samples.typed_use:pulled", "uniform + fedprox"]
-
-
-@pytest.mark.slow
-def test_a_file_that_uses_the_library_passes_mypy_strict(tmp_path):
-    root = Path(raysim.__file__).parent.parent
-    assert (root / "raysim" / "py.typed").is_file()
-    (tmp_path / "mypy.ini").write_text("[mypy]\n")  # nobody's settings but the strict ones
-    file = tmp_path / "own.py"
-    good = Path(typed_use.__file__).read_text()
-
-    def mypy(text: str) -> str:
-        file.write_text(text)
-        words = ["--strict", "--follow-imports=silent", "--config-file", "mypy.ini", "--cache-dir", "cache", "own.py"]
-        command = [sys.executable, "-m", "mypy", *words]
-        return subprocess.run(command, cwd=tmp_path, env={"MYPYPATH": str(root)}, capture_output=True, text=True).stdout
-
-    assert "Success" in mypy(good)
-    assert """error: "str" has no attribute "x\"""" in mypy(
-        good.replace("accuracy: float = run.accuracy or 0.0", "accuracy: str = run.name.x")
-    )
+    assert (
+        PROJECT / "raysim" / "py.typed"
+    ).is_file()  # without it no type reaches a user; `make lint` checks the sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import raysim
 from raysim.core.method import ClientView, GradFn, Method
@@ -36,4 +36,6 @@ def compare(settings: dict[str, object]) -> raysim.Report:
     best: raysim.Run = runs.best()
     folder: Path = best.folder
     print(runs.frame(), folder)
+    if TYPE_CHECKING:
+        print(run.name.x)  # type: ignore[attr-defined]  # an ignored error that is none would be one: types are seen
     return raysim.report(runs, out=folder.parent / "report")

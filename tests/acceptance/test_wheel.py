@@ -16,7 +16,7 @@ import pytest
 
 import raysim
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parent.parent.parent
 SOURCES = ("raysim", "methods", "cluster", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
