@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -237,7 +237,7 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
         faults.append(Fault("data.crop", text))
     if ":" in augment and not faults:
         pixels = torch.zeros(2, *shape, dtype=torch.uint8)
-        trial = lambda: input_transform(config).by_function(pixels, torch.Generator().manual_seed(0))  # noqa: E731
+        trial = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
         with torch.random.fork_rng(devices=[]):
             faults += _or_faults(trial, "data.augment")[1]
     return faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import shutil
@@ -76,7 +77,7 @@ def installation() -> Iterator[Finding]:
             yield False, f"{name} is not installed: pip install {name}"
     fault = ""
     try:
-        from torchvision.ops import nms  # noqa: F401 (does not resolve where torch and torchvision do not fit)
+        importlib.import_module("torchvision.ops")  # does not load where torch and torchvision do not fit
     except (ImportError, RuntimeError, AttributeError) as error:
         fault = f" ({error}): use the versions of constraints.txt"
     yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"

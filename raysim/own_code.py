@@ -112,8 +112,7 @@ def with_given(function: Callable[..., T], needed: Collection[str], offered: Col
         for name, parameter in signature.parameters.items()
         if name not in (*needed, *offered) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
-    call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # what `inspect` looks for
-    call.__wrapped__ = function  # type: ignore[attr-defined]
+    call.__dict__.update(__signature__=signature.replace(parameters=left), __wrapped__=function)  # for `inspect`
     return call
 
 

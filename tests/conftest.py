@@ -31,6 +31,14 @@ def root(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def settings(root: Path, tmp_path: Path) -> dict[str, object]:
+    """A small run for `raysim.run`; its directory lies below tmp_path/runs."""
+    from tests.support.federations import SMALL
+
+    return {**SMALL, "data": {"root": str(root)}, "storage": str(tmp_path / "runs")}
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """A local Ray of three CPUs and one logical GPU, as a user might have started it."""

@@ -18,22 +18,9 @@ from raysim.core.errors import ConfigError, DataError, RunExists
 from raysim.core.method import Method
 from raysim.engine.metrics import RoundRecord
 from tests.samples import typed_use
+from tests.support.federations import SMALL
 
 PROJECT = Path(__file__).parent.parent
-SMALL = {
-    "seed": 3,
-    "rounds": 3,
-    "partition": {"alpha": 0.3, "num_clients": 6},
-    "model": {"name": "mlp"},
-    "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
-    "cohort": {"size": 3},
-    "resources": {"backend": "serial"},
-}
-
-
-@pytest.fixture
-def settings(root: Path, tmp_path: Path) -> dict[str, object]:
-    return {**SMALL, "data": {"root": str(root)}, "storage": str(tmp_path / "runs")}
 
 
 def pulled(*, mu: float = 0.1) -> Method:

@@ -11,22 +11,12 @@ import pytest
 import raysim
 from raysim.core.errors import ConfigError, RunExists
 from raysim.partitions import partitions, write
-
-SMALL = {
-    "seed": 3,
-    "rounds": 2,
-    "methods": ["fedvg"],
-    "partition": {"alpha": 0.3, "num_clients": 6},
-    "model": {"name": "mlp"},
-    "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
-    "cohort": {"size": 3},
-    "resources": {"backend": "serial"},
-}
+from tests.support.federations import SMALL
 
 
 @pytest.fixture
-def settings(root: Path, tmp_path: Path) -> dict[str, object]:
-    return {**SMALL, "data": {"root": str(root)}, "storage": str(tmp_path / "runs")}
+def settings(settings: dict[str, object]) -> dict[str, object]:
+    return {**settings, "rounds": 2, "methods": ["fedvg"]}
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,20 +18,10 @@ from raysim.config import StopGroup
 from raysim.core.errors import ConfigError, RaysimError, RunExists
 from raysim.stop import reason_to_stop
 
-SMALL = {
-    "seed": 3,
-    "rounds": 6,
-    "partition": {"alpha": 0.3, "num_clients": 6},
-    "model": {"name": "mlp"},
-    "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
-    "cohort": {"size": 3},
-    "resources": {"backend": "serial"},
-}
-
 
 @pytest.fixture
-def settings(root: Path, tmp_path: Path) -> dict[str, object]:
-    return {**SMALL, "data": {"root": str(root)}, "storage": str(tmp_path / "runs")}
+def settings(settings: dict[str, object]) -> dict[str, object]:
+    return {**settings, "rounds": 6}
 
 
 def rows(*scores: float | None) -> list[dict[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import nn
 
 from raysim.core.own import place_of
@@ -27,9 +29,8 @@ def own_architecture(name: str) -> Architecture:
             raise TypeError(text)
         return module
 
-    build.__signature__ = make.__signature__  # type: ignore[attr-defined]  # what options are checked by
     build.__doc__ = function.__doc__
-    build.__wrapped__ = function  # type: ignore[attr-defined]
+    build.__dict__.update(__signature__=inspect.signature(make), __wrapped__=function)  # what options are checked by
     return Architecture(build, head="", needs_trial=True)
 
 

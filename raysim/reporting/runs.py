@@ -7,33 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import yaml
 
 from raysim.config import Config
 from raysim.core.errors import DataError
+from raysim.core.settings import Raw as Settings
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label
-from raysim.run_folder import RunFolder
-
-#: What a YAML or JSON file holds.
-Settings: TypeAlias = Mapping[str, Any]
+from raysim.run_folder import FREE_KEYS, RunFolder
 
 #: Groups and keys that say where and how a run is made, and not what it is.
-ABOUT = {
-    "name",
-    "storage",
-    "resume",
-    "checkpoint",
-    "resources",
-    "labels",
-    "report",
-    "tune",
-    "scale",
-    "calibrate",
-    "seed",
-}
+ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
 #: Groups and keys that tell nothing about what a run is, or have a label of their own.
 SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 

@@ -26,6 +26,18 @@ BASE = {
 }
 
 
+#: A run of a second, as `raysim.run` takes it; the fixture `settings` adds where data and runs lie.
+SMALL = {
+    "seed": 3,
+    "rounds": 3,
+    "partition": {"alpha": 0.3, "num_clients": 6},
+    "model": {"name": "mlp"},
+    "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
+    "cohort": {"size": 3},
+    "resources": {"backend": "serial"},
+}
+
+
 def raw_config(root: Path, methods=(), **groups) -> dict:
     """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
