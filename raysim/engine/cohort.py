@@ -11,7 +11,7 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Value
 from raysim.core.weights import Weights, take
-from raysim.engine.messages import FoldRequest, Handle, MapRequest, Reports, TaskResult, TaskRows
+from raysim.engine.messages import FoldRequest, Handle, MapRequest, Reports, TaskClients, TaskResult
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.engine.transport import pack, readonly_tensor, unpack
@@ -67,22 +67,27 @@ class Cohort:
         Returns:
           float64: [num_state] for the update, else [num_params].
         """
-        size = self._layout.num_state if vector == "update" else self._layout.num_params
-        total = torch.zeros(size, dtype=torch.float64)
         if not self.is_kept.any():
-            return total
+            size = self._layout.num_state if vector == "update" else self._layout.num_params
+            return torch.zeros(size, dtype=torch.float64)
         # One grid for the whole cohort, known before anything is added: that makes the partial sums exact.
         constants = rounding_constants(self._layout, weights, self.kept(self.reports.peaks[vector]))
-        shares = [(result, TaskRows(rows, pack(take(weights, places)))) for result, rows, places in self._parts()]
-        for partial in self._pool.at_results(Trainer.fold, FoldRequest(vector, pack(constants)), shares, adds=True):
-            total += readonly_tensor(partial)
+        request = FoldRequest(vector, pack(constants))
+        parts = [
+            (result, TaskClients(result.reports.client[rows], pack(take(weights, places))))
+            for result, rows, places in self._parts()
+        ]
+        first, *others = map(readonly_tensor, self._pool.at_results(Trainer.fold, request, parts, adds=True))
+        total = first.clone()
+        for partial in others:
+            total += partial
         return total
 
     def map_updates(self, function: Callable[[Tensor, Value], Value], shared: Value = None) -> list[Value]:
         """function(update [num_params], shared) of every kept client in ascending order, run where the updates lie."""
         parts = list(self._parts())
-        shares = [(result, TaskRows(rows)) for result, rows, _ in parts]
-        answers = self._pool.at_results(Trainer.map_updates, MapRequest(function, pack(shared)), shares, adds=False)
+        asked = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in parts]
+        answers = self._pool.at_results(Trainer.map_updates, MapRequest(function, pack(shared)), asked, adds=False)
         ordered: list[Value] = [None] * int(self.is_kept.sum())
         for (_, _, places), values in zip(parts, answers, strict=True):
             for place, value in zip(places.tolist(), values, strict=True):

@@ -20,9 +20,6 @@ Packed = Value
 #: Where something lies: only the pool that gave it knows its form (with Ray, an object reference). None stands for None.
 Handle = object
 
-#: Name of a vector -> (k, its size) float32: "update" (num_state), or "method/name" of a reported `Vector` (num_params).
-Vectors = dict[str, np.ndarray]
-
 #: Method name -> name -> (k, ...): what methods reported.
 MethodReports = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -95,18 +92,18 @@ class Reports:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A finished task: its reports are here; its vectors and the clients' new memories lie where only the pool looks."""
+    """A finished task: its reports are here; where its vectors and the clients' new memories lie only the pool knows."""
 
     reports: Reports
-    vectors: Handle
+    place: Handle
     memories: tuple[Handle, ...]
 
 
 @dataclass(frozen=True)
-class TaskRows:
-    """Some clients of a task: their rows (k,) int64 in its vectors and, where a sum is asked for, their weights."""
+class TaskClients:
+    """Some clients (k,) int64 of a task and, where a sum is asked for, their weights."""
 
-    rows: np.ndarray
+    clients: np.ndarray
     weights: Packed = None
 
 

@@ -12,8 +12,8 @@ from raysim.engine.messages import (
     PoolCounts,
     RoundMessage,
     Slice,
+    TaskClients,
     TaskResult,
-    TaskRows,
 )
 from raysim.engine.plan import Queues
 
@@ -42,9 +42,14 @@ class Pool(Protocol):
         ...
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
+        self,
+        call: Callable[..., Answer],
+        request: object,
+        parts: Sequence[tuple[TaskResult, TaskClients]],
+        *,
+        adds: bool,
     ) -> list[Answer]:
-        """call(trainer, request, shares, *vectors of their tasks), run where the vectors lie.
+        """call(trainer, request, some clients of each of some tasks), run by the trainer that has their vectors.
 
         Returns:
           One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.

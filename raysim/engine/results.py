@@ -1,8 +1,7 @@
-"""What a trained client leaves behind: its update, its reports, the vectors beside the update, its memory; or its error."""
+"""What a trained client leaves behind beside its update: its reports with their vectors, its memory; or its error."""
 
 from __future__ import annotations
 
-import math
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -16,32 +15,19 @@ from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeErr
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Value, Vector
 from raysim.core.own import place_in
-from raysim.engine.messages import Packed, Vectors
+from raysim.engine.messages import Packed
 from raysim.engine.plan import Phase
 from raysim.engine.transport import pack
+from raysim.engine.vectors import RoundVectors
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
 
 
-def take_update(row: np.ndarray, state: Tensor, start: Tensor, layout: Layout) -> np.ndarray:
-    """Write state - start into a row; (1, leaves) float64, its peaks.
-
-    Args:
-      row: (num_state,), written; state, start: [num_state], on the device.
-    """
-    update = torch.from_numpy(row)
-    if state.device.type == "cpu":
-        torch.sub(state, start, out=update)  # straight into the row: no copy of a model per client
-    else:
-        update.copy_(torch.sub(state, start))
-    return _peaks(row, layout)
-
-
 def take_reports(
-    phase: Phase, views: Mapping[str, ClientView], vectors: Vectors, row: int, layout: Layout
+    phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, layout: Layout
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """(method name -> what it reports in small, (1, ...); vector name -> peaks). Vectors go to a row of `vectors`."""
+    """(method name -> what it reports in small, (1, ...); vector name -> peaks). Vectors are kept in `vectors`."""
     small: dict[str, dict[str, np.ndarray]] = {}
     peaks: dict[str, np.ndarray] = {}
     for method, reported in phase.stack.report(views).items():
@@ -53,16 +39,9 @@ def take_reports(
             if value.value.shape != (layout.num_params,):
                 what = f"Vector {name!r} has shape {tuple(value.value.shape)}"
                 raise MethodError(what, f"report of {method}", "a Vector is [num_params]")
-            key, count = f"{method}/{name}", len(vectors["update"])
-            target = vectors.setdefault(key, np.empty((count, layout.num_params), np.float32))
-            target[row] = value.value.detach().cpu().numpy()
-            peaks[key] = _peaks(target[row], layout)
+            key = f"{method}/{name}"
+            peaks[key] = vectors.write(key, client, value.value.detach())
     return small, peaks
-
-
-def _peaks(vector: np.ndarray, layout: Layout) -> np.ndarray:
-    """(1, leaves) float64: largest absolute entry of each leaf."""
-    return layout.norms(torch.from_numpy(vector), math.inf).numpy()[None]
 
 
 def take_memory(phase: Phase, views: Mapping[str, ClientView], layout: Layout, state: Tensor) -> Packed:

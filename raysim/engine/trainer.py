@@ -33,13 +33,13 @@ from raysim.engine.messages import (
     Reports,
     RoundMessage,
     Slice,
+    TaskClients,
     TaskResult,
-    TaskRows,
-    Vectors,
 )
 from raysim.engine.plan import ClientBlock, Phase, Queues
-from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports, take_update
-from raysim.engine.transport import pack, readonly_tensor, unpack
+from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports
+from raysim.engine.transport import pack, unpack
+from raysim.engine.vectors import RoundVectors
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, InputTransform, passes
@@ -68,7 +68,10 @@ class Round:
 
 @dataclass
 class Trainer:
-    """Trains client blocks, scores them, folds updates and evaluates slices; keeps nothing between calls that matters.
+    """Trains client blocks, keeps their updates, folds them, and evaluates slices.
+
+    Between calls it keeps the vectors of the round's clients, and nothing else that matters: whoever trains the same
+    blocks again has the same ones.
 
     Attributes:
       module: built with any initial values; every client starts from the message.
@@ -106,37 +109,35 @@ class Trainer:
             precision=self.phases[0].settings.precision,
         )
         self.data = DeviceData(self.federation, self.transform, self.model.device)
+        self._vectors = RoundVectors(self.layout)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
     def train(
         self, message: RoundMessage, blocks: Sequence[ClientBlock], memories: Sequence[Packed]
-    ) -> tuple[Reports, Vectors, list[Packed]]:
-        """Train the clients of some blocks, in order.
+    ) -> tuple[Reports, list[Packed]]:
+        """Train the clients of some blocks, in order; their updates and reported vectors stay here until the next round.
 
         Args:
           memories: packed client memory, one per client of all blocks (None: none yet).
         Returns:
-          (reports, vectors, new memories) of the k clients.
+          (reports, new memories) of the k clients.
         Raises:
           ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
         if self._round is None or not self._round.is_of(message):
             self._round = Round(message, self.phases[message.phase_index], self.model.device)
+            self._vectors.begin_round()
         clients = [(block.index, client) for block in blocks for client in block.clients]
-        # One array for all clients of the task: the fold then reads it as a matrix, and Ray stores it as one object.
-        vectors = {"update": np.empty((len(clients), self.layout.num_state), np.float32)}
         reports, kept = [], []
-        for row, (block, client) in enumerate(clients):
+        for (block, client), before in zip(clients, memories, strict=True):
             with named_errors(client, block, message.round_index):
-                report, memory = self._train_client(self._round, client, block, memories[row], vectors, row)
+                report, after = self._train_client(self._round, client, block, before)
             reports.append(report)
-            kept.append(memory)
-        return Reports.joined(reports), vectors, kept
+            kept.append(after)
+        return Reports.joined(reports), kept
 
-    def _train_client(
-        self, current: Round, client: int, block: int, packed: Packed, vectors: Vectors, row: int
-    ) -> tuple[Reports, Packed]:
+    def _train_client(self, current: Round, client: int, block: int, packed: Packed) -> tuple[Reports, Packed]:
         """Load, build the views, compose the methods, train, report, remember."""
         began = time.perf_counter()
         model, phase = self.model, current.phase
@@ -164,8 +165,8 @@ class Trainer:
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
-        peaks = {"update": take_update(vectors["update"][row], model.state, start, self.layout)}
-        methods, more = take_reports(phase, views, vectors, row, self.layout)
+        peaks = {"update": self._vectors.write("update", client, model.state, start)}
+        methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # PyTorch counts the writes to a tensor. All clients of the round start from this one.
         if start._version != version:
             remedy = "work on a copy: other clients start from it too"
@@ -269,21 +270,21 @@ class Trainer:
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
-    def fold(self, request: FoldRequest, shares: Sequence[TaskRows], *tasks: Vectors) -> np.ndarray:
-        """(size,) float64: partial exact sum of a vector over some clients of some tasks; a share for each task."""
+    def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:
+        """(size,) float64: partial exact sum of a vector over some clients of each of some tasks."""
         total: Tensor | None = None
         grid = torch.from_numpy(request.constants.copy())
-        for share, vectors in zip(shares, tasks, strict=True):
-            total = fold(self.layout, _rows(vectors[request.vector], share), unpack(share.weights), grid, total)
+        for part in parts:
+            rows = self._vectors.of(request.vector, part.clients.tolist())
+            total = fold(self.layout, rows, unpack(part.weights), grid, total)
         assert total is not None
         return total.numpy()
 
-    def map_updates(self, request: MapRequest, shares: Sequence[TaskRows], *tasks: Vectors) -> list[Packed]:
-        """function(update [num_params], shared) for every one of some clients of some tasks."""
+    def map_updates(self, request: MapRequest, parts: Sequence[TaskClients]) -> list[Packed]:
+        """function(update [num_params], shared) for some clients of each of some tasks."""
         shared, size = unpack(request.shared), self.layout.num_params
-        pairs = zip(tasks, shares, strict=True)
-        updates = [update for vectors, share in pairs for update in _rows(vectors["update"], share)]
-        # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
+        updates = [update for part in parts for update in self._vectors.of("update", part.clients.tolist())]
+        # A copy: a function may write to its argument, or return it; the row is needed again.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
     def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
@@ -351,26 +352,24 @@ class SerialPool:
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
         for blocks in (blocks for tasks in queues for blocks in tasks):
             before = [memories.get(client) for block in blocks for client in block.clients]
-            reports, vectors, after = self._trainer.train(message, blocks, before)
-            yield TaskResult(reports, vectors, tuple(after) if self._keeps_memory else ())
+            reports, after = self._trainer.train(message, blocks, before)
+            yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
+        self,
+        call: Callable[..., Answer],
+        request: object,
+        parts: Sequence[tuple[TaskResult, TaskClients]],
+        *,
+        adds: bool,
     ) -> list[Answer]:
-        if adds:
-            return [call(self._trainer, request, [share for _, share in parts], *(r.vectors for r, _ in parts))]
-        return [call(self._trainer, request, [share], result.vectors) for result, share in parts]
+        asked = [clients for _, clients in parts]
+        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
 
     def on_slices(
         self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
         return [call(self._trainer, point, request, part) for part in slices]
-
-
-def _rows(array: np.ndarray, share: TaskRows) -> Tensor:
-    """[k, size]: the rows of the share's clients, without a copy where these are all."""
-    tensor = readonly_tensor(array)
-    return tensor if len(share.rows) == len(array) else tensor[torch.from_numpy(share.rows.copy())]
 
 
 def settle_arithmetic(num_threads: int, device: str) -> None:

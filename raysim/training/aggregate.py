@@ -9,6 +9,7 @@ the weights and from the largest absolute update of each client, so any partial 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch import Tensor
 from raysim.core.layout import Layout, Leaf
 from raysim.core.weights import RightMap, Weights
 
-#: Entries of float64 work space: 1.5 MiB stays in a core's cache; measured fastest among 2^14 .. 2^21.
-WORK_ENTRIES = 200_000
+#: Entries that are summed at once over all clients: two stretches in float64, 1 MiB, stay in a core's cache.
+STRETCH = 2**16
 
 
 def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tensor:
@@ -48,22 +49,24 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
     return constants
 
 
-def fold(layout: Layout, updates: Tensor, weights: Weights, constants: Tensor, total: Tensor | None = None) -> Tensor:
+def fold(
+    layout: Layout, updates: Iterable[Tensor], weights: Weights, constants: Tensor, total: Tensor | None = None
+) -> Tensor:
     """Partial sum over some clients: sum_k a_k u_k on the shared grid.
 
     Args:
-      updates: (k, size) float32, size = num_params or num_state.
+      updates: of k >= 1 clients, [size] float32 each, size = num_params or num_state; or one tensor (k, size).
       weights: for these k clients, float64.
       constants: from `rounding_constants` over *all* clients of the round.
       total: (size,) float64, a partial sum to add to in place; zeros if None.
     Returns:
       total. Partial sums of disjoint groups merge exactly by `+`.
     """
-    num_clients, size = updates.shape
+    updates = list(updates)
+    num_clients, size, device = len(updates), len(updates[0]), updates[0].device
     if total is None:
-        total = torch.zeros(size, dtype=torch.float64, device=updates.device)
+        total = torch.zeros(size, dtype=torch.float64, device=device)
     leaves = [leaf for leaf in layout.leaves if leaf.end <= size]
-    device = updates.device
     columns: list[Tensor] = []  # (k, segments of the leaf): what repeats over contiguous stretches of the vector
     lengths: list[int] = []
     grids: list[float] = []
@@ -85,39 +88,34 @@ def fold(layout: Layout, updates: Tensor, weights: Weights, constants: Tensor, t
     return total
 
 
-def _fold_segments(total: Tensor, updates: Tensor, table: Tensor, lengths: Tensor, grids: Tensor) -> None:
+def _fold_segments(total: Tensor, updates: Sequence[Tensor], table: Tensor, lengths: Tensor, grids: Tensor) -> None:
     """total += sum_k round(table[k, segment] * updates[k]); table: (k, segments), lengths and grids: (segments,)."""
-    num_clients, size = updates.shape
-    ends = torch.cumsum(lengths, 0)
-    is_uniform = bool((table == table[:, :1]).all()) if len(grids) and bool((grids != 0).all()) else False
-    grids = grids.to(updates.device)
-    step = max(4096, WORK_ENTRIES // max(num_clients, 1))
-    work = torch.empty(num_clients * min(step, size), dtype=torch.float64, device=updates.device)
-    for begin in range(0, size, step):
-        end = min(size, begin + step)
-        first = int(torch.searchsorted(ends, begin, right=True))
-        last = int(torch.searchsorted(ends, end))
-        if last == first:
-            grid, weight = grids[first], table[:, first : first + 1]
-            if float(grid) == 0:
-                continue
-        else:
-            covered = lengths[first : last + 1].clone()
-            covered[0] = ends[first] - begin
-            covered[-1] = end - (ends[last] - lengths[last])
-            covered = covered.to(updates.device)
-            grid = grids[first : last + 1].repeat_interleave(covered)
-            weight = table[:, :1] if is_uniform else table[:, first : last + 1].repeat_interleave(covered, dim=1)
-        part = work[: num_clients * (end - begin)].view(num_clients, end - begin)
-        part.copy_(updates[:, begin:end])
-        # One rounding to float64, one to the grid; both depend on this entry alone.
-        part.mul_(weight).add_(grid).sub_(grid)
-        total[begin:end] += part.sum(dim=0)
+    size, device, ends = len(total), total.device, torch.cumsum(lengths, 0)
+    # Neighbours with the same weights are one run: there a client's weight is a number, not a stretch. Mostly all are.
+    is_new = (table[:, 1:] != table[:, :-1]).any(dim=0).cpu()
+    runs = [0, *is_new.cumsum(0).tolist()]
+    work = torch.empty(min(STRETCH, size), dtype=torch.float64, device=device)
+    for begin in range(0, size, STRETCH):
+        end = min(size, begin + STRETCH)
+        first, last = int(torch.searchsorted(ends, begin, right=True)), int(torch.searchsorted(ends, end))
+        if last == first and grids[first] == 0:
+            continue
+        covered = lengths[first : last + 1].clone()
+        covered[0] = ends[first] - begin
+        covered[-1] -= ends[last] - end
+        covered = covered.to(device)
+        grid = grids[first].item() if last == first else grids[first : last + 1].to(device).repeat_interleave(covered)
+        part, into = work[: end - begin], total[begin:end]
+        for update, own in zip(updates, table[:, first : last + 1], strict=True):
+            weight = own[0] if runs[first] == runs[last] else own.repeat_interleave(covered)
+            part.copy_(update[begin:end])
+            # One rounding to float64, one to the grid; both depend on this entry alone.
+            into.add_(part.mul_(weight).add_(grid).sub_(grid))
 
 
-def _fold_maps(total: Tensor, leaf: Leaf, updates: Tensor, weight: RightMap, constant: float) -> None:
+def _fold_maps(total: Tensor, leaf: Leaf, updates: Sequence[Tensor], weight: RightMap, constant: float) -> None:
     """total += round(update_k @ map_k) for a leaf of shape (out, in)."""
-    for update, matrix in zip(updates, weight.maps.to(updates.device), strict=True):
+    for update, matrix in zip(updates, weight.maps.to(total.device), strict=True):
         mapped = update[leaf.offset : leaf.end].view(leaf.shape).double() @ matrix
         total += mapped.add_(constant).sub_(constant).view(-1)
 

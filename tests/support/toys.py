@@ -160,6 +160,31 @@ def kills_worker(*, marker: str, round_index: int):
     return Method("kills_worker", report=report)
 
 
+def kills_holder(*, folder: str, weighing: int, mapping: int):
+    """Kills a worker that has trained: the server before the sum of one round, the worker itself in a map of another."""
+
+    def report(client):
+        (Path(folder) / f"holder-{client.round_index}").write_text(str(os.getpid()))
+        return {}
+
+    def weigh(weights, server):
+        if server.round_index == weighing:
+            os.kill(int((Path(folder) / f"holder-{weighing}").read_text()), 9)
+            (Path(folder) / "killed-weighing").touch()
+        if server.round_index == mapping:
+            server.map_updates(_killed_once, str(Path(folder) / "killed-mapping"))
+        return weights
+
+    return Method("kills_holder", report=report, weigh=weigh)
+
+
+def _killed_once(update, marker):
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), 9)
+    return update.sum()
+
+
 def waits(*, folder: str, training: list[int], weighing: list[int]):
     """In some rounds everybody who trains, or the server that weighs, writes `here-ROUND` and waits for `go-ROUND`."""
 

@@ -91,7 +91,7 @@ KINDS = ["uniform", "scalars", "rows", "elements", "leading", "map", "missing"]
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_fold_is_the_same_in_every_order_and_grouping(kind, data, monkeypatch):
-    monkeypatch.setattr(aggregate, "WORK_ENTRIES", data.draw(st.sampled_from([1, 300_000])))
+    monkeypatch.setattr(aggregate, "STRETCH", data.draw(st.sampled_from([64, 2**16])))
     count = data.draw(st.integers(2, 9))
     updates = hostile_updates(data, count)
     weights = some_weights(kind, count, torch.Generator().manual_seed(count))

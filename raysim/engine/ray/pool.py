@@ -20,11 +20,11 @@ from raysim.engine.messages import (
     Reports,
     RoundMessage,
     Slice,
+    TaskClients,
     TaskResult,
-    TaskRows,
 )
 from raysim.engine.plan import ClientBlock, Queues
-from raysim.engine.ray.session import LOSSES, Actor, Ref, live_nodes, plain_errors
+from raysim.engine.ray.session import LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
 
 Answer = TypeVar("Answer")
@@ -32,12 +32,12 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Task:
-    """Some blocks to train, with all that it takes to train them once more; later, where the results lie.
+    """Some blocks to train, with all that it takes to train them once more; later, who has their vectors.
 
     Attributes:
       message: handle; memories: handles of what the clients kept before this round.
       slot, actor, node: who has it, or had it, and where. A slot may have got another actor since.
-      refs: reports, vectors, then new memories.
+      refs: reports, then new memories.
     """
 
     message: Ref
@@ -59,12 +59,12 @@ class RayPool:
     """A `Pool` of trainer actors; lives in the server's process.
 
     Trainers may be lost at any time, alone or with their node. A task depends on its arguments alone, so whoever does
-    it again gets the same bits: the tasks of a lost trainer go to those who have nothing left to do, and results that
-    lay on a lost node are trained again when they are asked for. The tasks of a trainer whose device has no memory left
-    for a client go to the others; only the last one of all cannot do better, and its error ends the run.
+    it again gets the same bits: the tasks of a lost trainer go to those who have nothing left to do, and updates that
+    were lost with their trainer are trained again when they are asked for. The tasks of a trainer whose device has no
+    memory left for a client go to the others; only the last one of all cannot do better, and its error ends the run.
 
-    Only sums travel: those of a node's trainers are added there, except on the server's own node, where they are in
-    reach as they are. Updates stay where they were made. (Ray hands over results below 100 kB with the task's reply.)
+    Updates stay in the memory of the trainer that made them, until the next round. Only sums travel: those of a node's
+    trainers are added there, except on the server's own node, where they are in reach as they are.
 
     Args:
       start: start(index) -> a new actor for that slot.
@@ -120,7 +120,7 @@ class RayPool:
                     planned.append((slot, Task(sent, blocks, kept)))
         with plain_errors():
             for task, reports in self._run(planned):
-                yield TaskResult(reports, task, tuple(task.refs[2:]))
+                yield TaskResult(reports, task, tuple(task.refs[1:]))
 
     def _run(self, planned: Iterable[tuple[TrainerSlot | None, Task]]) -> Iterator[tuple[Task, Reports]]:
         """Each task with its reports as it is finished; tasks without a slot go to whoever has nothing left to do."""
@@ -157,8 +157,9 @@ class RayPool:
     def _submit(self, task: Task, slot: TrainerSlot) -> Ref:
         task.slot, task.actor, task.node = slot, slot.actor, slot.node
         # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
-        call = slot.actor.train.options(num_returns=2 + len(task.memories))
-        task.refs = call.remote(task.message, task.blocks, *task.memories)
+        call = slot.actor.train.options(num_returns=1 + len(task.memories))
+        refs = call.remote(task.message, task.blocks, *task.memories)
+        task.refs = refs if task.memories else [refs]
         return task.refs[0]
 
     def _finished(self, task: Task) -> Reports | None:
@@ -166,7 +167,7 @@ class RayPool:
         try:
             reports = cast(Reports, ray.get(task.refs[0]))
             if task.node != self._here:  # what clients keep outlives the round, so it must outlive the node
-                task.refs[2:] = [ray.put(memory) for memory in ray.get(task.refs[2:])]
+                task.refs[1:] = [ray.put(memory) for memory in ray.get(task.refs[1:])]
             return reports
         except LOSSES as error:
             task.tries += 1
@@ -185,32 +186,36 @@ class RayPool:
     # --- what runs where results lie, or on slices --------------------------------------------------------------------
 
     def at_results(
-        self, call: Callable[..., Answer], request: object, parts: Sequence[tuple[TaskResult, TaskRows]], *, adds: bool
+        self,
+        call: Callable[..., Answer],
+        request: object,
+        parts: Sequence[tuple[TaskResult, TaskClients]],
+        *,
+        adds: bool,
     ) -> list[Answer]:
-        tasks, shares = [cast(Task, result.vectors) for result, _ in parts], [share for _, share in parts]
+        asked = [(cast(Task, result.place), clients) for result, clients in parts]
         sent = ray.put(request)
 
         def attempt() -> list[Answer]:
-            # Anew in every attempt: after a loss the vectors may lie elsewhere.
-            placed = list(zip(self._near(tasks), tasks, shares, strict=True))
+            self._train_lost([task for task, _ in asked])
             if adds:
-                return self._added(call, sent, placed)
-            return ray.get([slot.actor.call.remote(call, sent, [share], task.refs[1]) for slot, task, share in placed])
+                return self._added(call, sent, asked)
+            return ray.get([task.actor.call.remote(call, sent, [clients]) for task, clients in asked])
 
-        return self._with_recovery(attempt, tasks)
+        return self._with_recovery(attempt)
 
     def _added(
-        self, call: Callable[..., Answer], request: Ref, placed: Iterable[tuple[TrainerSlot, Task, TaskRows]]
+        self, call: Callable[..., Answer], request: Ref, asked: Iterable[tuple[Task, TaskClients]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        by_slot: dict[int, list[tuple[Task, TaskRows]]] = {}
-        for slot, task, share in placed:
-            by_slot.setdefault(slot.index, []).append((task, share))
+        by_trainer: dict[Actor, list[TaskClients]] = {}
+        nodes: dict[Actor, str] = {}
+        for task, clients in asked:
+            by_trainer.setdefault(task.actor, []).append(clients)
+            nodes[task.actor] = task.node
         by_node: dict[str, list[tuple[Actor, Ref]]] = {}
-        for index, own in by_slot.items():
-            actor, vectors = self.slots[index].actor, [task.refs[1] for task, _ in own]
-            partial = actor.call.remote(call, request, [share for _, share in own], *vectors)
-            by_node.setdefault(self.slots[index].node, []).append((actor, partial))
+        for actor, own in by_trainer.items():
+            by_node.setdefault(nodes[actor], []).append((actor, actor.call.remote(call, request, own)))
         here = [partial for _, partial in by_node.pop(self._here, [])]
         # One sum of the model's size leaves a node, however many trainers it has.
         away = []
@@ -233,22 +238,17 @@ class RayPool:
             ]
             return ray.get(calls)
 
-        return self._with_recovery(attempt, [])
+        return self._with_recovery(attempt)
 
-    def _near(self, tasks: Sequence[Task]) -> list[TrainerSlot]:
-        """For each finished task a trainer: the one that did it, else one on its node, else any."""
-        ready = self.slots.ready()
-        slots = []
-        for number, task in enumerate(tasks):
-            if task.slot is not None and task.is_with_its_trainer and task.slot.node:
-                slots.append(task.slot)
-            else:
-                near = [slot for slot in ready if slot.node == task.node] or ready
-                slots.append(near[number % len(near)])
-        return slots
+    def _train_lost(self, tasks: Sequence[Task]) -> None:
+        """Train again, elsewhere, what those trainers had who are gone."""
+        while lost := [task for task in tasks if not task.is_with_its_trainer]:
+            self._redone_blocks += sum(len(task.blocks) for task in lost)
+            for _ in self._run((None, task) for task in lost):
+                pass
 
-    def _with_recovery(self, attempt: Callable[[], list[Answer]], tasks: Sequence[Task]) -> list[Answer]:
-        """Do something with the results of tasks; where trainers or results are lost, make up for it and do it again."""
+    def _with_recovery(self, attempt: Callable[[], list[Answer]]) -> list[Answer]:
+        """Do something with trainers; where one is lost, do it again without."""
         with plain_errors():
             for tries in range(1 + RETRIES):
                 self.slots.wait_for(1)
@@ -258,10 +258,4 @@ class RayPool:
                     if tries == RETRIES:
                         raise
                 self.slots.check(self.slots.ready())
-                # A trainer's vectors lie in the store of its node: they outlive the trainer, but not the node.
-                alive = {node["NodeID"] for node in live_nodes()}
-                lost = [task for task in tasks if task.node not in alive]
-                self._redone_blocks += sum(len(task.blocks) for task in lost)
-                for _ in self._run((None, task) for task in lost):
-                    pass
         raise AssertionError("unreachable")

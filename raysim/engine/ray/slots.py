@@ -40,11 +40,11 @@ class TrainerActor:
             self._trainer.limit_memory(self._gpu_share)
         return ray.get_runtime_context().get_node_id()
 
-    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> tuple[object, ...]:
-        """(reports, vectors), then each client's memory as an object of its own, so that old ones can be freed singly."""
+    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> object:
+        """Reports, then each client's memory as an object of its own, so that old ones can be freed singly."""
         count = sum(len(block.clients) for block in blocks)
-        reports, vectors, kept = self._trainer.train(message, blocks, memories or [None] * count)
-        return (reports, vectors, *kept) if memories else (reports, vectors)
+        reports, kept = self._trainer.train(message, blocks, memories or [None] * count)
+        return (reports, *kept) if memories else reports
 
     @own_errors()
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
