@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout, Leaf
-
-#: Entries that are written and measured at once: two vectors that are read and one that is written stay in a core's cache.
-STRETCH = 2**16
+from raysim.core.layout import Layout
 
 
 class RoundVectors:
@@ -24,10 +21,6 @@ class RoundVectors:
 
     def __init__(self, layout: Layout):
         self._layout = layout
-        self._stretches = {
-            size: _stretches([leaf for leaf in layout.leaves if leaf.end <= size])
-            for size in (layout.num_params, layout.num_state)
-        }
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._spare: dict[str, list[Tensor]] = {}
 
@@ -51,34 +44,15 @@ class RoundVectors:
         """
         row = self._row(name, client, len(value))
         if value.device.type != "cpu":  # measured there, and copied once
-            value = value.float() if minus is None else torch.sub(value, minus)
+            value = value.float() if minus is None else value - minus
             row.copy_(value)
-            return self._layout.norms(value, math.inf).numpy()[None]
-        stretches, firsts = self._stretches[len(value)]
-        if not stretches:
-            return np.zeros((1, 0))
-        ends = []
-        for part in stretches:
-            if minus is None:
-                row[part].copy_(value[part])
-            else:
-                torch.sub(value[part], minus[part], out=row[part])
-            ends.append(row[part].aminmax())  # while it is in the cache; keeps NaN
-        lowest, highest = (torch.stack(side).numpy() for side in zip(*ends, strict=True))
-        return np.maximum.reduceat(np.maximum(highest, -lowest), firsts)[None].astype(np.float64)
+        else:
+            row.copy_(value) if minus is None else torch.sub(value, minus, out=row)
+            value = row
+        return self._layout.norms(value, math.inf).numpy()[None]
 
     def _row(self, name: str, client: int, size: int) -> Tensor:
         rows, spare = self._rows.setdefault(name, {}), self._spare.get(name)
         if client not in rows:  # else a task that is done once more
             rows[client] = spare.pop() if spare else torch.empty(size)
         return rows[client]
-
-
-def _stretches(leaves: Sequence[Leaf]) -> tuple[list[slice], list[int]]:
-    """(stretches of a vector, none of which reaches over two leaves; the index of each leaf's first one)."""
-    stretches: list[slice] = []
-    firsts = []
-    for leaf in leaves:
-        firsts.append(len(stretches))
-        stretches += [slice(at, min(leaf.end, at + STRETCH)) for at in range(leaf.offset, leaf.end, STRETCH)]
-    return stretches, firsts

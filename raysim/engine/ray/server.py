@@ -20,7 +20,7 @@ from raysim.engine.ray.session import Actor, placements, plain_errors
 from raysim.engine.ray.shards import ShardHost
 from raysim.engine.ray.slots import TrainerActor
 from raysim.engine.server import Server
-from raysim.engine.trainer import Trainer
+from raysim.engine.trainer import Trainer, keep_freed_memory
 
 Answer = TypeVar("Answer")
 P = ParamSpec("P")
@@ -58,6 +58,7 @@ class ServerActor:
         self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool, *, is_growing: bool
     ):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
+        keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
         capacity = starter.capacity if is_growing else None
         pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
         self._make_server = partial(make_server, pool)
