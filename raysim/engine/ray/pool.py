@@ -208,19 +208,20 @@ class RayPool:
         self, call: Callable[..., Answer], request: Ref, asked: Iterable[tuple[Task, TaskClients]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        by_trainer: dict[Actor, list[TaskClients]] = {}
-        nodes: dict[Actor, str] = {}
+        by_node: dict[str, dict[Actor, list[TaskClients]]] = {}
         for task, clients in asked:
-            by_trainer.setdefault(task.actor, []).append(clients)
-            nodes[task.actor] = task.node
-        by_node: dict[str, list[tuple[Actor, Ref]]] = {}
-        for actor, own in by_trainer.items():
-            by_node.setdefault(nodes[actor], []).append((actor, actor.call.remote(call, request, own)))
-        here = [partial for _, partial in by_node.pop(self._here, [])]
+            by_node.setdefault(task.node, {}).setdefault(task.actor, []).append(clients)
+        # All trainers are asked before anybody's answer is waited for.
+        answers = {
+            node: {actor: actor.call.remote(call, request, own) for actor, own in actors.items()}
+            for node, actors in by_node.items()
+        }
+        here = list(answers.pop(self._here, {}).values())
         # One sum of the model's size leaves a node, however many trainers it has.
         away = []
-        for actors, partials in (zip(*answers, strict=True) for answers in by_node.values()):
-            away.append(actors[0].add.remote(*partials) if len(partials) > 1 else partials[0])
+        for partials in answers.values():
+            actor, first = next(iter(partials.items()))
+            away.append(actor.add.remote(*partials.values()) if len(partials) > 1 else first)
         sums: list[Ref] = ray.get([*here, *away])
         self._sum_bytes += sum(partial.nbytes for partial in sums[len(here) :])
         return sums
