@@ -41,7 +41,7 @@ from raysim.engine.plan import ClientBlock, Phase, Queues
 from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports, take_update
 from raysim.engine.transport import pack, readonly_tensor, unpack
 from raysim.training.aggregate import fold
-from raysim.training.evaluate import Score, evaluate
+from raysim.training.evaluate import Score, evaluate, features_of
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_accuracy, own_accuracy
@@ -286,32 +286,26 @@ class Trainer:
         # A copy: a function that writes to its argument would otherwise crash on the store's read-only memory.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
-    def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
-        """Score of a global model on a slice of a held-out set."""
+    def evaluate(self, point: EvaluationPoint, request: None, slices: Sequence[Slice]) -> list[Score]:
+        """Scores of a global model on slices of held-out sets."""
         with self._global_model(point):
-            return self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test")
+            return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
 
     def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
         examples, batch_size = self.data.slice(part), self.evaluation_batch
         return evaluate(self.model, examples, self.transform, batch_size=batch_size, keeps_logits=keeps_logits)
 
-    @torch.no_grad()
-    def map_features(self, point: EvaluationPoint, request: MapRequest, part: Slice) -> Packed:
-        """function(features, labels, shared) of a slice of n examples.
-
-        features: (n, width), the head's input at a global model in eval mode.
-        Raises:
-          MethodError: no method declared that it needs features.
-        """
-        examples, parts = self.data.slice(part), []
+    def map_features(self, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]) -> list[Packed]:
+        """function(features, labels, shared) of each slice; features: see `features_of`, at a global model."""
+        answers = []
         with self._global_model(point):
-            self.model.module.eval()
-            for batch in passes(examples, self.transform, self.evaluation_batch):
-                features = self.model.forward(batch.images).features
-                if features is None:
-                    raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
-                parts.append(features.flatten(1))
-        return pack(request.function(torch.cat(parts), examples.labels, unpack(request.shared, self.model.device)))
+            for part in slices:
+                examples = self.data.slice(part)
+                features = features_of(self.model, examples, self.transform, batch_size=self.evaluation_batch)
+                # Anew for each slice: a function that writes to it would else tell the trainers apart.
+                shared = unpack(request.shared, self.model.device)
+                answers.append(pack(request.function(features, examples.labels, shared)))
+        return answers
 
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
@@ -362,9 +356,9 @@ class SerialPool:
         return [call(self._trainer, request, [share], result.vectors) for result, share in parts]
 
     def on_slices(
-        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        return [call(self._trainer, point, request, part) for part in slices]
+        return call(self._trainer, point, request, slices)
 
 
 def _rows(array: np.ndarray, share: TaskRows) -> Tensor:
