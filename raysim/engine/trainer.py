@@ -261,7 +261,10 @@ class Trainer:
         if mode not in ("train", "eval"):
             raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         return measure(
-            self.data.validation_batches(current.phase.settings.batch_size),
+            # In the clients' batches, as in FedVG's code, where these decide the score by more than its rounding.
+            self.data.validation_batches(
+                current.phase.settings.batch_size, is_exact=mode == "train" and self.model.depends_on_batches
+            ),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
             seed=derive_seed(self.seed, "validation", current.index, client),
