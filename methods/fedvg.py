@@ -76,7 +76,9 @@ def fedvg(
         ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
         components: head beside leaves: adapters, and the reverse).
       mix: "average" takes the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
-      val_mode: mode of the network while scoring. The released code uses "train"; it matters with BatchNorm.
+      val_mode: mode of the network while scoring. The released code uses "train"; it matters with BatchNorm. Only where it
+        does, or where dropout draws, is scoring done in the clients' batch size, as there; else in larger batches, which
+        are faster and change the sum of the gradients by its rounding alone.
       every: rounds between scorings, which are 0, every, 2 every, ...; in the others a client has the norms, or the
         loss, of its last one, and only clients without any are scored (`scored` logs how many).
       buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"

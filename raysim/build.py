@@ -269,6 +269,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
         on_nonfinite=config.on_nonfinite,
         evaluate_every=config.evaluation.every,
+        evaluation_batch=config.evaluation.batch_size,
         metrics=further_metrics(config),
     )
 

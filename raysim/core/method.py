@@ -139,7 +139,8 @@ class ClientView:
       batches: batches() is a fixed-order pass over the local examples, without augmentation; with is_normalised=False
         the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
-        client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set").
+        client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set"). In the
+        client's batch size where BatchNorm or dropout make that matter, else in larger batches.
       validation_loss: that mean cross-entropy itself, likewise.
       initial_state: [num_state] of a network built anew, with random values of this client's own, the same in every
         round.

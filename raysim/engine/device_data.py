@@ -13,8 +13,13 @@ from raysim.engine.messages import Slice
 from raysim.engine.transport import readonly_tensor
 from raysim.training.inputs import Examples, InputTransform, passes
 
-#: Validation inputs of up to 256 MiB stay in memory as floats, resized: every client of every round is scored on them.
-KEPT_INPUT_BYTES = 2**28
+#: What stays in memory in the form that the model takes: validation inputs as floats, resized, since every client of every
+#: round is scored on them; other held-out sets as bytes, but in the order of the model's axes.
+KEPT_BYTES = 2**26
+
+#: Floats of a batch of inputs for scoring, and its most examples: larger ones gain little, and their activations, all kept
+#: for the way back, cost memory. At 3 x 32 x 32 these are 128 examples.
+SCORING_ENTRIES, SCORING_EXAMPLES = 2**19, 256
 
 
 class DeviceData:
@@ -32,23 +37,32 @@ class DeviceData:
     def held_out(self, name: str) -> Examples:
         """The "test" set, the "validation" set, or "test-NAME", a further test set."""
         if name not in self._held_out:
-            self._held_out[name] = self._examples(*self.federation.held_out(name))
+            examples = self._examples(*self.federation.held_out(name))
+            is_strided = not self._transform.channels_last and self._transform.resize is None
+            if is_strided and examples.images.nbytes <= KEPT_BYTES:
+                # In the order of the model's axes, seen as they were: a batch then costs half of a strided read.
+                images = examples.images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+                examples = Examples(images, examples.labels)
+            self._held_out[name] = examples
         return self._held_out[name]
 
     def slice(self, part: Slice) -> Examples:
         """A slice of a held-out set, without copying."""
         return self.held_out(part.held_out).part(part.start, part.end)
 
-    def validation_batches(self, batch_size: int) -> Iterable[Batch]:
+    def validation_batches(self, batch_size: int, *, is_exact: bool) -> Iterable[Batch]:
         """A pass over the validation set, ready for the model: made once where it takes little room.
 
-        In the clients' batch size, as in FedVG's code: in train mode BatchNorm makes the score depend on it.
+        Args:
+          is_exact: in batches of just this size; else of at least it, as many as make the pass fast.
         """
         examples, transform = self.held_out("validation"), self._transform
         height, width, channels = examples.images.shape[1:]
         rows, columns = transform.output_size(height, width)
-        size_bytes = 4 * len(examples) * rows * columns * (transform.channels or channels)
-        if size_bytes > KEPT_INPUT_BYTES:
+        entries = rows * columns * (transform.channels or channels)
+        if not is_exact:
+            batch_size = max(batch_size, scoring_batch(entries))
+        if 4 * len(examples) * entries > KEPT_BYTES:
             return passes(examples, transform, batch_size)
         if batch_size not in self._ready:
             self._ready[batch_size] = list(passes(examples, transform, batch_size))
@@ -56,3 +70,8 @@ class DeviceData:
 
     def _examples(self, images: np.ndarray, labels: np.ndarray) -> Examples:
         return Examples(readonly_tensor(images).to(self._device), readonly_tensor(labels).to(self._device))
+
+
+def scoring_batch(entries: int) -> int:
+    """Examples, a power of two, of a batch for scoring; entries: floats of one example's input."""
+    return min(SCORING_EXAMPLES, 1 << max(1, SCORING_ENTRIES // entries).bit_length() - 1)

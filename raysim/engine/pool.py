@@ -57,7 +57,7 @@ class Pool(Protocol):
         ...
 
     def on_slices(
-        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        """call(trainer, point, request, slice) of every slice, in their order."""
+        """One answer a slice, in their order, from call(trainer, point, request, slices) -> an answer for each of its own."""
         ...

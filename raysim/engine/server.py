@@ -61,6 +61,7 @@ class Server:
     skips_single: bool
     on_nonfinite: str = "error"
     evaluate_every: int = 1
+    evaluation_batch: int = 256
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Server:
     def __post_init__(self) -> None:
         counts = {"validation": self.sizes.num_validation, "test": self.sizes.num_test}
         counts |= {f"test-{name}": count for name, count in self.sizes.test_sets.items()}
-        self.scorer = Scorer(self.pool, counts)
+        self.scorer = Scorer(self.pool, counts, self.evaluation_batch)
         for phase in self.phases:
             self.method_state |= phase.stack.init(self.params, self.layout)
 
@@ -198,17 +199,22 @@ class Server:
         # The update is added to what was broadcast: the global model, unless a method claims "broadcast-point" (FedACG).
         buffers = self.buffers + total[size:].float()
         self.state = torch.cat([views.start + update, buffers + views.buffer_change])
-        if cohort.is_kept.any():
-            # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
-            counters = cohort.reports.counters
-            self.counters = {name: int(cohort.kept(values).max()) for name, values in counters.items()}
+        self.counters = self.counters_after(cohort)
+
+    def counters_after(self, cohort: Cohort) -> dict[str, int]:
+        """The integer buffers that a cohort leaves behind."""
+        if not cohort.is_kept.any():
+            return self.counters
+        # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
+        return {name: int(cohort.kept(values).max()) for name, values in cohort.reports.counters.items()}
 
     def _evaluate(
         self, stack: Stack, views: ServerViews, weights: Weights
     ) -> tuple[dict[str, float], np.ndarray | None]:
         """Score the new global model, as the methods want it scored, on all held-out sets."""
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
-        return evaluation(self.scorer.scores(self.state, self.counters, override), self.sizes, self.metrics)
+        known = {} if override else views.validated(self.state)
+        return evaluation(self.scorer.scores(self.state, self.counters, override, known), self.sizes, self.metrics)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the global model on the held-out sets."""

@@ -41,7 +41,7 @@ from raysim.engine.results import ENGINE, named_errors, take_memory, take_report
 from raysim.engine.transport import pack, unpack
 from raysim.engine.vectors import RoundVectors
 from raysim.training.aggregate import fold
-from raysim.training.evaluate import Score, evaluate
+from raysim.training.evaluate import Score, evaluate, features_of
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_accuracy, own_accuracy
@@ -262,7 +262,10 @@ class Trainer:
         if mode not in ("train", "eval"):
             raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         return measure(
-            self.data.validation_batches(current.phase.settings.batch_size),
+            # In the clients' batches, as in FedVG's code, where these decide the score by more than its rounding.
+            self.data.validation_batches(
+                current.phase.settings.batch_size, is_exact=mode == "train" and self.model.depends_on_batches
+            ),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
             seed=derive_seed(self.seed, "validation", current.index, client),
@@ -287,32 +290,26 @@ class Trainer:
         # A copy: a function may write to its argument, or return it; the row is needed again.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
-    def evaluate(self, point: EvaluationPoint, request: None, part: Slice) -> Score:
-        """Score of a global model on a slice of a held-out set."""
+    def evaluate(self, point: EvaluationPoint, request: None, slices: Sequence[Slice]) -> list[Score]:
+        """Scores of a global model on slices of held-out sets."""
         with self._global_model(point):
-            return self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test")
+            return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
 
     def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
         examples, batch_size = self.data.slice(part), self.evaluation_batch
         return evaluate(self.model, examples, self.transform, batch_size=batch_size, keeps_logits=keeps_logits)
 
-    @torch.no_grad()
-    def map_features(self, point: EvaluationPoint, request: MapRequest, part: Slice) -> Packed:
-        """function(features, labels, shared) of a slice of n examples.
-
-        features: (n, width), the head's input at a global model in eval mode.
-        Raises:
-          MethodError: no method declared that it needs features.
-        """
-        examples, parts = self.data.slice(part), []
+    def map_features(self, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]) -> list[Packed]:
+        """function(features, labels, shared) of each slice; features: see `features_of`, at a global model."""
+        answers = []
         with self._global_model(point):
-            self.model.module.eval()
-            for batch in passes(examples, self.transform, self.evaluation_batch):
-                features = self.model.forward(batch.images).features
-                if features is None:
-                    raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
-                parts.append(features.flatten(1))
-        return pack(request.function(torch.cat(parts), examples.labels, unpack(request.shared, self.model.device)))
+            for part in slices:
+                examples = self.data.slice(part)
+                features = features_of(self.model, examples, self.transform, batch_size=self.evaluation_batch)
+                # Anew for each slice: a function that writes to it would else tell the trainers apart.
+                shared = unpack(request.shared, self.model.device)
+                answers.append(pack(request.function(features, examples.labels, shared)))
+        return answers
 
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
@@ -367,9 +364,9 @@ class SerialPool:
         return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
 
     def on_slices(
-        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        return [call(self._trainer, point, request, part) for part in slices]
+        return call(self._trainer, point, request, slices)
 
 
 def settle_arithmetic(num_threads: int, device: str) -> None:

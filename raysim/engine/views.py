@@ -18,6 +18,7 @@ from raysim.core.method import ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
+from raysim.training.evaluate import Score
 
 if TYPE_CHECKING:  # the server makes the views
     from raysim.engine.server import Server
@@ -35,6 +36,7 @@ class ServerViews:
       numbers: what methods logged, by "method/name".
       arrays: likewise by "method.name", with the names of their axes as "method.name:columns" and "method.name:clients".
       buffer_change: [num_state - num_params], what methods add to the buffers beside the weighted sum.
+      best: the model, [num_state], with the lowest validation loss that a method asked for, and its score.
     """
 
     server: Server
@@ -43,6 +45,7 @@ class ServerViews:
     start: Tensor
     numbers: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    best: tuple[Tensor, Score] | None = None
 
     def __post_init__(self) -> None:
         self.buffer_change = torch.zeros_like(self.server.buffers)
@@ -98,4 +101,17 @@ class ServerViews:
         server, total = self.server, self.cohort.total("update", weights).float()
         size = server.layout.num_params
         state = torch.cat([self.start + total[:size], server.buffers + total[size:]])
-        return server.scorer.scores(state, server.counters, names=["validation"])["validation"].mean_loss
+        counters = server.counters_after(self.cohort)
+        score = server.scorer.scores(state, counters, names=["validation"])["validation"]
+        if self.best is None or score.loss < self.best[1].loss:
+            self.best = state, score
+        return score.mean_loss
+
+    def validated(self, state: Tensor) -> dict[str, Score]:
+        """The score of a model on the validation set, by that name, if a method asked for its loss in this round.
+
+        FedVG's `auto` does: the model that it chose is the one that the round ends with.
+        """
+        if self.best is None or not torch.equal(self.best[0], state):
+            return {}
+        return {"validation": self.best[1]}

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from raysim.core.errors import MethodError
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.model import BoundModel
 
@@ -82,6 +83,23 @@ def evaluate(
         sum(torch.stack(losses).tolist()) if losses else 0.0,  # one copy from the device, added in float64
         _numpy(kept, torch.float32) if keeps_logits else None,
     )
+
+
+@torch.no_grad()
+def features_of(model: BoundModel, examples: Examples, transform: InputTransform, *, batch_size: int) -> torch.Tensor:
+    """(n, width): the head's input at the model's current point, in eval mode.
+
+    Raises:
+      MethodError: no method declared that it needs features.
+    """
+    model.module.eval()
+    parts = []
+    for batch in passes(examples, transform, batch_size):
+        features = model.forward(batch.images).features
+        if features is None:
+            raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
+        parts.append(features.flatten(1))
+    return torch.cat(parts)
 
 
 def _numpy(parts: list[torch.Tensor], dtype: torch.dtype) -> np.ndarray:

@@ -156,9 +156,14 @@ def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation 
 
 
 def passes(examples: Examples, transform: InputTransform, batch_size: int) -> Iterator[Batch]:
-    """One pass in stored order. A last batch of one example joins the batch before it (BatchNorm cannot take it)."""
-    starts = list(range(0, len(examples), batch_size))
-    if len(starts) > 1 and len(examples) - starts[-1] == 1:
-        starts.pop()
-    for start, end in zip(starts, [*starts[1:], len(examples)], strict=True):
+    """One pass in stored order, see `bounds_of`."""
+    for start, end in bounds_of(len(examples), batch_size):
         yield Batch(transform(examples.images[start:end]), examples.labels[start:end])
+
+
+def bounds_of(count: int, size: int) -> list[tuple[int, int]]:
+    """(start, end) of the parts of a pass. A last part of one example joins the one before it (BatchNorm cannot take it)."""
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], count], strict=False))  # of nothing there are no parts

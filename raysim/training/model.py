@@ -61,6 +61,8 @@ class BoundModel:
         if features:
             self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        #: Whether an example's output in train mode depends on its batch: by BatchNorm, or by what dropout draws.
+        self.depends_on_batches = self.has_batch_norm or any(map(_drops, self.module.modules()))
 
     def _bind(self) -> None:
         values, grads = self.layout.views(self.state), self.layout.views(self.grad)
@@ -263,6 +265,12 @@ def seed_global_stream(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a module drops at random: dropout (p), timm's drop path (drop_prob), attention (dropout)."""
+    rates = [getattr(module, name, 0) for name in ("p", "drop_prob", "dropout")]
+    return any(isinstance(rate, float | int) and rate > 0 for rate in rates)
 
 
 def _bound(op: LayerOp, layer: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -137,8 +137,7 @@ def top_2(labels, logits):
     return (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
 
 
-def test_metrics_do_not_depend_on_the_trainers(root, ray_pools, monkeypatch):
-    monkeypatch.setattr("raysim.engine.scorer.EVALUATION_SLICE", 100)
+def test_metrics_do_not_depend_on_the_trainers(root, ray_pools):
     plan = plan_of(root, evaluation={"metrics": ["auroc"]}, rounds=1)
     servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan)[1:])]
     found = []

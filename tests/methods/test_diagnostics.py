@@ -15,7 +15,7 @@ from methods import diagnostics as build
 from methods.diagnostics import effective_rank
 from raysim.core.errors import ConfigError, MethodError
 from raysim.core.method import Method
-from raysim.engine import scorer as engine
+from raysim.engine.scorer import slices_of
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.local import UniVarFL, stop_gradient_feedback
 
@@ -92,8 +92,7 @@ def features_by_hand(plan, server, root):
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_separation_matches_plain_loops(norm, root, monkeypatch):
-    monkeypatch.setattr(engine, "EVALUATION_SLICE", 100)
+def test_separation_matches_plain_loops(norm, root):
     plan = plan_of(root, ["diagnostics", "fedavgm"], model={"norm": norm})
     server, (record,) = measured(plan, root)
     features, labels = features_by_hand(plan, server, root)
@@ -245,8 +244,7 @@ def test_it_measures_when_asked(root):
 
 
 @pytest.mark.slow
-def test_any_number_of_trainers_measures_the_same(root, ray_pools, monkeypatch):
-    monkeypatch.setattr(engine, "EVALUATION_SLICE", 60)
+def test_any_number_of_trainers_measures_the_same(root, ray_pools):
     plan = plan_of(root, ["diagnostics"], model=BATCH_NORM)
 
     def outcome(pool=None):
@@ -259,20 +257,30 @@ def test_any_number_of_trainers_measures_the_same(root, ray_pools, monkeypatch):
     assert [outcome(pool) for pool in ray_pools(plan)] == [expected] * 3
 
 
-def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools, monkeypatch):
-    monkeypatch.setattr(engine, "EVALUATION_SLICE", 100)
+def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools):
     plan = plan_of(root, ["diagnostics"], data={"test": 0.25})
     servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan))]
     for server in servers:
         server.pool.begin_round()
         found = server.scorer.map_features(_rows_and_sum, {"add": torch.ones(2)}, server.state, server.counters)
-        assert [rows for rows, _ in found] == [100, 100, 100, 100, server.sizes.num_test - 400]
-        assert all(float(total) == 2.0 for _, total in found)
+        wanted = slices_of("test", server.sizes.num_test, 256)
+        assert len(wanted) == 4
+        labels = server_labels(servers[0])
+        assert [rows for rows, _, _ in found] == [part.end - part.start for part in wanted]
+        assert [first for _, first, _ in found] == [labels[part.start] for part in wanted]
+        assert all(float(total) == 2.0 for _, _, total in found)
+
+
+def server_labels(server):
+    return server.pool._trainer.data.held_out("test").labels.tolist()
 
 
 def _rows_and_sum(features, labels, shared):
+    """Also writes to what is shared: the next slice must not see it."""
     assert len(features) == len(labels)
-    return len(labels), shared["add"].sum()
+    total = shared["add"].sum()
+    shared["add"] += 1
+    return len(labels), int(labels[0]), total
 
 
 def test_with_adapters_it_works(root):

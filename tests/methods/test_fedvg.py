@@ -255,6 +255,21 @@ def test_auto_takes_the_granularity_with_the_lowest_validation_loss(root):
     )
 
 
+@pytest.mark.parametrize(("methods", "passes"), [([], 3), (["fedavgm"], 3), ([{"fedavgm": {"server_lr": 0.5}}], 4)])
+def test_auto_scores_the_model_that_it_chose_once(methods, passes, root, monkeypatch):
+    """Three candidates; a fourth pass over the validation set only where a method moved the model further."""
+    plan = plan_of(root, [{"fedvg": {"granularity": "auto"}}, *methods], model={"norm": "batch"})
+    server, scored = server_on(plan, root), []
+    trainer = server.pool._trainer
+    monkeypatch.setattr(
+        trainer, "_score", lambda part, score=trainer._score, **k: scored.append(part) or score(part, **k)
+    )
+    metrics = server.run_round(0).metrics
+    assert len([part for part in scored if part == ("validation", 0, scored[0].end)]) == passes
+    again = server.evaluate()
+    assert {name: metrics[name] for name in again} == again
+
+
 def other_loss():
     """Trains on something else than cross-entropy."""
     return Method("other_loss", loss=lambda inner, client: lambda outputs, batch: outputs.logits.square().sum())

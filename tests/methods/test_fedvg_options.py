@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +17,8 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
 from raysim.core.stack import conflicts
+from raysim.engine.device_data import scoring_batch
+from raysim.training.model import BoundModel
 from tests.support.federations import lora_plan, plan_of, run, server_on
 
 SMALL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
@@ -176,6 +179,67 @@ def test_a_client_without_a_finite_loss_gets_nothing():
     given = dict.fromkeys((leaf.name for leaf in LAYOUT.leaves), torch.full((3,), 1 / 3, dtype=torch.float64))
     for weights in fedvg(score="loss", eps=0.0).weigh(given, server).values():
         assert weights.tolist() == pytest.approx([0.75, 0.0, 0.25])
+
+
+# --- batches of the scoring -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norm", "mode", "size"), [("none", "train", 256), ("batch", "train", 16), ("batch", "eval", 256)]
+)
+def test_scoring_batches_are_the_clients_only_where_they_decide_the_score(norm, mode, size, root):
+    """The naive twin: one validation example after the other, and batch after batch where BatchNorm looks at it."""
+    method = {"fedvg": {"val_mode": mode}}
+    plan = plan_of(root, [method, "tests.methods.test_fedvg_options:spy_states"], model={"norm": norm})
+    server = server_on(plan, root)
+    record = server.run_round(0)
+    trainer = server.pool._trainer
+    assert plan.config.local.batch_size == 16
+    assert set(trainer.data._ready) == {size}
+    if mode == "eval":  # the client's own statistics are gone by now
+        return
+    model, module = trainer.model, trainer.model.module.train()
+    images, labels = trainer.data.federation.held_out("validation")
+    step = 16 if norm == "batch" else 1
+    for norms, state in zip(record.arrays["fedvg.norms"], server.method_state["spy_states"]["states"], strict=True):
+        model.params.copy_(state)
+        totals = [torch.zeros_like(p) for p in module.parameters()]
+        for start in range(0, len(labels), step):
+            x, y = (torch.from_numpy(rows[start : start + step].copy()) for rows in (images, labels))
+            loss = F.cross_entropy(module(trainer.transform(x)), y, reduction="sum") / len(labels)
+            for total, grad in zip(totals, torch.autograd.grad(loss, list(module.parameters())), strict=True):
+                total += grad
+        by_name = {name: total for (name, _), total in zip(module.named_parameters(), totals, strict=True)}
+        assert norms.tolist() == pytest.approx(
+            [float(by_name[leaf.name].abs().sum()) for leaf in server.layout.params], rel=1e-3, abs=1e-5
+        )
+
+
+def test_scoring_batches_are_as_large_as_their_inputs_allow():
+    assert [scoring_batch(entries) for entries in (64, 28 * 28, 3 * 32 * 32, 3 * 64 * 64, 3 * 224 * 224, 2**20)] == [
+        256,
+        256,
+        128,
+        32,
+        2,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "depends"),
+    [
+        (nn.BatchNorm2d(2), True),
+        (nn.Dropout(0.1), True),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
+        (timm.layers.DropPath(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.GroupNorm(1, 2), False),
+    ],
+)
+def test_models_whose_score_depends_on_the_batches_are_known(layer, depends):
+    module = nn.Sequential(layer, nn.Linear(2, 2))
+    assert BoundModel(module, layout_of(module, head="1"), head="1").depends_on_batches == depends
 
 
 # --- norms of the update, and the released form -----------------------------------------------------------------------

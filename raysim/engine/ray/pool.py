@@ -227,17 +227,19 @@ class RayPool:
         return sums
 
     def on_slices(
-        self, call: Callable[..., Answer], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
         sent, details = ray.put(point), ray.put(request)
 
         def attempt() -> list[Answer]:
-            actors = [slot.actor for slot in self.slots.ready()]
+            ready = self.slots.ready()[: len(slices)]
+            # Dealt like cards, one call a trainer: it then loads the model once.
             calls = [
-                actors[number % len(actors)].call.remote(call, sent, details, part)
-                for number, part in enumerate(slices)
+                slot.actor.call.remote(call, sent, details, slices[number :: len(ready)])
+                for number, slot in enumerate(ready)
             ]
-            return ray.get(calls)
+            shares: list[list[Answer]] = ray.get(calls)
+            return [shares[number % len(ready)][number // len(ready)] for number in range(len(slices))]
 
         return self._with_recovery(attempt)
 
