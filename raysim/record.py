@@ -77,8 +77,7 @@ class Recorder:
         else:
             self._writer.writerow(row)
             self._csv.flush()
-        columns = {"round": np.full(len(record.clients["client"]), number), **record.clients}
-        self._tables.append(pa.table(columns))
+        self._tables.append(self.folder.client_table(number, record.clients))
         self._board.points(number, record.metrics)
         if record.weights.size and np.isfinite(record.weights).any():
             self._board.histogram("weights/all", number, record.weights[np.isfinite(record.weights)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -111,12 +109,3 @@ def test_round_numbers_lie_between_the_ends(low, high):
     assert 1 <= len(numbers) <= 7
     assert all(low - 1e-12 <= number <= high + 1e-12 for number in numbers)
     assert len(numbers) > 2 or low == high
-
-
-def test_no_picture_imports_matplotlib():
-    code = (
-        "import sys, numpy as np; from raysim.pictures import *; v = np.eye(3, dtype=int); n = list('abc');"
-        "pictures = [bars(v[0], n, 't'), heat_map(v, n, n, title='t'), class_picture(v, n), confusion_picture(v, n, 't')];"
-        "sys.exit('matplotlib' in sys.modules or len(pictures) != 4)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+import subprocess
+import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim import album
@@ -98,3 +102,21 @@ def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
         assert [row[1:] for row in csv.reader(file)][1:] == RECORDS[5].confusion.astype(str).tolist()
     assert len(RunFolder(tmp_path).client_rows()) == 6 * 5
     recorder.close()
+
+
+def test_client_rows_are_those_that_arrow_makes_of_the_columns():
+    columns = {"a": RNG.random(9)[::2], "b": np.arange(5, dtype=np.int32), "c": np.arange(5) % 2 == 0}
+    table = RunFolder.client_table(3, columns)
+    assert table.equals(pa.table({"round": np.full(5, 3), **columns}))
+
+
+def test_a_run_imports_neither_matplotlib_nor_pandas(settings, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump({**settings, "name": "a", "methods": ["fedvg"]}))
+    code = (
+        f"import sys; from raysim.__main__ import app; app(['run', {str(path)!r}], standalone_mode=False);"
+        "sys.exit({'matplotlib', 'pandas'} & set(sys.modules) or None)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs" / "a" / "partition.png").is_file()
