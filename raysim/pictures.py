@@ -129,7 +129,7 @@ def partition_pictures(
     Args:
       class_counts: (clients, classes); validation_counts: (classes,).
     """
-    pictures = {"partition": partial(class_picture, class_counts, classes)}
+    pictures: dict[str, Callable[[], Image]] = {"partition": partial(class_picture, class_counts, classes)}
     if validation_counts is not None and validation_counts.sum():
         title = f"validation set: {validation_counts.sum()} examples"
         pictures["validation"] = partial(bars, validation_counts, classes, title)

@@ -123,15 +123,16 @@ class Recorder:
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
+        scores = judged(self.rows, self.num_rounds)
         result = {
             **facts,
-            **judged(self.rows, self.num_rounds),
+            **scores,
             "metrics": {name: score for name in self._columns if (score := _last(self.rows, name)) is not None},
             "seconds_total": sum(seconds),
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
         self.folder.write_json(self.folder.summary, result)
-        final = {name: result[name] for name in ("best_accuracy", "mean_last_10pct_accuracy")}
+        final = {name: scores[name] for name in ("best_accuracy", "mean_last_10pct_accuracy")}
         self._board.hyperparameters_at_end(self.hyperparameters, self.num_rounds - 1, final)
         return result
 
