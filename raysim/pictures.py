@@ -68,7 +68,7 @@ def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) ->
 def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Image:
     """One bar for each number; as many names are written as fit."""
     width, height = min(max(30 * len(values), 200), 1200), 170
-    known = np.nan_to_num(values.astype(float), posinf=0.0, neginf=0.0)
+    known = np.nan_to_num(values.astype(float), posinf=0.0, neginf=0.0).clip(-1e300, 1e300)
     low, high = min(0.0, known.min(initial=0.0)), max(0.0, known.max(initial=0.0))
     span = (high - low) or 1.0
     top, bottom = high + 0.05 * span, low - 0.05 * span * (low < 0)
@@ -108,7 +108,7 @@ def heat_map(
     sheet = _Sheet(
         (width, height), title, _centres(columns, width), _centres(rows, height), xlabel, "client", right=100
     )
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         scaled, ends = (np.log(values), (math.log(low), math.log(high))) if is_log else (values, (low, high))
         shares = (scaled - ends[0]) / (ends[1] - ends[0] or 1.0)
     sheet.paste(_coloured(shares, VIRIDIS))
@@ -182,7 +182,7 @@ class _Sheet:
     ):
         from PIL import Image, ImageDraw
 
-        small = _font(NAME)
+        small, title = _font(NAME), _one_line(title)
         below = max((small.getlength(tick.name) for tick in columns), default=0) if is_upright else NAME + 2
         beside = max((small.getlength(tick.name) for tick in rows), default=0)
         self._area = area
@@ -294,12 +294,18 @@ def _centres(names: Sequence[object], length: int) -> list[Tick]:
     """Names at the middle of equal cells along an axis: as many as fit."""
     count = len(names)
     step = max(1, -(-count // min(MOST_NAMES, max(1, length // (NAME + 2)))))
-    return [Tick((index + 0.5) * length / count, str(names[index])) for index in range(0, count, step)]
+    return [Tick((index + 0.5) * length / count, _one_line(names[index])) for index in range(0, count, step)]
+
+
+def _one_line(name: object) -> str:
+    return " ".join(str(name).split())
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
     """Up to seven numbers between two, that are easy to read: steps of 1, 2 or 5 times a power of ten."""
     span = (high - low) or 1.0
+    if not 1e-300 < span < 1e300:
+        return []
     power = 10.0 ** math.floor(math.log10(span / 6))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= 6)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

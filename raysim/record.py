@@ -164,12 +164,12 @@ class Recorder:
             yield Picture("weights/client_by_block", number, draw)
         for name, values in record.arrays.items():
             columns, title = record.arrays.get(f"{name}:columns"), f"{name}, round {number}"
-            if ":" in name:  # names the rows or columns of another array
+            if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
                 continue
             if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
                 draw = partial(heat_map, values, rows, columns.tolist(), title=title, is_log=True)
-            elif values.ndim == 1 and values.size:
+            elif values.ndim == 1:
                 draw = partial(bars, values, list(map(str, range(values.size) if columns is None else columns)), title)
             else:
                 continue

@@ -68,13 +68,18 @@ def test_heat_map_has_its_values_in_their_cells():
         assert (cell(logarithmic, (1, 3), 0, column) == color).all()
 
 
-def test_arrays_without_a_range_are_drawn():
-    for values in (np.full((2, 2), np.nan), np.zeros((1, 1)), np.full((3, 2), 7.0), np.full((3000, 300), -1.0)):
-        names = [f"name {i}" for i in range(values.shape[1])]
+def test_no_array_and_no_name_is_an_error():
+    rows = [[np.nan, np.inf], [0.0, 0.0], [7.0, 7.0], [1e308, -1e308], [5e-324, 0.0], [1e-300, 1e300], [-2.0, np.nan]]
+    arrays = [np.array([row]) for row in rows] + [
+        np.full((3000, 300), -1.0),
+        np.array([[True, False]]),
+        np.array([[3]]),
+    ]
+    for values in arrays:
+        names = ["two\nlines", "", *map(str, range(values.shape[1]))][: values.shape[1]]
         for is_log in (False, True):
-            assert max(heat_map(values, range(len(values)), names, title="t", is_log=is_log).size) <= 2000
+            assert max(heat_map(values, range(len(values)), names, title="a\nb", is_log=is_log).size) <= 2000
         assert max(bars(values[0], names, "t").size) <= 2000
-    assert bars(np.array([np.nan, np.inf, -2.0]), ["a", "b", "c"], "t").size
 
 
 def test_bars_stand_on_zero():
