@@ -65,7 +65,7 @@ def run(
 
     raw, source = settings_of(config, overrides, settings, scale=scale)
     with _signals_as_keyboard_interrupt():
-        return finished_run(raw, source, Progress(is_quiet=quiet), on_round)
+        return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
 
 
 def tune(
@@ -200,7 +200,7 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
     execute(check(raw, source), on_start=progress.start, on_round=after)
     assert progress.folder is not None
-    return Run(progress.folder).reload()
+    return Run(progress.folder)
 
 
 def finished_sweep(

@@ -12,7 +12,7 @@ from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
 from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
-from raysim.pictures import partition_pictures
+from raysim.pictures import partition_pictures, png
 from raysim.run_folder import RunFolder
 from raysim.runner import write_partition
 
@@ -68,6 +68,6 @@ def write(partition: Partition, folder: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         files = RunFolder(target)  # named as in a run directory
         write_partition(files, manifest, info)
-        for name, figure in partition_pictures(manifest.class_counts, manifest.validation_counts, info.classes).items():
-            figure.savefig(files.picture(name), dpi=110)
+        for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.classes).items():
+            files.picture(name).write_bytes(png(draw()))
     return target

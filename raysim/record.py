@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from raysim.album import Album, Picture
+from raysim.board import Board
 from raysim.core.settings import Settings
 from raysim.engine.metrics import RoundRecord
-from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures
+from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures, png
 from raysim.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 COLUMNS = (
     "server/accuracy",
@@ -45,8 +52,6 @@ class Recorder:
         blocks: Sequence[str],
         classes: Sequence[str] = (),
     ):
-        from torch.utils.tensorboard import SummaryWriter
-
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters = dict(hyperparameters)
         self.rows = folder.progress_rows(before=first_round)
@@ -54,9 +59,11 @@ class Recorder:
         self._open_progress()
         folder.drop_clients(first_round)
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
-        self._board = SummaryWriter(str(folder.path), purge_step=first_round or None)
+        self._confusion: np.ndarray | None = None  # likewise
+        self._board = Board(folder.path, first_round)
+        self._album = Album(self._show)
         if first_round == 0:
-            self._hyperparameters_at_start()
+            self._board.hyperparameters_at_start(self.hyperparameters)
 
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
@@ -70,30 +77,28 @@ class Recorder:
         else:
             self._writer.writerow(row)
             self._csv.flush()
-        columns = {"round": np.full(len(record.clients["client"]), number), **record.clients}
-        self._tables.append(pa.table(columns))
-        for name, value in record.metrics.items():
-            self._board.add_scalar(name, value, number)
+        self._tables.append(self.folder.client_table(number, record.clients))
+        self._board.points(number, record.metrics)
         if record.weights.size and np.isfinite(record.weights).any():
-            self._board.add_histogram("weights/all", record.weights[np.isfinite(record.weights)], number)
+            self._board.histogram("weights/all", number, record.weights[np.isfinite(record.weights)])
         if record.arrays:
             self.folder.write_arrays(number, record.arrays)
         if record.confusion is not None:
-            self._write_confusion(record.confusion)
+            self._confusion = record.confusion
         if self._is_pictured(number):
-            self._pictures(record)
+            self._album.add(self._pictures(record))
+        self._album.draw_affordable()
 
     def write_last(self, record: RoundRecord) -> None:
         """The pictures that belong to the last round, which was written as every other one."""
         number = record.round_index
         if not self._is_pictured(number):
-            self._pictures(record)
+            self._album.add(self._pictures(record))
         if record.confusion is not None:
-            from PIL import Image
-
-            pixels = confusion_picture(record.confusion, self.classes, f"test examples by class, round {number}")
-            Image.fromarray(pixels).save(self.folder.picture("confusion"))
-            self._board.add_image("server/confusion", pixels, number, dataformats="HWC")
+            title = f"test examples by class, round {number}"
+            draw = partial(confusion_picture, record.confusion, self.classes, title)
+            self._album.add([Picture("server/confusion", number, draw, self.folder.picture("confusion"))])
+        self._album.draw_all(number)
 
     def _is_pictured(self, number: int) -> bool:
         return number % max(1, self.num_rounds // 8) == 0
@@ -103,27 +108,32 @@ class Recorder:
         if self._tables:
             self.folder.append_clients(pa.concat_tables(self._tables))
             self._tables = []
+        if self._confusion is not None:
+            self._write_confusion(self._confusion)
+            self._confusion = None
         self._board.flush()
 
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
         tags = {"partition": "partition/classes", "validation": "partition/validation"}
-        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
-            figure.savefig(self.folder.picture(name), dpi=110)
-            self._board.add_figure(tags[name], figure, 0)
+        draws = partition_pictures(class_counts, validation_counts, self.classes)
+        self._album.add(Picture(tags[name], 0, draw, self.folder.picture(name)) for name, draw in draws.items())
+        self._album.draw_all(0)
 
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
+        scores = judged(self.rows, self.num_rounds)
         result = {
             **facts,
-            **judged(self.rows, self.num_rounds),
+            **scores,
             "metrics": {name: score for name in self._columns if (score := _last(self.rows, name)) is not None},
             "seconds_total": sum(seconds),
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
         self.folder.write_json(self.folder.summary, result)
-        self._hyperparameters_at_end(result)
+        final = {name: scores[name] for name in ("best_accuracy", "mean_last_10pct_accuracy")}
+        self._board.hyperparameters_at_end(self.hyperparameters, self.num_rounds - 1, final)
         return result
 
     def close(self) -> None:
@@ -131,30 +141,6 @@ class Recorder:
         self.flush()
         self._csv.close()
         self._board.close()
-
-    def _hyperparameters_at_start(self) -> None:
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-        from torch.utils.tensorboard.summary import hparams
-
-        metrics = {"server/accuracy": None, "hparam/best_accuracy": None, "hparam/mean_last_10pct_accuracy": None}
-        experiment, start, _ = hparams(self.hyperparameters, metrics)
-        # The view shows the first few columns, those that "differ" in front: what a sweep varies, and not the alphabet.
-        labels = [name for name in self.hyperparameters if name.startswith("labels.")] or ["methods", "seed"]
-        data = experiment.value[0].metadata.plugin_data
-        content = HParamsPluginData.FromString(data.content)
-        for info in content.experiment.hparam_infos:
-            info.differs = info.name in labels
-        data.content = content.SerializeToString()
-        for summary in (experiment, start):
-            self._board._get_file_writer().add_summary(summary)
-
-    def _hyperparameters_at_end(self, result: Settings) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        for name in ("best_accuracy", "mean_last_10pct_accuracy"):
-            if result[name] is not None:
-                self._board.add_scalar(f"hparam/{name}", result[name], self.num_rounds - 1)
-        self._board._get_file_writer().add_summary(hparams(self.hyperparameters, {})[2])
 
     def _open_progress(self) -> None:
         self.folder.write_progress(self.rows, self._columns)
@@ -168,26 +154,33 @@ class Recorder:
             writer.writerow(["true class", *self.classes])
             writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
-    def _pictures(self, record: RoundRecord) -> None:
+    def _pictures(self, record: RoundRecord) -> Iterator[Picture]:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
-            kept = record.clients["client"][~record.clients["is_dropped"]]
+            kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
             title = f"aggregation weights, round {number}"
-            figure = heat_map(record.weights, kept.tolist(), self.blocks, title=title, xlabel="layer block")
-            self._board.add_figure("weights/client_by_block", figure, number)
+            draw = partial(heat_map, record.weights, kept, self.blocks, title=title, xlabel="layer block")
+            yield Picture("weights/client_by_block", number, draw)
         for name, values in record.arrays.items():
             columns, title = record.arrays.get(f"{name}:columns"), f"{name}, round {number}"
-            if ":" in name:  # names the rows or columns of another array
+            if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
                 continue
             if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
-                figure = heat_map(values, rows, columns.tolist(), title=title, is_log=True)
-            elif values.ndim == 1 and values.size:
-                figure = bars(values, list(map(str, range(values.size) if columns is None else columns)), title)
+                draw = partial(heat_map, values, rows, columns.tolist(), title=title, is_log=True)
+            elif values.ndim == 1:
+                draw = partial(bars, values, list(map(str, range(values.size) if columns is None else columns)), title)
             else:
                 continue
-            self._board.add_figure(name.replace(".", "/"), figure, number)
+            yield Picture(name.replace(".", "/"), number, draw)
+
+    def _show(self, picture: Picture, drawn: Image) -> None:
+        """Drawn and encoded once, for the file and for TensorBoard."""
+        content = png(drawn)
+        if picture.file is not None:
+            picture.file.write_bytes(content)
+        self._board.picture(picture.tag, picture.round_index, content, drawn.size)
 
 
 def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:

@@ -220,6 +220,13 @@ class RunFolder:
             writer.writeheader()
             writer.writerows(rows)
 
+    @staticmethod
+    def client_table(round_index: int, columns: Mapping[str, np.ndarray]) -> pa.Table:
+        """Rows of one round, from columns of numbers or truth values."""
+        size = max(map(len, columns.values()), default=0)
+        everything = {"round": np.full(size, round_index), **columns}
+        return pa.table({name: _column(values) for name, values in everything.items()})
+
     def append_clients(self, table: pa.Table) -> None:
         """Add a part with rows of some rounds (column "round"), durably."""
         rounds = table.column("round")
@@ -250,3 +257,10 @@ class RunFolder:
 
     def round_arrays(self, round_index: int) -> Path:
         return self.arrays / f"round_{round_index:05d}.npz"
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    """The array as Arrow holds it. Not `pa.array`, which imports pandas: 0.3 s of the first round."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])

@@ -28,7 +28,16 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/files.py": [],
     "raysim/run_folder.py": [CORE, "raysim.files"],
     "raysim/pictures.py": [],
-    "raysim/record.py": [CORE, "raysim.engine.metrics", "raysim.pictures", "raysim.run_folder"],
+    "raysim/album.py": [],
+    "raysim/board.py": [],
+    "raysim/record.py": [
+        CORE,
+        "raysim.album",
+        "raysim.board",
+        "raysim.engine.metrics",
+        "raysim.pictures",
+        "raysim.run_folder",
+    ],
     "raysim/engine": [CORE, TRAINING, DATA, "raysim.files", "raysim.engine"],
     "raysim/reporting": [CORE, CONFIG, "raysim.sweep", "raysim.run_folder", "raysim.reporting"],
 }

@@ -147,16 +147,24 @@ def _update(digest: hashlib._Hash, batch: Batch) -> None:
 def _to_record(batch: Batch) -> pa.RecordBatch:
     images, *others = batch.columns.values()
     kind = pa.fixed_shape_tensor(pa.uint8(), list(images.shape[1:]))
-    pixels = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), int(np.prod(kind.shape)))
+    pixels = pa.FixedSizeListArray.from_arrays(_column(images.reshape(-1)), int(np.prod(kind.shape)))
     return pa.record_batch(
-        [pa.ExtensionArray.from_storage(kind, pixels), *map(pa.array, others)], names=list(batch.columns)
+        [pa.ExtensionArray.from_storage(kind, pixels), *map(_column, others)], names=list(batch.columns)
     )
+
+
+# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    content = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, content])
 
 
 def _from_record(record: pa.RecordBatch) -> Batch:
     """Views of the mapped file."""
-    columns = {name: record[name].to_numpy() for name in record.schema.names if name != "image"}
-    pixels = record["image"].storage.flatten().to_numpy(zero_copy_only=True)
+    columns = {name: np.from_dlpack(record[name]) for name in record.schema.names if name != "image"}
+    pixels = np.from_dlpack(record["image"].storage.flatten())
     return Batch.of({"image": pixels.reshape(-1, *record.schema.field("image").type.shape), **columns})
 
 

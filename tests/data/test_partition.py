@@ -20,7 +20,6 @@ from raysim.data import dirichlet, partition
 from raysim.data.describe import label_entropy, partition_table
 from raysim.data.dirichlet import cut_capped
 from raysim.data.partition import SCHEMES
-from raysim.pictures import class_picture
 
 ALL = [(scheme, form) for scheme, forms in SCHEMES.items() if scheme != "file" for form in forms]
 DIRICHLET = sorted(SCHEMES["dirichlet"])
@@ -296,17 +295,3 @@ def test_partition_table_by_hand():
     rows = partition_table(np.array([[4, 4, 0], [0, 3, 0], [1, 2, 1]])).splitlines()
     assert rows[0] == "client,examples,classes,label_entropy_bits,largest_class,largest_share"
     assert rows[1:] == ["0,8,2,1.0000,0,0.5000", "1,3,1,0.0000,1,1.0000", "2,4,3,1.5000,1,0.5000"]
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(100, 10), (20, 200), (3, 2), (400, 30)])
-def test_class_picture_has_dots_in_their_cells_and_names_that_do_not_touch(clients, classes):
-    counts = np.random.default_rng(0).integers(0, 50, (clients, classes))
-    figure = class_picture(counts, [f"class {i}" for i in range(classes)])
-    figure.canvas.draw()
-    (axes,) = figure.axes
-    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
-    assert all(a.y1 <= b.y0 + 1 for a, b in pairwise(boxes))
-    step = axes.transData.transform([(1, 1)]) - axes.transData.transform([(0, 0)])
-    diameter = np.sqrt(axes.collections[0].get_sizes().max()) * figure.dpi / 72
-    assert diameter <= 1.3 * np.abs(step).min() or diameter < 1
-    assert max(figure.get_size_inches()) <= 20

@@ -1,0 +1,122 @@
+"""What the recorder leaves: the board's tags, steps and pictures, with and without time for pictures."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from raysim import album
+from raysim.engine.metrics import RoundRecord
+from raysim.record import Recorder
+from raysim.run_folder import RunFolder
+
+ROUNDS = 20
+RNG = np.random.default_rng(0)
+RECORDS = [
+    RoundRecord(
+        index,
+        {"server/accuracy": index / 7, "train/loss": math.nan if index == 3 else -index / 3, "system/round_s": 0.1}
+        | ({"late/one": 2.0} if index > 4 else {}),
+        {"client": np.arange(5), "is_dropped": np.arange(5) == 2},
+        RNG.random((4, 2)),
+        {
+            "toy.norms": RNG.random((4, 3)),
+            "toy.norms:columns": np.array(["x", "y", "z"]),
+            "toy.norms:clients": np.array([0, 1, 3, 4]),
+            "toy.flat": RNG.random(3),
+            "toy.cube": RNG.random((2, 2, 2)),
+        },
+        RNG.integers(0, 9, (2, 2)),
+    )
+    for index in range(ROUNDS)
+]
+
+
+def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
+    folder = RunFolder(path)
+    recorder = Recorder(
+        folder, first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"], **settings
+    )
+    recorder.partition(np.eye(5, 2, dtype=int), np.array([1, 2]))
+    for record in records:
+        recorder.write(record)
+    recorder.flush()
+    recorder.write_last(records[-1])
+    recorder.close()
+    return EventAccumulator(str(path), size_guidance={"images": 0, "scalars": 0, "histograms": 0}).Reload()
+
+
+@pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
+def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
+    monkeypatch.setattr(album, "SHARE", share)
+    board = recorded(tmp_path)
+    pictures = {tag: [event.step for event in board.Images(tag)] for tag in board.Tags()["images"]}
+    assert pictures == {
+        "partition/classes": [0],
+        "partition/validation": [0],
+        "weights/client_by_block": steps,
+        "toy/norms": steps,
+        "toy/flat": steps,
+        "server/confusion": [19],
+    }
+    for tag, name in (("server/confusion", "confusion"), ("partition/classes", "partition")):
+        (event,) = board.Images(tag)
+        assert (tmp_path / f"{name}.png").read_bytes() == event.encoded_image_string
+        size = event.encoded_image_string[16:24]  # of the PNG's header
+        assert (event.width, event.height) == (int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big"))
+
+
+def test_curves_have_a_point_for_every_round(tmp_path):
+    board = recorded(tmp_path)
+    assert set(board.Tags()["scalars"]) == {"server/accuracy", "train/loss", "system/round_s", "late/one"}
+    for tag in board.Tags()["scalars"]:
+        points = {event.step: event.value for event in board.Scalars(tag)}
+        expected = {record.round_index: record.metrics[tag] for record in RECORDS if tag in record.metrics}
+        assert list(points) == list(expected)
+        assert np.allclose(list(points.values()), list(expected.values()), equal_nan=True)
+    assert [event.step for event in board.Histograms("weights/all")] == list(range(ROUNDS))
+    assert board.Histograms("weights/all")[0].histogram_value.num == 8
+
+
+def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
+    recorder = Recorder(
+        RunFolder(tmp_path), first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
+    )
+    for record in RECORDS[:6]:
+        recorder.write(record)
+        with open(tmp_path / "progress.csv") as file:
+            *_, row = csv.DictReader(file)
+        known = {name: float(text) for name, text in row.items() if text}
+        metrics = {name: value for name, value in record.metrics.items() if not math.isnan(value)}
+        assert known.items() >= {"round": record.round_index, **metrics}.items()
+    recorder.flush()
+    with open(tmp_path / "confusion.csv") as file:
+        assert [row[1:] for row in csv.reader(file)][1:] == RECORDS[5].confusion.astype(str).tolist()
+    assert len(RunFolder(tmp_path).client_rows()) == 6 * 5
+    recorder.close()
+
+
+def test_client_rows_are_those_that_arrow_makes_of_the_columns():
+    columns = {"a": RNG.random(9)[::2], "b": np.arange(5, dtype=np.int32), "c": np.arange(5) % 2 == 0}
+    table = RunFolder.client_table(3, columns)
+    assert table.equals(pa.table({"round": np.full(5, 3), **columns}))
+
+
+def test_a_run_imports_neither_matplotlib_nor_pandas(settings, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump({**settings, "name": "a", "methods": ["fedvg"]}))
+    code = (
+        f"import sys; from raysim.__main__ import app; app(['run', {str(path)!r}], standalone_mode=False);"
+        "sys.exit({'matplotlib', 'pandas'} & set(sys.modules) or None)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs" / "a" / "partition.png").is_file()
