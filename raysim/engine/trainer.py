@@ -203,6 +203,8 @@ class Trainer:
     ) -> dict[str, ClientView]:
         """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
         settings, model = current.phase.settings, self.model
+        if not current.phase.methods:
+            return {}
         shared = partial(
             ClientView,
             id=client,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -36,9 +37,18 @@ def unpack(value: Value, device: torch.device | str = "cpu") -> Value:
 
 def readonly_tensor(array: np.ndarray) -> Tensor:
     """A tensor over an array that may be read-only (memory-mapped or from the object store). Never write to it."""
+    _hear_warning()
+    return torch.from_numpy(array)
+
+
+@cache
+def _hear_warning() -> None:
+    """PyTorch warns of read-only arrays once in a process: here. A filter around each call would cost 8 times the call."""
+    array = np.empty(0)
+    array.flags.writeable = False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+        torch.from_numpy(array)
 
 
 def num_bytes(value: Value) -> int:

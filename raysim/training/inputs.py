@@ -74,6 +74,12 @@ class InputTransform:
         """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
         return self._finish(self._central(images))
 
+    def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
+        """Some of the inputs that `__call__` made, in the same memory order. chosen: (B,) int64."""
+        if not self.channels_last:
+            return inputs.index_select(0, chosen)
+        return inputs.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+
     def by_function(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """As `__call__`, with the user's own augmentation.
 

@@ -92,8 +92,9 @@ def training_batches(
     """`num_steps` batches, each epoch in a fresh order; gathered and transformed on the examples' device.
 
     Several batches are gathered at once, as many as stay in a cache, and handed out as slices: for small images the
-    calls cost more than the copying. An epoch's augmentation is drawn at once, so that it does not depend on that, and
-    from a stream of its own, so that batches hold the same examples with and without it.
+    calls cost more than the copying. Images that stay in it all together and are due again become floats once. An epoch's
+    augmentation is drawn at once, so that it does not depend on that, and from a stream of its own, so that batches hold
+    the same examples with and without it.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
     _, height, width, channels = examples.images.shape
@@ -102,6 +103,8 @@ def training_batches(
     group = max(1, GATHER_ENTRIES // entries)
     augments = transform.augmentation is not None or transform.function is not None
     own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
+    is_due_again = num_steps > len(bounds) <= group
+    ready = transform(examples.images) if is_due_again and own is None else None
     done = 0
     while done < num_steps:
         order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
@@ -115,14 +118,18 @@ def training_batches(
             part = due[first : first + group]
             base = part[0][0]
             chosen = order[base : part[-1][1]]
-            stored, labels = examples.images[chosen], examples.labels[chosen]
+            labels = examples.labels.index_select(0, chosen)
+            stored = examples.images.index_select(0, chosen) if ready is None else transform.rows(ready, chosen)
             if own is not None and transform.function is not None:
                 # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
                 for start, end in part:
                     batch = slice(start - base, end - base)
                     yield Batch(transform.by_function(stored[batch], own), labels[batch])
                 continue
-            images = transform.augmented(stored, draws.part(base, part[-1][1])) if draws else transform(stored)
+            if draws is not None:
+                images = transform.augmented(stored, draws.part(base, part[-1][1]))
+            else:
+                images = transform(stored) if ready is None else stored
             for start, end in part:
                 yield Batch(images[start - base : end - base], labels[start - base : end - base])
         done += len(bounds)

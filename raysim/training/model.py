@@ -56,7 +56,8 @@ class BoundModel:
         self.loss = torch.zeros((), device=self.device)
         self.counters = integer_buffers(self.module)
         self._features: Tensor | None = None
-        self._trained: list[tuple[nn.Parameter, Tensor]] = []
+        self._parameters: list[Tensor] = []
+        self._grad_views: list[Tensor] = []
         self._bind()
         if features:
             self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
@@ -73,7 +74,8 @@ class BoundModel:
                 values[name].copy_(parameter.data)
                 parameter.data = values[name]
                 parameter.grad = grads[name]
-                self._trained.append((parameter, grads[name]))
+                self._parameters.append(parameter)
+                self._grad_views.append(grads[name])
         for leaf in self.layout.buffers:
             owner = self.module.get_submodule(leaf.layer)
             name = leaf.name.rpartition(".")[2]
@@ -129,30 +131,32 @@ class BoundModel:
             if params is not self.params:
                 with self.at(params):
                     return gradient(self.params, batch)
-            self.grad.zero_()
-            value = loss(self.forward(batch.images), batch)
-            torch.autograd.backward(value)
-            self.loss = value.detach()
+            grads = self._differentiate(loss, batch)
+            with torch.no_grad():
+                torch._foreach_copy_(self._grad_views, grads)
             return self.grad
 
         return gradient
 
     def descend(self, loss: LossFn, batch: Batch, lr: float) -> None:
-        """One plain SGD step, params -= lr * gradient, without going through `self.grad`.
+        """One plain SGD step, params -= lr * gradient, without going through `self.grad`; the same bits as with it."""
+        grads = self._differentiate(loss, batch)
+        with torch.no_grad():
+            torch._foreach_add_(self._parameters, grads, alpha=-lr)
 
-        Bit for bit what `gradient_function` and a vector step do, less three passes over the parameters: autograd hands
-        its own gradient tensors over instead of adding them into a zeroed vector.
-        """
-        for parameter, _ in self._trained:
-            parameter.grad = None
+    def _differentiate(self, loss: LossFn, batch: Batch) -> list[Tensor]:
+        """The gradient of each trained parameter, as autograd made it: handed over, not added into a zeroed vector."""
         value = loss(self.forward(batch.images), batch)
+        for parameter in self._parameters:
+            parameter.grad = None
         torch.autograd.backward(value)
         self.loss = value.detach()
-        with torch.no_grad():
-            for parameter, view in self._trained:
-                if parameter.grad is not None:
-                    parameter.add_(parameter.grad, alpha=-lr)
-                parameter.grad = view
+        grads = []
+        for parameter, view in zip(self._parameters, self._grad_views, strict=True):
+            # A parameter that took no part in the loss has none.
+            grads.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.grad = view
+        return grads
 
     def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:
         """[num_params]: gradient of one batch's loss at a point; parameters and gradients stay as they are.

@@ -104,6 +104,23 @@ def test_gathering_several_batches_at_once_changes_no_bit(monkeypatch):
     assert all(torch.equal(digests[0], other) for other in digests)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_of_several_epochs_are_those_of_a_naive_loop_bit_for_bit(channels, channels_last):
+    data, settings = examples(23), LocalSettings(lr=0.1, epochs=2.5, batch_size=5)
+    data = Examples(data.images.repeat(1, 1, 1, channels), data.labels)
+    transform = InputTransform((0.3,), (0.2,), channels_last=channels_last, crop=(5, 4))
+    options = {"num_steps": 13, "skip_single": False}
+    got = list(training_batches(data, transform, settings, generator=torch_generator(5), **options))
+    generator = torch_generator(5)
+    orders = [torch.randperm(23, generator=generator).split(5) for _ in range(3)]
+    for batch, rows in zip(got, [rows for order in orders for rows in order][:13], strict=True):
+        want = transform(data.images[rows])
+        assert torch.equal(batch.images, want)
+        assert batch.images.stride() == want.stride()  # kernels choose by it, and so bits do
+        assert torch.equal(batch.labels, data.labels[rows])
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -216,6 +233,24 @@ def test_statistics_follow_the_trained_path_only():
     model.buffers.copy_(before)
     inner(model.params, batch)
     assert torch.equal(model.buffers, moved)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_loss_may_ask_for_another_gradient(hooked):
+    data, settings = examples(23), LocalSettings(lr=0.05, batch_size=5)
+    plain, model = bound(norm=False), bound(norm=False)
+    far = torch.randn_like(model.params)
+
+    def loss(outputs, batch):
+        model.gradient(cross_entropy, far, batch)
+        return cross_entropy(outputs, batch)
+
+    step = local.local_step(model, loss, model.gradient_function(loss) if hooked else None, settings, settings.lr)
+    plain_step = local.local_step(plain, cross_entropy, None, settings, settings.lr)
+    for _ in range(2):
+        step(Batch(InputTransform()(data.images), data.labels))
+        plain_step(Batch(InputTransform()(data.images), data.labels))
+    assert torch.equal(model.params, plain.params)
 
 
 @pytest.mark.parametrize("train", [False, True])
