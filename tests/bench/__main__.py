@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -36,7 +39,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs that are compared with bare loops")
     parser.add_argument("--only", choices=["raysim"], help="no bare loop")
     parser.add_argument("--root", type=Path, help="folder to work in, kept; a temporary one if not given")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="then start no further run; goes on with --root"
+    )
     given = parser.parse_args()
+    until = time.monotonic() + given.seconds
     if unknown := [name for name in given.names if name not in {*WORKLOADS, *OTHERS}]:
         parser.error(f"unknown: {', '.join(unknown)}")
     print(
@@ -47,10 +54,10 @@ def main() -> None:
             OTHERS[name]()
             continue
         with tempfile.TemporaryDirectory() as folder:
-            workload(name, given, (given.root or Path(folder)).resolve())
+            workload(name, given, (given.root or Path(folder)).resolve(), until)
 
 
-def workload(name: str, given: argparse.Namespace, root: Path) -> None:
+def workload(name: str, given: argparse.Namespace, root: Path, until: float) -> None:
     for system in [given.system] if given.system else ["ray"] if name == "W4" else [*whole.SYSTEMS]:
         # A folder for each: the shards of a cold run are not there yet.
         ready = prepared(WORKLOADS[name], root / system, given.rounds)
@@ -59,7 +66,10 @@ def workload(name: str, given: argparse.Namespace, root: Path) -> None:
                 sample = whole.raysim_sample(ready, whole.SYSTEMS[system], kind, samples_memory=kind == "cold")
                 print(f"{name} {system} {kind}: {json.dumps(sample.run.facts | {'parts_s': sample.parts})}", flush=True)
             continue
-        print("\n".join(whole.describe(whole.compare(ready, whole.SYSTEMS[system], given.repeats))), flush=True)
+        made = whole.compare(ready, whole.SYSTEMS[system], given.repeats, until)
+        if made is None:
+            sys.exit(f"{name}: not finished within {given.seconds:g} s; the same command with the same --root goes on")
+        print("\n".join(whole.describe(made)), flush=True)
 
 
 def cpu() -> str:

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
+from raysim.core.settings import Settings
 from tests.bench.watch import Watched, raysim_command, watch
 from tests.bench.workloads import Prepared
 
@@ -49,6 +54,15 @@ class Sample:
     run: Watched
     parts: dict[str, float]
     threads: int = 1
+
+    @property
+    def facts(self) -> Settings:
+        """As JSON keeps it; `of` is the way back."""
+        return {"run": self.run.facts, "parts": self.parts, "threads": self.threads}
+
+    @classmethod
+    def of(cls, facts: Settings) -> Sample:
+        return cls(Watched(**facts["run"]), facts["parts"], facts["threads"])
 
     @property
     def rounds_s(self) -> float:
@@ -121,17 +135,36 @@ def _value(sample: Sample, of: str) -> float:
     return float(getattr(sample, of) if hasattr(sample, of) else getattr(sample.run, of))
 
 
-def compare(ready: Prepared, system: System, repeats: int = 3) -> Comparison:
-    """Measure: cold runs first, then bare loops and runs in turns."""
-    label = system.name
-    cold = raysim_sample(ready, system, f"{label}-cold", samples_memory=True)
-    processes, threads = system.processes, cold.threads
-    cold_bare = bare_sample(ready, processes, threads, samples_memory=True)
-    bare, runs = [bare_sample(ready, processes, threads)], []
-    for index in range(repeats):
-        runs.append(raysim_sample(ready, system, f"{label}-{index}"))
-        bare.append(bare_sample(ready, processes, threads))
-    return Comparison(ready, system, cold, cold_bare, bare, runs, bare_sample(ready, processes, threads, "--tuned"))
+def compare(ready: Prepared, system: System, repeats: int = 3, until: float = math.inf) -> Comparison | None:
+    """Measure what is not yet in the workload's folder: cold runs, then bare loops and runs in turns, then the tuned loop.
+
+    Args:
+      until: on the clock of time.monotonic; no further command is started then, and the comparison is None: the same call goes
+        on with it.
+    """
+    folder = ready.root / f"samples-{system.name}"
+    folder.mkdir(exist_ok=True)
+
+    def sample(name: str, make: Callable[[], Sample]) -> Sample:
+        path = folder / f"{name}.json"
+        if not path.exists():
+            if time.monotonic() > until:
+                raise TimeoutError
+            path.write_text(json.dumps(make().facts))
+        return Sample.of(json.loads(path.read_text()))
+
+    try:
+        cold = sample("cold", lambda: raysim_sample(ready, system, f"{system.name}-cold", samples_memory=True))
+        bare_of = partial(bare_sample, ready, system.processes, cold.threads)
+        cold_bare = sample("bare-cold", lambda: bare_of(samples_memory=True))
+        bare, runs = [sample("bare-before", bare_of)], []
+        for index in range(repeats):
+            name = f"{system.name}-{index}"
+            runs.append(sample(name, lambda name=name: raysim_sample(ready, system, name)))
+            bare.append(sample(f"bare-{index}", bare_of))
+        return Comparison(ready, system, cold, cold_bare, bare, runs, sample("tuned", lambda: bare_of("--tuned")))
+    except TimeoutError:
+        return None
 
 
 def describe(made: Comparison) -> list[str]:

@@ -127,9 +127,12 @@ class Prepared:
 
 
 def prepared(load: Workload, root: Path, rounds: int | None = None) -> Prepared:
-    """Write a workload's set, configuration and arrays below `root`; no shards yet."""
+    """Write a workload's set, configuration and arrays below `root`, if they are not there; no shards yet."""
     load = replace(load, rounds=rounds or load.rounds)
     root = root / load.name
+    config, job = root / "config.yaml", root / "job"
+    if (job / "job.json").exists():
+        return Prepared(load, root, config, job)
     set_name = f"bench{load.images}"
     images, labels = images_of(load.images, side=load.side)
     write_set(set_path(root / "data", set_name), set_name, map(str, range(10)), in_batches(images, labels))
@@ -145,7 +148,6 @@ def prepared(load: Workload, root: Path, rounds: int | None = None) -> Prepared:
             "validation": shares["val"] if load.validation else 0,
         },
     }
-    config, job = root / "config.yaml", root / "job"
     config.write_text(yaml.safe_dump(raw))
     write_job(check(raw, load.name), load, job)
     return Prepared(load, root, config, job)
