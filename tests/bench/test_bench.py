@@ -29,7 +29,7 @@ def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(tmp_path):
 
 def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
     def sample(*rounds, **parts):
-        return whole.Sample(Watched(1.0, [9.0, *rounds], 1.0, 20.0, {"driver": 5.0}), parts)
+        return whole.Sample(Watched(1.0, [9.0, *rounds], 1.0, 20.0, 5.0, {"driver": 5.0}), parts)
 
     class ready:
         load = WORKLOADS["tiny"]

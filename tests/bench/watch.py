@@ -24,6 +24,7 @@ class Watched:
 
     Attributes:
       start_s: until the first round began; round_s: of each round; end_s: from the last round to the end of the process.
+      cpu_s: CPU time of all its processes between the first round's end and the last one's: less disturbed by neighbours.
       memory_mb: the most that all its processes held together, by kind of process; empty where it was not sampled.
     """
 
@@ -31,6 +32,7 @@ class Watched:
     round_s: list[float] = field(default_factory=list)
     end_s: float = 0.0
     total_s: float = 0.0
+    cpu_s: float = 0.0
     memory_mb: dict[str, float] = field(default_factory=dict)
     output: str = ""
 
@@ -55,18 +57,21 @@ def watch(command: Sequence[object], *, samples_memory: bool = False, cwd: Path 
     ) as process:
         assert process.stdout is not None
         sampler = Sampler(process.pid) if samples_memory else None
-        before = began
+        before, used = began, []
         for line in process.stdout:
             now = time.perf_counter()
             lines.append(line)
             if line.startswith("running "):
                 seen.start_s, before = now - began, now
-            elif re.match(r"round +\d+/", line):
+            elif match := re.match(r"round +(\d+)/(\d+)", line):
                 seen.round_s.append(now - before)
                 before = now
+                if match[1] in ("1", match[2]):
+                    used.append(cpu_of(process.pid))
         process.wait()
         seen.total_s = time.perf_counter() - began
         seen.end_s = seen.total_s - (before - began)
+        seen.cpu_s = used[-1] - used[0] if used else 0.0
         seen.memory_mb = sampler.stop() if sampler else {}
     seen.output = "".join(lines)
     if process.returncode:
@@ -107,6 +112,17 @@ def memory_of(pid: int) -> dict[str, float]:
                 kind = kind_of(process) if process.pid != pid else "driver"
                 found[kind] = found.get(kind, 0.0) + process.memory_full_info().pss / 1e6
     return found
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process and all below it so far."""
+    total = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total
 
 
 def kind_of(process: psutil.Process) -> str:

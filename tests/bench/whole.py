@@ -181,6 +181,8 @@ def describe(made: Comparison) -> list[str]:
         f"{load.name}, {system}: {load.about}; {load.rounds} rounds, {len(runs)} repetitions",
         f"    sum of rounds / bare loop   {made.ratio:.3f}   ({span(made.ratios('rounds_s'))}); "
         f"bare against itself {span(made.noise)}",
+        f"    CPU time of these rounds    {np.mean(made.ratios('cpu_s')):.3f} of the bare loop's "
+        f"({span(made.ratios('cpu_s'))}): {mean(runs, 'cpu_s'):.1f} s, bare {mean(bare, 'cpu_s'):.1f} s",
         f"    median round                {medians[0]:.0f} ms, bare {medians[1]:.0f} ms: {medians[0] / medians[1]:.3f}",
         "    where a round goes          " + ", ".join(f"{part} {share:.1%}" for part, share in parts.items()),
         f"    command to first round      {mean(runs, 'start_s'):.1f} s, bare {mean(bare, 'start_s'):.1f} s; first round "
