@@ -4,6 +4,8 @@
     python -m tests.bench W3 --system ray             one of them
     python -m tests.bench W3 --rounds 20 --repeats 1  quicker and noisier
     python -m tests.bench W3 --only raysim            no bare loop: times, parts and memory of a cold and a warm run
+    python -m tests.bench scoring                     FedVG's score of a client against the released way
+    python -m tests.bench scale                       100,000 clients, 1,000 a round
     python -m tests.bench local shards                what methods add to one step; the Ray Data pipeline
 
 See `tests.bench.whole` for how runs are compared, and `tests.bench.workloads` for what they do.
@@ -23,10 +25,10 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import local, shards, whole
+from tests.bench import local, scale, scoring, shards, whole
 from tests.bench.workloads import WORKLOADS, prepared
 
-OTHERS = {"local": local.main, "shards": shards.main}
+OTHERS = {"scoring": scoring.main, "scale": scale.main, "local": local.main, "shards": shards.main}
 
 
 def main() -> None:

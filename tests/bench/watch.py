@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Watched:
       start_s: until the first round began; round_s: of each round; end_s: from the last round to the end of the process.
       cpu_s: CPU time of all its processes between the first round's end and the last one's: less disturbed by neighbours.
       memory_mb: the most that all its processes held together, by kind of process; empty where it was not sampled.
+      memory_after: the same after some rounds, counted from 1.
     """
 
     start_s: float = 0.0
@@ -34,6 +35,7 @@ class Watched:
     total_s: float = 0.0
     cpu_s: float = 0.0
     memory_mb: dict[str, float] = field(default_factory=dict)
+    memory_after: dict[int, dict[str, float]] = field(default_factory=dict)
     output: str = ""
 
     @property
@@ -41,7 +43,9 @@ class Watched:
         return {key: value for key, value in asdict(self).items() if key != "output"}
 
 
-def watch(command: Sequence[object], *, samples_memory: bool = False, cwd: Path = PROJECT) -> Watched:
+def watch(
+    command: Sequence[object], *, samples_memory: bool = False, memory_after: Collection[int] = (), cwd: Path = PROJECT
+) -> Watched:
     """Run a command that prints `running ...` before its first round and `round n/N ...` after each.
 
     Raises:
@@ -68,6 +72,8 @@ def watch(command: Sequence[object], *, samples_memory: bool = False, cwd: Path 
                 before = now
                 if match[1] in ("1", match[2]):
                     used.append(cpu_of(process.pid))
+                if int(match[1]) in memory_after:
+                    seen.memory_after[int(match[1])] = memory_of(process.pid)
         process.wait()
         seen.total_s = time.perf_counter() - began
         seen.end_s = seen.total_s - (before - began)
