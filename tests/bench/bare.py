@@ -1,12 +1,23 @@
-"""The bare loop: what a careful person writes in one file. Plain modules, torch.optim, float images in memory.
+"""The bare loop: what a careful person writes in one file, as fast as plain PyTorch allows.
 
-`Bare(..., processes=1, threads=2)` trains in one process, `processes=2, threads=1` in two, with parameters and partial sums
-in shared memory. Same clients, same batch orders, same number of steps as raysim.
+    python -m tests.bench.bare JOB --processes 2 --threads 1 [--tuned]
+
+It trains the clients of a job folder (see `workloads.write_job`) in the same batches as raysim, averages, and evaluates on
+the test set in every round. Nothing of raysim runs in it but the seeds of the batch orders. All images are floats in
+memory that the processes share; each process trains some clients and evaluates its part of the test set. It keeps no
+records. FedVG's scores are taken as plainly: a validation gradient of each client's model, straight after its training.
+
+`--tuned` adds what takes knowledge of the machine: channels-last convolutions, an SGD step of one call, and memory that
+stays in the process. All three are in raysim; the tuned loop says what is left of its gain without them.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,104 +25,193 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.models import ModelSpec, build_model
+from raysim.engine.trainer import keep_freed_memory
+
+EPS = 1e-8
 
 
-def images_of(num_examples: int, num_classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Random 32 x 32 x 3 images with labels: speed does not depend on what they show."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (num_examples, 32, 32, 3), dtype=np.uint8)
-    return images, np.arange(num_examples, dtype=np.int64) % num_classes
+class Job:
+    """The arrays of a job folder as tensors: images (n, channels, height, width) float32 in [0, 1]."""
+
+    def __init__(self, folder: Path, *, is_tuned: bool = False):
+        self.is_tuned = is_tuned
+        self.facts = json.loads((folder / "job.json").read_text())
+        self.cohorts, self.starts = np.load(folder / "cohorts.npy"), np.load(folder / "starts.npy").tolist()
+        order = torch.channels_last if is_tuned else torch.contiguous_format
+        self.model = torch.load(folder / "model.pt", weights_only=False).to(memory_format=order)
+        self.train, self.test, self.validation = (_set(folder, name, order) for name in ("train", "test", "validation"))
+
+    def size(self, client: int) -> int:
+        return self.starts[client + 1] - self.starts[client]
 
 
-def train_share(model, images, labels, clients, rows, start, out, lr, batch_size, seed, round_index):
-    """Train some clients one after the other from `start`; out = their weighted sum (float32)."""
-    params = list(model.parameters())
-    total = sum(len(rows[c]) for c in clients[1])
-    sums = [torch.zeros_like(p) for p in params]
-    for client in clients[0]:
-        offset = 0
+def _set(folder: Path, name: str, order: torch.memory_format) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = np.load(folder / f"{name}_images.npy"), np.load(folder / f"{name}_labels.npy")
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(memory_format=order).float().div_(
+        255
+    ), torch.from_numpy(labels)
+
+
+class Worker:
+    """One process of the loop: `round` trains clients, `evaluate` scores a slice of the test set."""
+
+    def __init__(self, job: Job, start: list[torch.Tensor], out: list[torch.Tensor], totals: torch.Tensor):
+        self.job, self.facts, self.model = job, job.facts, job.model
+        self.start, self.out, self.totals = start, out, totals
+        self.params = list(self.model.parameters())
+        self.tensors = tensors_of(self.model)
+        self.optimizer = torch.optim.SGD(self.params, lr=self.facts["lr"])
+        self.has_norm = any(isinstance(m, torch.nn.BatchNorm2d) for m in self.model.modules())
+
+    def load(self) -> None:
         with torch.no_grad():
-            for p in params:
-                p.copy_(start[offset : offset + p.numel()].view_as(p))
-                offset += p.numel()
-        optimizer = torch.optim.SGD(params, lr=lr)
-        mine = torch.from_numpy(rows[client])
-        x, y = images[mine], labels[mine]
-        order = torch.randperm(len(mine), generator=torch_generator(derive_seed(seed, "batches", round_index, client)))
-        for begin in range(0, len(mine), batch_size):
-            index = order[begin : begin + batch_size]
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[index]), y[index]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            for total_, p in zip(sums, params, strict=True):
-                total_.add_(p, alpha=len(mine) / total)
-    out.copy_(torch.cat([s.reshape(-1) for s in sums]))
+            torch._foreach_copy_(self.tensors, self.start)
+
+    def train(self, round_index: int, clients: list[int]) -> None:
+        """out = sum of weight * model over the clients, totals = sum of the weights, tensor by tensor."""
+        self.model.train()
+        torch._foreach_zero_(self.out)
+        self.totals.zero_()
+        for client in clients:
+            self.load()
+            self.descend(round_index, client)
+            weights = self.inverse_norms() if self.facts["is_scored"] else [self.job.size(client)] * len(self.out)
+            with torch.no_grad():
+                for total, tensor, weight in zip(self.out, self.tensors, weights, strict=True):
+                    total.add_(tensor, alpha=weight)
+            self.totals.add_(torch.tensor(weights, dtype=torch.float64))
+
+    def descend(self, round_index: int, client: int) -> None:
+        rows = slice(self.job.starts[client], self.job.starts[client + 1])
+        x, y = (part[rows] for part in self.job.train)
+        generator = torch_generator(derive_seed(self.facts["seed"], "batches", round_index, client))
+        for _ in range(self.facts["epochs"]):
+            for index in torch.randperm(len(y), generator=generator).split(self.facts["batch_size"]):
+                if self.has_norm and len(index) == 1:
+                    continue
+                self.optimizer.zero_grad()
+                F.cross_entropy(self.model(x[index]), y[index]).backward()
+                if self.job.is_tuned:
+                    with torch.no_grad():
+                        torch._foreach_add_(self.params, [p.grad for p in self.params], alpha=-self.facts["lr"])
+                else:
+                    self.optimizer.step()
+
+    def inverse_norms(self) -> list[float]:
+        """FedVG by layer block: 1 over the mean L1 norm of a block's validation gradients, for each tensor."""
+        self.optimizer.zero_grad()
+        images, labels = self.job.validation
+        size = self.facts["batch_size"]
+        for x, y in zip(images.split(size), labels.split(size), strict=True):
+            (F.cross_entropy(self.model(x), y, reduction="sum") / len(labels)).backward()
+        norms: dict[str, list[float]] = {}
+        block_of = self.facts["block_of"]
+        for name, parameter in self.model.named_parameters():
+            norms.setdefault(block_of[name], []).append(float(parameter.grad.norm(1)))
+        return [1 / (float(np.mean(norms[block_of[name]])) + EPS) for name in names_of(self.model)]
+
+    @torch.no_grad()
+    def evaluate(self, rows: slice) -> tuple[int, float]:
+        """(hits, summed loss) on some rows of the test set."""
+        self.load()
+        self.model.eval()
+        hits, loss = 0, 0.0
+        images, labels = (part[rows] for part in self.job.test)
+        for x, y in zip(images.split(256), labels.split(256), strict=True):
+            logits = self.model(x)
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            hits += int((logits.argmax(1) == y).sum())
+        return hits, loss
 
 
-def worker(pipe, spec, num_examples, rows, start, out, settings, threads):
+def names_of(model: torch.nn.Module) -> list[str]:
+    """Parameters, then buffers that are floats."""
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    return [*dict(model.named_parameters()), *buffers]
+
+
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [state[name] for name in names_of(model)]
+
+
+def serve(pipe, job: Job, threads: int, *shared) -> None:
     torch.set_num_threads(threads)
-    images, labels = images_of(num_examples)
-    images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float().div_(255)
-    labels = torch.from_numpy(labels)
-    model = build_model(spec, seed=settings["seed"])
-    pipe.send("ready")
-    while (work := pipe.recv()) is not None:
-        mine, everybody, round_index = work
-        train_share(
-            model,
-            images,
-            labels,
-            (mine, everybody),
-            rows,
-            start,
-            out,
-            settings["lr"],
-            settings["batch_size"],
-            settings["seed"],
-            round_index,
-        )
-        pipe.send("done")
+    if job.is_tuned:
+        keep_freed_memory()
+    worker = Worker(job, *shared)
+    while (call := pipe.recv()) is not None:
+        name, *values = call
+        pipe.send(getattr(worker, name)(*values))
 
 
-class Bare:
+class Loop:
     """Worker processes with the model, fed by shared memory."""
 
-    def __init__(self, spec: ModelSpec, num_examples: int, rows, settings, *, processes: int, threads: int):
-        context = mp.get_context("spawn")
-        model = build_model(spec, seed=settings["seed"])
-        self.state = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).share_memory_()
-        self.rows = rows
-        self.outs = [torch.zeros_like(self.state).share_memory_() for _ in range(processes)]
+    def __init__(self, job: Job, *, processes: int, threads: int):
+        context = mp.get_context("fork")  # images and libraries are there once
+        self.job = job
+        self.start = [tensor.detach().clone().share_memory_() for tensor in tensors_of(job.model)]
+        self.outs = [[torch.zeros_like(tensor).share_memory_() for tensor in self.start] for _ in range(processes)]
+        self.totals = [torch.zeros(len(self.start), dtype=torch.float64).share_memory_() for _ in range(processes)]
         self.pipes, self.processes = [], []
-        for out in self.outs:
+        for out, totals in zip(self.outs, self.totals, strict=True):
             here, there = context.Pipe()
-            arguments = (there, spec, num_examples, rows, self.state, out, settings, threads)
-            process = context.Process(target=worker, args=arguments, daemon=True)
+            arguments = (there, job, threads, self.start, out, totals)
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
-        for pipe in self.pipes:
-            pipe.recv()
 
-    def round(self, round_index: int, clients: list[int]) -> float:
-        """Seconds of one round."""
-        began = time.perf_counter()
-        shares = [[] for _ in self.pipes]
+    def everywhere(self, calls: list[tuple]) -> list:
+        for pipe, call in zip(self.pipes, calls, strict=True):
+            pipe.send(call)
+        return [pipe.recv() for pipe in self.pipes]
+
+    def round(self, round_index: int) -> tuple[float, float]:
+        """Train a cohort, average, evaluate: (accuracy, loss) of the test set."""
+        shares: list[list[int]] = [[] for _ in self.pipes]
         loads = [0] * len(self.pipes)
-        for client in sorted(clients, key=lambda c: -len(self.rows[c])):
+        for client in sorted(self.job.cohorts[round_index].tolist(), key=lambda c: -self.job.size(c)):
             index = loads.index(min(loads))
             shares[index].append(client)
-            loads[index] += len(self.rows[client])
-        for pipe, share in zip(self.pipes, shares, strict=True):
-            pipe.send((share, clients, round_index))
-        for pipe in self.pipes:
-            pipe.recv()
-        torch.sum(torch.stack(self.outs), 0, out=self.state)
-        return time.perf_counter() - began
+            loads[index] += self.job.size(client)
+        self.everywhere([("train", round_index, share) for share in shares])
+        total = sum(self.totals)
+        for number, (tensor, *parts) in enumerate(zip(self.start, *self.outs, strict=True)):
+            torch.sum(torch.stack(parts), 0, out=tensor).div_(float(total[number]))
+        count = len(self.job.test[1])
+        bounds = [count * index // len(self.pipes) for index in range(len(self.pipes) + 1)]
+        slices = [slice(a, b) for a, b in pairwise(bounds)]
+        answers = self.everywhere([("evaluate", rows) for rows in slices])
+        return sum(hits for hits, _ in answers) / count, sum(loss for _, loss in answers) / count
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
             process.join(10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tuned", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # before anything computes: threads do not survive a fork
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports what optimisers need once, not in each process
+    job = Job(given.job, is_tuned=given.tuned)
+    loop = Loop(job, processes=given.processes, threads=given.threads)
+    rounds = job.facts["rounds"]
+    print(f"running {rounds} rounds", flush=True)
+    for index in range(rounds):
+        began = time.perf_counter()
+        accuracy, loss = loop.round(index)
+        spent = time.perf_counter() - began
+        print(f"round {index + 1}/{rounds}  accuracy {accuracy:.4f}  loss {loss:.6f}  {spent:.4f} s", flush=True)
+    loop.close()
+
+
+if __name__ == "__main__":
+    main()

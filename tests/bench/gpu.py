@@ -31,7 +31,7 @@ from raysim.engine.ray.session import ray_session
 from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
 from raysim.record import Recorder
-from tests.bench.bare import images_of
+from tests.bench.workloads import images_of
 
 WARM = 3
 

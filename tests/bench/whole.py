@@ -1,0 +1,209 @@
+"""Whole runs against whole bare loops: `raysim run` in a process of its own, as its user starts it, everything on.
+
+Runs alternate with bare loops, bare, raysim, bare, raysim, bare ..., each a command; a raysim run is compared with the mean of
+the two bare loops around it, and these with each other: that is the noise. Whole runs, and not single rounds, take turns:
+what a run does beside its rounds (records in the background, checkpoints, Ray's own processes) then falls on its own time,
+never on the bare loop's. A round's time is that between two lines of the command's output.
+
+A first run, `cold`, builds the shards and is the one whose memory is sampled; its rounds are not counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from raysim.core.settings import Settings
+from tests.bench.watch import Watched, raysim_command, watch
+from tests.bench.workloads import Prepared
+
+PARTS = ("train", "aggregate", "evaluate")
+
+
+@dataclass(frozen=True)
+class System:
+    """What is compared: settings of raysim, and the processes of the bare loop beside it."""
+
+    name: str
+    settings: tuple[str, ...]
+    processes: int
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("ray", ("resources.backend=ray", "resources.trainers=2"), 2),
+        System("serial", ("resources.backend=serial",), 1),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A watched run and where its time went: seconds of rounds after the first by part, threads of a trainer."""
+
+    run: Watched
+    parts: dict[str, float]
+    threads: int = 1
+
+    @property
+    def facts(self) -> Settings:
+        """As JSON keeps it; `of` is the way back."""
+        return {"run": self.run.facts, "parts": self.parts, "threads": self.threads}
+
+    @classmethod
+    def of(cls, facts: Settings) -> Sample:
+        return cls(Watched(**facts["run"]), facts["parts"], facts["threads"])
+
+    @property
+    def rounds_s(self) -> float:
+        """Seconds of all rounds after the first, which touches fresh memory."""
+        return sum(self.run.round_s[1:])
+
+
+def raysim_sample(ready: Prepared, system: System, name: str, *, samples_memory: bool = False) -> Sample:
+    run = watch(raysim_command(ready.config, name, *system.settings), samples_memory=samples_memory)
+    folder = ready.root / "runs" / name
+    with open(folder / "progress.csv") as file:
+        rows = list(csv.DictReader(file))[1:]
+    parts = {part: sum(float(row[f"system/{part}_s"]) for row in rows) for part in PARTS}
+    return Sample(run, parts, int(json.loads((folder / "env.json").read_text())["resources"]["threads_per_trainer"]))
+
+
+def bare_sample(ready: Prepared, processes: int, threads: int = 1, *flags: str, samples_memory: bool = False) -> Sample:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.bare",
+        ready.job,
+        "--processes",
+        processes,
+        "--threads",
+        threads,
+        *flags,
+    ]
+    return Sample(watch(command, samples_memory=samples_memory), {}, threads)
+
+
+@dataclass
+class Comparison:
+    """Samples of a workload on one system.
+
+    Attributes:
+      bare: one more than `runs`, before, between and after them; tuned: the tuned loop, once, after all.
+    """
+
+    ready: Prepared
+    system: System
+    cold: Sample
+    cold_bare: Sample
+    bare: list[Sample]
+    runs: list[Sample]
+    tuned: Sample | None = None
+
+    def ratios(self, of: str) -> list[float]:
+        """raysim over the mean of the bare loops before and after it. of: an attribute of Sample or of its run."""
+        values = [[_value(sample, of) for sample in samples] for samples in (self.runs, self.bare)]
+        return [
+            run / (before + after) * 2 for run, before, after in zip(values[0], values[1], values[1][1:], strict=False)
+        ]
+
+    @property
+    def noise(self) -> list[float]:
+        """Each bare loop over the one before it."""
+        sums = [sample.rounds_s for sample in self.bare]
+        return [after / before for before, after in pairwise(sums)]
+
+    @property
+    def ratio(self) -> float:
+        """All rounds after the first, of all repetitions."""
+        before, after = self.bare[:-1], self.bare[1:]
+        bare = sum(one.rounds_s + other.rounds_s for one, other in zip(before, after, strict=True)) / 2
+        return sum(sample.rounds_s for sample in self.runs) / bare
+
+
+def _value(sample: Sample, of: str) -> float:
+    return float(getattr(sample, of) if hasattr(sample, of) else getattr(sample.run, of))
+
+
+def compare(ready: Prepared, system: System, repeats: int = 3, until: float = math.inf) -> Comparison | None:
+    """Measure what is not yet in the workload's folder: cold runs, then bare loops and runs in turns, then the tuned loop.
+
+    Args:
+      until: on the clock of time.monotonic; no further command is started then, and the comparison is None: the same call goes
+        on with it.
+    """
+    folder = ready.root / f"samples-{system.name}"
+    folder.mkdir(exist_ok=True)
+
+    def sample(name: str, make: Callable[[], Sample]) -> Sample:
+        path = folder / f"{name}.json"
+        if not path.exists():
+            if time.monotonic() > until:
+                raise TimeoutError
+            path.write_text(json.dumps(make().facts))
+        return Sample.of(json.loads(path.read_text()))
+
+    try:
+        cold = sample("cold", lambda: raysim_sample(ready, system, f"{system.name}-cold", samples_memory=True))
+        bare_of = partial(bare_sample, ready, system.processes, cold.threads)
+        cold_bare = sample("bare-cold", lambda: bare_of(samples_memory=True))
+        bare, runs = [sample("bare-before", bare_of)], []
+        for index in range(repeats):
+            name = f"{system.name}-{index}"
+            runs.append(sample(name, lambda name=name: raysim_sample(ready, system, name)))
+            bare.append(sample(f"bare-{index}", bare_of))
+        return Comparison(ready, system, cold, cold_bare, bare, runs, sample("tuned", lambda: bare_of("--tuned")))
+    except TimeoutError:
+        return None
+
+
+def describe(made: Comparison) -> list[str]:
+    """The lines of one comparison."""
+    load, runs, bare = made.ready.load, made.runs, made.bare
+    medians = [
+        1000 * float(np.median([s for sample in group for s in sample.run.round_s[1:]])) for group in (runs, bare)
+    ]
+    total = sum(sample.rounds_s for sample in runs)
+    parts = {part: sum(sample.parts[part] for sample in runs) / total for part in PARTS}
+    parts["record and rest"] = 1 - sum(parts.values())
+    system = f"raysim {made.system.name}, {made.system.processes} x {made.cold.threads} threads"
+    lines = [
+        f"{load.name}, {system}: {load.about}; {load.rounds} rounds, {len(runs)} repetitions",
+        f"    sum of rounds / bare loop   {made.ratio:.3f}   ({span(made.ratios('rounds_s'))}); "
+        f"bare against itself {span(made.noise)}",
+        f"    CPU time of these rounds    {np.mean(made.ratios('cpu_s')):.3f} of the bare loop's "
+        f"({span(made.ratios('cpu_s'))}): {mean(runs, 'cpu_s'):.1f} s, bare {mean(bare, 'cpu_s'):.1f} s",
+        f"    median round                {medians[0]:.0f} ms, bare {medians[1]:.0f} ms: {medians[0] / medians[1]:.3f}",
+        "    where a round goes          " + ", ".join(f"{part} {share:.1%}" for part, share in parts.items()),
+        f"    command to first round      {mean(runs, 'start_s'):.1f} s, bare {mean(bare, 'start_s'):.1f} s; first round "
+        f"{np.mean([s.run.round_s[0] for s in runs]):.2f} s; last round to the end {mean(runs, 'end_s'):.1f} s",
+        f"    whole command, warm         {mean(runs, 'total_s'):.1f} s, bare {mean(bare, 'total_s'):.1f} s: "
+        f"{np.mean(made.ratios('total_s')):.3f}; cold {made.cold.run.total_s:.1f} s, bare {made.cold_bare.run.total_s:.1f} s",
+        f"    memory (PSS)                {memory(made.cold)}; bare {memory(made.cold_bare)}",
+    ]
+    if made.tuned is not None:
+        lines.append(f"    tuned bare loop / bare loop {made.tuned.rounds_s / bare[-1].rounds_s:.3f}")
+    return lines
+
+
+def memory(sample: Sample) -> str:
+    kinds = sample.run.memory_mb
+    return f"{sum(kinds.values()):.0f} MB (" + ", ".join(f"{kind} {mb:.0f}" for kind, mb in kinds.items()) + ")"
+
+
+def mean(samples: list[Sample], of: str) -> float:
+    return float(np.mean([_value(sample, of) for sample in samples]))
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}"
