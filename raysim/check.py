@@ -5,7 +5,6 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import json
@@ -20,7 +19,17 @@ import torch
 
 from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
 from raysim.check_own import check_metrics, check_own, open_own_set
-from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
+from raysim.config import (
+    JOB_VARIABLE,
+    Config,
+    ModelGroup,
+    data_cache,
+    located,
+    nearest,
+    parse_config,
+    parse_options,
+    without,
+)
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
@@ -129,26 +138,13 @@ def inspect_model(
 
 def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list[Fault]]:
     """(configuration, methods, faults); where keys have faults, the others still count, with defaults for these."""
-    specs = raw.get("methods")
     config, faults = parse_config(raw)
+    specs = without(raw, faults).get("methods")  # those that hold a fault are known
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
     faults += method_faults
     if config is None:
-        config, _ = parse_config(_without(raw, faults))
+        config, _ = parse_config(without(raw, faults))
     return (None if config is None else located(config)), methods, faults
-
-
-def _without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
-    """The configuration without the keys that faults stand at."""
-    pruned = copy.deepcopy(dict(raw))
-    for fault in faults:
-        *parents, last = fault.key.split(".")
-        group: object = pruned
-        for parent in parents:
-            group = group.get(parent, {}) if isinstance(group, dict) else {}
-        if isinstance(group, dict):
-            group.pop(last, None)
-    return pruned
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
