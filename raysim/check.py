@@ -178,19 +178,36 @@ def _open_sets(config: Config) -> _Sets:
     """
     external = config.data.validation_set.external.name
     return _Sets(
-        _open_set(config, config.data.name) if config.data.reader is None else open_own_set(config),
+        _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config)),
         _open_set(config, external) if external else None,
         {name: _open_set(config, name) for name in config.data.test_sets},
     )
 
 
 def _open_set(config: Config, name: str) -> ImageSet:
+    return _sound(ImageSet(_set_file(config, name)))
+
+
+def _sound(images: ImageSet) -> ImageSet:
+    """A set that has the checksum of its description."""
+    state = images.path.stat()
+    _verify(images.path, state.st_size, state.st_mtime_ns)
+    return images
+
+
+@lru_cache(maxsize=256)
+def _verify(path: Path, size: int, changed: int) -> None:
+    """Read a set whole: once in a process while its file stays as it is."""
+    ImageSet(path).verify()
+
+
+def _set_file(config: Config, name: str) -> Path:
     if is_remote(config.data.root):
-        return ImageSet(set_path(fetch_set(config.data.root, name, data_cache(config)), name))
+        return set_path(fetch_set(config.data.root, name, data_cache(config)), name)
     root = Path(config.data.root)
     path = set_path(root, name)
     if path.is_file():
-        return ImageSet(path)
+        return path
     if name in BUNDLED:
         try:
             prepare(name, root)
@@ -205,7 +222,7 @@ def _open_set(config: Config, name: str) -> ImageSet:
             f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
             "folder that the cluster has, or to a URI such as s3://bucket/data",
         )
-    return ImageSet(path)
+    return path
 
 
 def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
