@@ -95,11 +95,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
 
 
 def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Manifest]:
-    """The partition of a raw configuration, without a look at its model and methods.
-
-    Raises:
-      ConfigError: faults of the configuration. DataError: no such set, or no such partition of it.
-    """
+    """The partition of a raw configuration, without a look at its model and methods. Raises ConfigError, DataError."""
     config, faults = parse_config(raw)
     if config is None:
         raise ConfigError(faults, source)
@@ -315,8 +311,7 @@ def partition_spec(config: Config) -> PartitionSpec:
     )
 
 
-def _digest(path: str) -> str:
-    """Of what a file holds: partitions are kept by it, not by the path."""
+def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
     mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
     with explained("cannot be read", f"partition file {path}", mend, OSError):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
