@@ -5,7 +5,6 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import json
@@ -20,7 +19,17 @@ import torch
 
 from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
 from raysim.check_own import check_metrics, check_own, open_own_set
-from raysim.config import JOB_VARIABLE, Config, ModelGroup, data_cache, located, nearest, parse_config, parse_options
+from raysim.config import (
+    JOB_VARIABLE,
+    Config,
+    ModelGroup,
+    data_cache,
+    located,
+    nearest,
+    parse_config,
+    parse_options,
+    without,
+)
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
@@ -86,11 +95,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
 
 
 def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Manifest]:
-    """The partition of a raw configuration, without a look at its model and methods.
-
-    Raises:
-      ConfigError: faults of the configuration. DataError: no such set, or no such partition of it.
-    """
+    """The partition of a raw configuration, without a look at its model and methods. Raises ConfigError, DataError."""
     config, faults = parse_config(raw)
     if config is None:
         raise ConfigError(faults, source)
@@ -129,26 +134,13 @@ def inspect_model(
 
 def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list[Fault]]:
     """(configuration, methods, faults); where keys have faults, the others still count, with defaults for these."""
-    specs = raw.get("methods")
     config, faults = parse_config(raw)
+    specs = without(raw, faults).get("methods")  # those that hold a fault are known
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
     faults += method_faults
     if config is None:
-        config, _ = parse_config(_without(raw, faults))
+        config, _ = parse_config(without(raw, faults))
     return (None if config is None else located(config)), methods, faults
-
-
-def _without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
-    """The configuration without the keys that faults stand at."""
-    pruned = copy.deepcopy(dict(raw))
-    for fault in faults:
-        *parents, last = fault.key.split(".")
-        group: object = pruned
-        for parent in parents:
-            group = group.get(parent, {}) if isinstance(group, dict) else {}
-        if isinstance(group, dict):
-            group.pop(last, None)
-    return pruned
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -182,19 +174,36 @@ def _open_sets(config: Config) -> _Sets:
     """
     external = config.data.validation_set.external.name
     return _Sets(
-        _open_set(config, config.data.name) if config.data.reader is None else open_own_set(config),
+        _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config)),
         _open_set(config, external) if external else None,
         {name: _open_set(config, name) for name in config.data.test_sets},
     )
 
 
 def _open_set(config: Config, name: str) -> ImageSet:
+    return _sound(ImageSet(_set_file(config, name)))
+
+
+def _sound(images: ImageSet) -> ImageSet:
+    """A set that has the checksum of its description."""
+    state = images.path.stat()
+    _verify(images.path, state.st_size, state.st_mtime_ns)
+    return images
+
+
+@lru_cache(maxsize=256)
+def _verify(path: Path, size: int, changed: int) -> None:
+    """Read a set whole: once in a process while its file stays as it is."""
+    ImageSet(path).verify()
+
+
+def _set_file(config: Config, name: str) -> Path:
     if is_remote(config.data.root):
-        return ImageSet(set_path(fetch_set(config.data.root, name, data_cache(config)), name))
+        return set_path(fetch_set(config.data.root, name, data_cache(config)), name)
     root = Path(config.data.root)
     path = set_path(root, name)
     if path.is_file():
-        return ImageSet(path)
+        return path
     if name in BUNDLED:
         try:
             prepare(name, root)
@@ -209,7 +218,7 @@ def _open_set(config: Config, name: str) -> ImageSet:
             f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
             "folder that the cluster has, or to a URI such as s3://bucket/data",
         )
-    return ImageSet(path)
+    return path
 
 
 def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
@@ -302,8 +311,7 @@ def partition_spec(config: Config) -> PartitionSpec:
     )
 
 
-def _digest(path: str) -> str:
-    """Of what a file holds: partitions are kept by it, not by the path."""
+def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
     mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
     with explained("cannot be read", f"partition file {path}", mend, OSError):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -49,9 +49,9 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
     try:
         parsed, faults = parse_options(make, options, key)
         method = None if faults else make(**parsed)
-    except Exception as error:  # a method of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # a method of the user's own may raise anything
         place = place_in(error)
-        return [Fault(key, f"{words_of(error)} in {place}" if place else str(error))]
+        return [Fault(key, f"{words_of(error)} in {place}" if place else str(error) or words_of(error))]
     if isinstance(method, Method):
         return method
     text = f"returned {type(method).__name__}; a method's function returns a Method; see {place_of(make)}"

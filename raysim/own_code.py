@@ -58,7 +58,7 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         raise OwnNameError(
             f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
         ) from error
-    except Exception as error:  # whatever the module's own code raises
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
         raise OwnNameError(
             f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
         ) from error
@@ -73,7 +73,7 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
 
 
-def _file(error: Exception, module_name: str) -> str:
+def _file(error: BaseException, module_name: str) -> str:
     """The place of an error while a module was imported."""
     return place_in(error) or module_name
 

@@ -159,7 +159,7 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
         faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
-    checkpoint = store.latest()
+    checkpoint = store.latest(lambda line: err.print(line, markup=False))
     if is_longer or has_other_stop:
         folder.write_config(now)
     if is_finished:

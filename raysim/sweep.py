@@ -37,6 +37,9 @@ from raysim.core.settings import Raw, Settings, assign
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
 
+#: Keys of the sweep itself: no trial has its own.
+OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
+
 #: What the name of a scaled run or sweep ends with.
 SCALED = "_scaled"
 
@@ -160,6 +163,8 @@ def param_space(raw: Raw) -> Raw:
 
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
+    if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
+        return f"{key} is the sweep's own, and no trial has another one; drop the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:
         return f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
     if next(iter(domain)) not in LISTED:
@@ -169,6 +174,10 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     named = named_settings(raw, axis, domain)
     if named is None:
         return ""
+    for label, settings in named.items():
+        own = [key for key in settings or () if str(key).partition(".")[0] in OF_THE_SWEEP]
+        if own:
+            return f"{label} sets {own[0]}, which is the sweep's own; drop it"
     unknown = ", ".join(str(label) for label in options(domain) if label not in named)
     known = ", ".join(map(str, named))
     return f"tune.settings.{axis} does not say what {unknown} stands for; known: {known}" if unknown else ""

@@ -8,11 +8,13 @@ from functools import partial
 import pytest
 
 from raysim.build import make_phases, make_server, make_trainer
+from raysim.check import check
 from raysim.config import Config
 from raysim.core.errors import ConfigError
+from raysim.data.sources import prepare, set_path
 from raysim.engine.plan import fitting
 from raysim.resources import resolve_resources
-from tests.support.federations import plan_of, recipe_of
+from tests.support.federations import plan_of, raw_config, recipe_of
 
 
 def resources(**values):
@@ -87,3 +89,14 @@ def test_a_phase_method_runs_by_itself_after_the_last_round(root):
 def test_an_unknown_figure_is_a_fault_before_the_run(root):
     with pytest.raises(ConfigError, match=r"report\.figures\.1: unknown figure 'pie'\. Did you mean"):
         plan_of(root, report={"figures": ["bars", "pie"]})
+
+
+def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
+    prepare("digits", tmp_path)
+    check(raw_config(tmp_path), "a test")
+    path = set_path(tmp_path, "digits")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"The file was damaged or changed.*prepare --again"):
+        check(raw_config(tmp_path), "a test")

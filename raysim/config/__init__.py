@@ -2,7 +2,7 @@
 
 from raysim.config.faults import nearest, parse_options
 from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root, shipped_folder
-from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config
+from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, without
 from raysim.config.schema import (
     CalibrateGroup,
     CohortGroup,
@@ -43,4 +43,5 @@ __all__ = [
     "shipped_file",
     "shipped_files",
     "shipped_folder",
+    "without",
 ]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, create_model, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from raysim.core.errors import Fault
 from raysim.core.settings import Settings
@@ -21,6 +22,32 @@ Model = TypeVar("Model", bound=BaseModel)
 
 #: Where an error stands: keys and positions from the outside in.
 Place = tuple[int | str, ...]
+
+
+class Checked(BaseModel):
+    """Keys with their types; true and false are no numbers, though Python and pydantic take them for 1 and 0."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
+        inside = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, bool) for each in inside) and not _takes_bool(
+            cls.model_fields[str(info.field_name)].annotation
+        ):
+            raise PydanticCustomError("no_bool", "must not be true or false")
+        return value
+
+
+def _takes_bool(annotation: object) -> bool:
+    return annotation in (bool, Any, object) or any(map(_takes_bool, get_args(annotation)))
+
+
+class Options(Checked):
+    """The keyword parameters of a function."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 def validated(model: type[Model], raw: object, key: str = "") -> tuple[Model | None, list[Fault]]:
@@ -55,7 +82,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (Any if parameter.annotation is parameter.empty else parameter.annotation, default)
-    return create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+    return create_model("Options", __base__=Options, **fields)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

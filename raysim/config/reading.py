@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from raysim.config.faults import validated
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
 from raysim.config.shipped import config_file
+from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign, name_and_options
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as everybody expects."""
-
-
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+#: Bytes of the name of a file or folder; file systems allow 255, and endings are added.
+LONGEST_NAME = 200
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
@@ -44,17 +35,14 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     source = str(path)
+    try:
+        raw = read_yaml(path) or {}
+    except ValueError as error:
+        is_missing = "No such file" in str(error)
+        hint = "; `raysim recipes` lists the files that come with raysim" if is_missing else ""
+        raise ConfigError([Fault("file", f"{error}{hint}")], source) from error
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
-    try:
-        raw = yaml.load(path.read_text(), Loader=_Loader) or {}
-    except OSError as error:
-        hint = (
-            "; `raysim recipes` lists the files that come with raysim" if isinstance(error, FileNotFoundError) else ""
-        )
-        raise ConfigError([Fault("file", f"cannot be read: {error.strerror or error}{hint}")], source) from error
-    except yaml.YAMLError as error:
-        raise ConfigError([Fault("file", f"is no valid YAML: {error}")], source) from error
     if not isinstance(raw, dict):
         raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
     base = raw.pop("base", None)
@@ -83,10 +71,9 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
                 [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
             )
         try:
-            values[key.strip()] = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            text = f"value {text!r} is no valid YAML ({error})"
-            raise ConfigError([Fault(key, text)], "the command line") from error
+            values[key.strip()] = load_yaml(text)
+        except ValueError as error:
+            raise ConfigError([Fault(key, f"value {text!r} {error}")], "the command line") from error
     return values
 
 
@@ -108,11 +95,37 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:
     """(the configuration, or None if it has faults; all faults)."""
-    config, faults = validated(Config, raw)
+    faults = unfit_values(raw)
+    if any(fault.key == "file" for fault in faults):
+        return None, faults
+    sound = without(raw, faults)
+    config, more = validated(Config, sound)
+    faults += more
+    if config is None:  # what the sound groups contradict is said at once, too
+        config, _ = validated(Config, without(sound, more))
     if config is not None:
-        contradictions = _contradictions(config) | _data_contradictions(config)
-        faults = [fault for fault, is_there in contradictions.items() if is_there]
+        contradictions = _contradictions(config) | _data_contradictions(config) | _unusable_paths(config)
+        unsound = {fault.key.split(".")[0] for fault in faults}
+        faults += [
+            fault
+            for fault, is_there in contradictions.items()
+            # Beside a default in the place of a fault a contradiction may be none: those of a population need both groups.
+            if is_there and not unsound & {fault.key.split(".")[0], "partition"}
+        ]
     return (None if faults else config), faults
+
+
+def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
+    """The configuration without the keys that faults stand at."""
+    pruned = copy.deepcopy(dict(raw)) if faults else dict(raw)
+    for fault in faults:
+        *parents, last = re.sub(r"\[\d+\].*", "", fault.key).split(".")
+        group: object = pruned
+        for parent in parents:
+            group = group.get(parent, {}) if isinstance(group, dict) else {}
+        if isinstance(group, dict):
+            group.pop(last, None)
+    return pruned
 
 
 def _contradictions(config: Config) -> dict[Fault, bool]:
@@ -186,6 +199,27 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
             and external.name is None
         ),
     }
+
+
+def _unusable_paths(config: Config) -> dict[Fault, bool]:
+    """Names of files and folders that no system takes."""
+    data = config.data
+    external = data.validation_set.external.name
+    named = [("name", config.name), ("storage", config.storage), ("partition.file", config.partition.file)]
+    named += [("data.name", data.name), ("data.root", data.root), ("data.files", data.files)]
+    named += [("data.validation_set.external.name", external), ("model.pretrained", config.model.pretrained)]
+    named += [("data.test_sets", name) for name in data.test_sets]
+    return {Fault(key, text): True for key, path in named if path and (text := _path_fault(path))}
+
+
+def _path_fault(path: str) -> str:
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        return f"names the home of a user who is not there, in {path!r}; write the whole path"
+    longest = max(path.split("/"), key=len)
+    is_long = len(longest.encode()) > LONGEST_NAME
+    return f"has a part of {len(longest)} letters ({longest[:20]}...); use {LONGEST_NAME} at most" if is_long else ""
 
 
 def parse_report(raw: object, source: str) -> ReportGroup:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from raysim.config.faults import Checked
 from raysim.core.settings import Settings
 
 
@@ -15,7 +16,7 @@ def key(default: object, meaning: str, **bounds: Any) -> Any:
     return Field(default, description=meaning, **bounds)
 
 
-class Group(BaseModel):
+class Group(Checked):
     """A group of keys; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True)

@@ -73,7 +73,7 @@ def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
         yield
     except RaysimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit()` inside it would end the run with status 0
         place = place_in(error) or (place_of(function) if function is not None else "")
         if not place:
             raise

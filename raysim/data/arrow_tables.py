@@ -13,10 +13,11 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.data.arrow import KINDS, Batch, SetInfo, batch_rows, describe
 from raysim.data.faults import check_range, damaged
-from raysim.data.reader_api import PARTS, Contents, Request, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, numbered, split_codes
 from raysim.data.trees import decode
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow.dataset import Dataset
 
 
@@ -41,12 +42,30 @@ def read_table(request: Request, *, kind: str) -> Contents:
         missing = {"image", "label"} - set(tables[-1].schema.names)
         if missing:
             raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
+        _check_types(tables[-1].schema, path)
     classes, domains = _names(tables, files[0])
     batches = chain.from_iterable(
         _table_batches(request, path, table, len(classes), code)
         for path, table, code in zip(files, tables, codes, strict=True)
     )
     return Contents(classes, batches, files, sum(table.count_rows() for table in tables), domains)
+
+
+def _check_types(schema: pa.Schema, path: Path) -> None:
+    """DataError for columns that would be cut, or read as something else than they are."""
+    import pyarrow as pa
+
+    for name in sorted((KINDS.keys() - {"image"}) & set(schema.names)):
+        kind = schema.field(name).type
+        if not pa.types.is_integer(kind):
+            mend = "give whole numbers; those of the classes in the order of their names, from 0"
+            raise DataError(f"a column {name!r} of type {kind}", str(path), mend)
+    kind = schema.field("image").type
+    cell = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+    is_encoded = pa.types.is_binary(cell) or pa.types.is_large_binary(cell)
+    if not is_encoded and not isinstance(kind, pa.FixedShapeTensorType):
+        mend = "give pixels as a fixed-shape tensor, encoded images as bytes, or the hub's {bytes, path}; for paths, use `folder`"
+        raise DataError(f"a column 'image' of type {kind}", str(path), mend)
 
 
 def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -58,17 +77,17 @@ def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tup
     hub = json.loads((tables[0].schema.metadata or {}).get(b"huggingface", b"{}"))
     names = hub.get("info", {}).get("features", {}).get("label", {}).get("names")
     with damaged(first):
-        return tuple(names or _numbers(tables, "label")), _numbers(tables, "domain")
+        return tuple(names or _numbers(tables, "label", first)), _numbers(tables, "domain", first)
 
 
-def _numbers(tables: Sequence[Dataset], column: str) -> tuple[str, ...]:
+def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, ...]:
     """0 to the largest value of a column, in words; none without the column."""
     import pyarrow.compute as pc
 
     if column not in tables[0].schema.names:
         return ()
     largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
-    return tuple(map(str, range(1 + max((value for value in largest if value is not None), default=-1))))
+    return numbered(max((value for value in largest if value is not None), default=-1), path, column)
 
 
 def _table_batches(
@@ -93,6 +112,10 @@ def _table_batches(
                 places = [f"{path}, row {first + i}" for i in range(len(record))]
                 pixels = decode([cell or b"" for cell in cells.to_pylist()], names=places, size=size, shape=shape)
                 shape = pixels.shape[1:]
+            for name in names[1:]:
+                if record[name].null_count:
+                    row = first + record[name].is_null().index(True).as_py()
+                    raise DataError(f"no {name} (null)", f"{path}, row {row}", f"give every row a {name}")
             columns = {name: record[name].to_numpy(zero_copy_only=False) for name in names[1:]}
             if split is not None:
                 columns.setdefault("split", np.full(len(record), split, np.int8))

@@ -13,7 +13,7 @@ import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, write_set
+from raysim.data.arrow import ImageSet, describe, write_set
 from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
 from raysim.data.validation import fit_to
@@ -91,25 +91,42 @@ def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTas
     with explained("cannot write shards", cache, mend, OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f".{folder.name}.lock"):
-            if not is_sound(folder):
+            if not is_sound(folder, manifest):
                 _build(manifest, folder, write)
     return folder
 
 
-def is_sound(folder: Path) -> bool:
-    """Whether a shard folder is complete: its index, and every file at its length with a readable Arrow footer."""
+def is_sound(folder: Path, manifest: Manifest) -> bool:
+    """Whether a shard folder is what was built for a manifest: its index, and every file with the checksum of its rows."""
     try:
         index = json.loads((folder / "index.json").read_text())
-        if index.get("form") != FORM:
+        sizes: dict[str, int] = index.pop("files")
+        if index != json.loads(_index_text(manifest)):
             return False
-        sizes: dict[str, int] = index["files"]
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return False
-        for path in folder.glob("*.arrow"):
-            ImageSet(path)
-    except (OSError, ValueError, KeyError, DataError):
+        for path in sorted(folder.glob("*.arrow")):
+            ImageSet(path).verify()
+    except (OSError, ValueError, KeyError, AttributeError, DataError):
         return False
     return True
+
+
+def _index_text(manifest: Manifest, **more: object) -> str:
+    index = {
+        "form": FORM,
+        "manifest": manifest.checksum,
+        "clients_per_shard": CLIENTS_PER_SHARD,
+        "class_counts": manifest.class_counts,
+        "num_test": len(manifest.test),
+        "num_validation": len(manifest.validation),
+        "domains": manifest.domains,
+        "domain_counts": manifest.domain_counts,
+        "test_domains": manifest.test_domains,
+        "test_sizes": manifest.test_sizes,
+        "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
+    }
+    return json.dumps(index | more, default=np.ndarray.tolist) + "\n"
 
 
 def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], None]) -> None:
@@ -119,21 +136,8 @@ def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], 
     building.mkdir()
     try:
         write(shard_tasks(manifest, building))
-        index = {
-            "form": FORM,
-            "manifest": manifest.checksum,
-            "clients_per_shard": CLIENTS_PER_SHARD,
-            "class_counts": manifest.class_counts,
-            "num_test": len(manifest.test),
-            "num_validation": len(manifest.validation),
-            "domains": manifest.domains,
-            "domain_counts": manifest.domain_counts,
-            "test_domains": manifest.test_domains,
-            "test_sizes": manifest.test_sizes,
-            "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
-            "files": {path.name: path.stat().st_size for path in sorted(building.iterdir())},
-        }
-        (building / "index.json").write_text(json.dumps(index, default=np.ndarray.tolist) + "\n")
+        sizes = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
+        (building / "index.json").write_text(_index_text(manifest, files=sizes))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(building, folder)
     finally:
@@ -194,10 +198,26 @@ class Federation:
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
         if name not in self._maps:
+            self._maps[name] = self._open(name).whole()
+        return self._maps[name]
+
+    def _open(self, name: str) -> ImageSet:
+        """A file of the federation; one that was fetched is verified when this process first maps it."""
+        path = self.folder / f"{name}.arrow"
+        for attempt in range(2):
             self._need(f"{name}.json")
             self._need(f"{name}.arrow")
-            self._maps[name] = ImageSet(self.folder / f"{name}.arrow").whole()
-        return self._maps[name]
+            if self._fetch is None:  # the run that started here verified the folder
+                break
+            try:
+                ImageSet(path).verify()
+                break
+            except DataError:
+                if attempt:
+                    raise
+                path.unlink(missing_ok=True)
+                describe(path).unlink(missing_ok=True)
+        return ImageSet(path)
 
     def _need(self, name: str) -> None:
         """Make sure that a file is on this node, at its length; several processes of a node fetch it once."""

@@ -27,7 +27,7 @@ from raysim.core.errors import DataError
 from raysim.core.own import own_errors, place_of
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet, SetInfo, describe, in_batches, write_set
-from raysim.data.reader_api import Contents, files_checksum
+from raysim.data.reader_api import Contents, files_checksum, numbered
 from raysim.own_code import own_function, source_digest, with_given
 
 
@@ -137,11 +137,10 @@ def array_contents(
         given = f"labels of shape {labels.shape} and type {labels.dtype} for {len(images)} images"
         raise DataError(given, where, "give one whole number an image")
     images = images[..., None] if images.ndim == 3 else images
-    names = classes if classes is not None else map(str, range(int(labels.max(initial=0)) + 1))
-    num_domains = 0 if domains is None else int(domains.max(initial=0)) + 1
+    names = classes if classes is not None else numbered(int(labels.max(initial=0)), where)
     return Contents(
         tuple(map(str, names)),
         in_batches(images, labels, domains=domains, splits=splits),
         num_examples=len(labels),
-        domains=tuple(map(str, range(num_domains))),
+        domains=() if domains is None else numbered(int(domains.max(initial=0)), where, "domain"),
     )

@@ -20,6 +20,8 @@ from raysim.data.faults import damaged
 Item = TypeVar("Item")
 Paths = list[str]  # of the images of one batch
 ParallelMap = Callable[[Callable[[Paths], np.ndarray], Sequence[Paths]], Iterator[np.ndarray]]
+#: Classes, or domains, of a set: ImageNet-21k has 21,841.
+MOST_CLASSES = 100_000
 PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # what published splits are called
 
 
@@ -84,6 +86,18 @@ class Contents:
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()
+
+
+def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:
+    """0 to the largest value of a column, in words: the names of classes that have none.
+
+    Raises:
+      DataError: more than MOST_CLASSES.
+    """
+    if largest >= MOST_CLASSES:
+        what = f"{column} {largest} would make {largest + 1:,} of them, more than {MOST_CLASSES:,}"
+        raise DataError(what, str(where), f"give {column}s from 0 on, without gaps")
+    return tuple(map(str, range(largest + 1)))
 
 
 def need(path: Path, origin: str, md5: str | None = None) -> Path:

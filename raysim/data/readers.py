@@ -15,7 +15,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, batch_rows, in_batches
 from raysim.data.faults import check_range, damaged, explained
-from raysim.data.reader_api import PARTS, Contents, Request, need, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -71,8 +71,7 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
         labels = [_single(archive[name], path) for _, _, name in keys]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
-    num_values = 1 + max(int(values.max(initial=-1)) for values in labels)
-    classes = classes or tuple(map(str, range(num_values)))
+    classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]

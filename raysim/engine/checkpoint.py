@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from raysim.core.errors import RaysimError
 from raysim.engine.messages import Packed, Snapshot
 from raysim.files import sync_folder, write_file
 
 ARRAY = "__array__"
+
+#: Of the two files of a tree: its arrays, and all else.
+SUFFIXES = (".safetensors", ".json")
+
+
+#: Of the files; checkpoints of another form are not read.
+FORM = 2
+
+#: What reading a damaged file raises.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -30,12 +41,16 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """`<run>/checkpoints`: a folder per checkpoint, and client memories beside them, each written once per change."""
+    """`<run>/checkpoints`: a folder per checkpoint, and client memories beside them, each written once per change.
+
+    A checkpoint knows the SHA-256 of every file that belongs to it, and of itself.
+    """
 
     def __init__(self, folder: Path, keep_last: int = 2):
         self.folder = folder
         self.keep_last = keep_last
         self._memories: dict[int, str] = {}
+        self._digests: dict[str, str] = {}  # of the memories, by name
 
     def save(self, next_round: int, snapshot: Snapshot, memories: Iterable[tuple[int, Packed]]) -> Path:
         """Write a checkpoint after round `next_round - 1`.
@@ -45,41 +60,78 @@ class CheckpointStore:
         """
         for client, memory in memories:
             name = f"memory/client-{client:06d}-{next_round:06d}"
-            _write_tree(self.folder / name, memory)
+            self._digests[name] = _write_tree(self.folder / name, memory)
             self._memories[client] = name
         target = self.folder / f"round-{next_round:06d}"
         building = self.folder / f".{target.name}.{os.getpid()}.part"
         shutil.rmtree(building, ignore_errors=True)
-        _write_tree(building / "server", vars(snapshot))
-        fields = {"next_round": next_round, "memories": self._memories}
-        write_file(building / "checkpoint.json", json.dumps(fields).encode())
+        digest = _write_tree(building / "server", vars(snapshot))
+        used = self._memories.values()
+        self._digests = {name: self._digests[name] for name in used}
+        fields = {
+            "form": FORM,
+            "next_round": next_round,
+            "memories": {str(client): name for client, name in self._memories.items()},
+            "sha256": {"server": digest, **self._digests},
+        }
+        write_file(building / "checkpoint.json", json.dumps({**fields, "self": _digest_of(fields)}).encode())
         shutil.rmtree(target, ignore_errors=True)
         os.rename(building, target)
         sync_folder(self.folder)
         self._prune()
         return target
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None."""
+    def latest(self, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+        """The newest checkpoint that is sound, or None where there is none at all. Damaged ones are put aside.
+
+        Args:
+          say: says a line for each damaged one.
+        Raises:
+          RaysimError: there are checkpoints, and all are damaged.
+        """
         complete = self._complete()
-        if not complete:
-            return None
-        folder = complete[-1]
-        try:
-            fields = json.loads((folder / "checkpoint.json").read_text())
-            snapshot = Snapshot(**_read_tree(folder / "server"))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise RaysimError(
-                f"damaged checkpoint ({error})",
-                str(folder),
-                "delete this folder; the run then resumes from the one before it",
-            ) from error
-        self._memories = {int(client): name for client, name in fields["memories"].items()}
-        return Checkpoint(fields["next_round"], snapshot, {c: self.folder / name for c, name in self._memories.items()})
+        damages = []
+        for folder in reversed(complete):
+            try:
+                checkpoint = self._read(folder)
+            except DAMAGE as error:
+                damages.append(f"{folder.name} is damaged ({error})")
+                continue
+            for damaged, line in zip(reversed(complete), damages, strict=False):
+                aside = damaged.with_name(f"damaged-{damaged.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(damaged, aside)
+                say(f"checkpoint {line}; going on from the one before it, {folder.name}")
+            return checkpoint
+        if damages:
+            remedy = "delete this folder; the same command then begins the run anew"
+            raise RaysimError(f"no sound checkpoint: {'; '.join(damages)}", str(self.folder), remedy)
+        return None
+
+    def _read(self, folder: Path) -> Checkpoint:
+        fields = json.loads((folder / "checkpoint.json").read_text())
+        if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
+            raise ValueError("checkpoint.json is not as it was written")
+        names = {int(client): str(name) for client, name in fields["memories"].items()}
+        digests = dict(fields["sha256"])
+        snapshot = Snapshot(**_read_tree(folder / "server", digests.pop("server")))
+        for name in names.values():
+            _verified(self.folder / name, digests[name])
+        self._memories, self._digests = names, digests
+        return Checkpoint(
+            fields["next_round"], snapshot, {client: self.folder / name for client, name in names.items()}
+        )
 
     def read_memory(self, path: Path) -> Packed:
-        """Packed memory of one client."""
-        return _read_tree(path)
+        """Packed memory of one client, of the checkpoint that was read last.
+
+        Raises:
+          RaysimError: it changed since then.
+        """
+        try:
+            return _read_tree(path, self._digests[path.relative_to(self.folder).as_posix()])
+        except DAMAGE as error:
+            raise RaysimError(f"damaged client memory ({error})", str(path), "run the same command again") from error
 
     def _complete(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("round-*/checkpoint.json"))
@@ -97,27 +149,53 @@ class CheckpointStore:
                 path.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def _write_tree(path: Path, tree: Packed) -> None:
-    """A tree of arrays and JSON values as PATH.safetensors and PATH.json; the JSON, written last, makes it complete."""
+def _digest_of(fields: object) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _write_tree(path: Path, tree: Packed) -> str:
+    """A tree of arrays and JSON values as PATH.safetensors and PATH.json; the JSON, written last, makes it complete.
+
+    Returns:
+      SHA-256 over both.
+    """
     arrays: dict[str, np.ndarray] = {}
     skeleton = _strip(tree, "", arrays)
-    write_file(path.with_suffix(".safetensors"), save(arrays))
-    write_file(path.with_suffix(".json"), json.dumps(skeleton).encode())
+    contents = save(arrays), json.dumps(skeleton).encode()
+    for suffix, content in zip(SUFFIXES, contents, strict=True):
+        write_file(path.with_suffix(suffix), content)
+    return _joint_digest(contents)
 
 
-def _read_tree(path: Path) -> Packed:
-    arrays = load_file(path.with_suffix(".safetensors"))
+def _read_tree(path: Path, digest: str) -> Packed:
+    values, skeleton = _verified(path, digest)
+    arrays = load(values)
 
     def fill(node: dict[str, Packed]) -> Packed:
         return arrays[node[ARRAY]] if set(node) == {ARRAY} else node
 
-    return json.loads(path.with_suffix(".json").read_text(), object_hook=fill)
+    return json.loads(skeleton, object_hook=fill)
+
+
+def _verified(path: Path, digest: str) -> tuple[bytes, bytes]:
+    """The bytes of both files of a tree. Raises ValueError: they are not those that were written."""
+    values, skeleton = (path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)
+    if _joint_digest((values, skeleton)) != digest:
+        raise ValueError(f"{path.name} is not as it was written")
+    return values, skeleton
+
+
+def _joint_digest(contents: Iterable[bytes]) -> str:
+    whole = hashlib.sha256()
+    for content in contents:
+        whole.update(hashlib.sha256(content).digest())
+    return whole.hexdigest()
 
 
 def _strip(value: Packed, key: str, arrays: dict[str, np.ndarray]) -> Packed:
     """The tree with a mark {ARRAY: key} in the place of each array, which goes to `arrays`."""
     if isinstance(value, np.ndarray):
-        arrays[key] = np.ascontiguousarray(value)
+        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)  # NumPy makes (1,) of ()
         return {ARRAY: key}
     where = key or "the state"
     if isinstance(value, dict):

@@ -73,6 +73,10 @@ def timm_model(
 def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pretrained: bool = False) -> nn.Module:
     import timm
 
+    for name in ("drop_rate", "drop_path_rate"):
+        rate = arguments.get(name, 0.0)
+        if not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {rate!r}")
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}

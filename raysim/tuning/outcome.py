@@ -24,16 +24,8 @@ from raysim.files import write_file
 from raysim.record import judged
 from raysim.run_folder import Mark, RunFolder
 from raysim.runner import changes
+from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.plan import Sweep, SweepTrial
-
-#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what
-#: the best round is. The last one chooses a round without a look at the test set.
-SUMMARY_METRICS = {
-    "accuracy": "server/accuracy",
-    "best_accuracy": "server/accuracy",
-    "mean_last_10pct_accuracy": "server/accuracy",
-    "accuracy_at_best_validation": "server/validation_accuracy",
-}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.find import MAPPINGS
 from raysim.run_folder import FREE_KEYS
+from raysim.tuning.metrics import metric_fault
 
 #: Draws one value of a domain: (generator) -> value.
 Draw = Callable[[np.random.Generator], object]
@@ -27,6 +30,9 @@ Draws = Callable[[str, object], Draw]
 
 #: Longer trial names are cut: file systems allow 255 bytes.
 LONGEST_NAME = 160
+
+#: Trials of a sweep: all are drawn and checked before the first one starts.
+MOST_TRIALS = 10_000
 
 SPACE = "tune.param_space."
 
@@ -209,7 +215,11 @@ def _expand(raw: sweep.Raw, base: Config, source: str, draws: Draws, *, is_scale
     if faults:
         raise ConfigError(faults, source)
     choices = {axis: [None] if axis in drawn else sweep.options(domain) for axis, domain in axes.items()}
-    seen: dict[str, int] = {}
+    count = base.tune.num_samples * math.prod(map(len, choices.values()))
+    if count > MOST_TRIALS:
+        text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; cut it, or lower tune.num_samples"
+        raise ConfigError([Fault("tune.param_space", text)], source)
+    taken: set[str] = set()
     trials = []
     for _ in range(base.tune.num_samples):
         for values in sweep.combinations(raw, choices):
@@ -219,8 +229,10 @@ def _expand(raw: sweep.Raw, base: Config, source: str, draws: Draws, *, is_scale
                 axis: f"{value:.4g}" for axis, value in values.items() if axis in drawn and isinstance(value, float)
             }
             name = _short_name(sweep.trial_name(values | brief, axes))
-            seen[name] = seen.get(name, 0) + 1
-            trials.append(replace(single, name=name if seen[name] == 1 else f"{name}_{seen[name]}"))
+            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+            name = next(free for free in names if free not in taken)
+            taken.add(name)
+            trials.append(replace(single, name=name))
     return trials
 
 
@@ -284,6 +296,8 @@ def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Faul
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
         faults.append(Fault("tune.grace_rounds", text))
+    if text := metric_fault(settings.metric, [trial.config for trial in trials]):
+        faults.append(Fault("tune.metric", text))
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
         if bare:

@@ -43,14 +43,17 @@ def draws(name: str, arguments: Any) -> Draw:
             domain = make(list(arguments))
         else:
             domain = make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
 
     def draw(generator: np.random.Generator) -> object:
         value = domain.sample(random_state=generator)
         return value.item() if isinstance(value, np.generic) else value
 
-    draw(np.random.default_rng(0))  # Tune looks at some bounds only here
+    try:
+        draw(np.random.default_rng(0))  # Tune looks at some bounds only here
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
     return draw
 
 

@@ -18,7 +18,7 @@ from raysim.own_code import packed, receive
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
 from raysim.sweep import Raw
-from raysim.tuning.outcome import SUMMARY_METRICS
+from raysim.tuning.metrics import SUMMARY_METRICS
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0

@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 import yaml
 
-from raysim.config import Config, is_recipe_name, read_config, reading, shipped_file, shipped_files
+from raysim.config import Config, is_recipe_name, read_config, shipped_file, shipped_files
 from raysim.config.shipped import KINDS, RECIPES
+from raysim.config.yaml_text import read_yaml
 from raysim.core.errors import ConfigError
 from raysim.editor import json_schema
 from raysim.reporting.recipes import tables_of
@@ -60,7 +61,7 @@ def test_a_wrong_name_is_one_fault_with_the_nearest():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_is_valid_by_the_schema(path):
-    raw = yaml.load(path.read_text(), Loader=reading._Loader)
+    raw = read_yaml(path)
     assert not [f"{error.json_path}: {error.message}" for error in SCHEMA.iter_errors(raw)]
 
 

@@ -64,3 +64,26 @@ def test_parquet_names_the_row_of_an_unreadable_image_and_a_missing_column(tmp_p
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"not readable .*a.parquet"):
         prepare("parquet", tmp_path / "out", tmp_path)
+
+
+def _table(path, **columns):
+    cells = [png(pixels(4, 4, 3))] * 3
+    pq.write_table(pa.table({"image": cells, "label": [0, 1, 0]} | columns), path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"label": [0.0, 1.5, 2.0]}, "a column 'label' of type double"),
+        ({"label": [True, False, True]}, "a column 'label' of type bool"),
+        ({"label": ["a", "b", "c"]}, "a column 'label' of type string"),
+        ({"label": [0, None, 1]}, r"no label \(null\) in .*a.parquet, row 1"),
+        ({"label": [0, 1, 2**31]}, "label 2147483648 would make 2,147,483,649 of them"),
+        ({"domain": [0, 1, 0.5]}, "a column 'domain' of type double"),
+        ({"image": ["/etc/hostname"] * 3}, "a column 'image' of type string"),
+    ],
+)
+def test_columns_that_would_be_cut_or_guessed_are_refused(tmp_path, columns, words):
+    _table(tmp_path / "a.parquet", **columns)
+    with pytest.raises(DataError, match=words):
+        prepare("parquet", tmp_path / "out", tmp_path)

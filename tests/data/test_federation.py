@@ -85,7 +85,7 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     assert json.loads(manifest.to_json())["checksum"] == manifest.checksum
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "index"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "index", "one bit", "a count"])
 def test_damaged_shards_are_built_again(tmp_path, damage):
     source, images = random_set(tmp_path)
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
@@ -98,6 +98,13 @@ def test_damaged_shards_are_built_again(tmp_path, damage):
         path.unlink()
     elif damage == "garbage":
         path.write_bytes(b"x" * size)
+    elif damage == "one bit":
+        content = bytearray(path.read_bytes())
+        content[size // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "a count":
+        text = (folder / "index.json").read_text()
+        (folder / "index.json").write_text(text.replace(f'"num_test": {len(manifest.test)}', '"num_test": 1'))
     else:
         (folder / "index.json").write_text("{")
     assert build_shards(manifest, tmp_path / "shards") == folder
@@ -157,6 +164,29 @@ def test_a_file_that_was_cut_short_is_fetched_again_or_refused(tmp_path):
         Federation(node, fetch_half).client(3)
     assert (node / "clients-00000.arrow").stat().st_size == 100
     assert (Federation(node, fetch).client(3)[0] == images[manifest.clients[3]]).all()
+
+
+def test_a_file_that_was_damaged_on_its_way_is_fetched_again_or_refused(tmp_path):
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    node, times = tmp_path / "node", []
+
+    def fetch(name):
+        shutil.copy(folder / name, node / name)
+        if name == "clients-00000.arrow":
+            times.append(name)
+            if len(times) < bad:
+                content = bytearray((node / name).read_bytes())
+                content[len(content) // 2] ^= 1
+                (node / name).write_bytes(content)
+
+    bad = 2
+    assert (Federation(node, fetch).client(3)[0] == images[manifest.clients[3]]).all()
+    bad = 9
+    shutil.rmtree(node)
+    with pytest.raises(DataError, match="was damaged or changed"):
+        Federation(node, fetch).client(3)
 
 
 def test_shard_host_serves_files_through_ray(tmp_path, ray_cluster):

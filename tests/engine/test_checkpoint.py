@@ -22,7 +22,9 @@ from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.messages import Snapshot
-from tests.support.federations import raw_config
+from raysim.engine.simulation import Stopped
+from raysim.runner import execute
+from tests.support.federations import plan_of, raw_config
 from tests.support.runs import a_plan, quietly, rows_of, timeless
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -143,6 +145,81 @@ def test_checkpoint_is_whole_or_not_at_all(tmp_path):
         1: [3, 3],
         0: [4, 4],
     }
-    (tmp_path / "round-000004" / "server.safetensors").write_bytes(b"x")
-    with pytest.raises(RaysimError, match="elete this folder"):
+
+
+def _stored(folder):
+    """Three checkpoints, the last two kept; each with what two clients keep."""
+    store = CheckpointStore(folder, keep_last=2)
+    for number in range(1, 4):
+        snapshot = Snapshot(np.full(3, number, np.float32), {"n": number}, {"m": {"v": np.array(float(number))}})
+        store.save(number, snapshot, [(client, {"m": {"v": np.full(2, number)}}) for client in (0, 1)])
+
+
+def test_arrays_come_back_in_their_shape(tmp_path):
+    _stored(tmp_path)
+    value = CheckpointStore(tmp_path).latest().snapshot.methods["m"]["v"]
+    assert (value.shape, float(value)) == ((), 3.0)
+
+
+FILES = ["round-000003/server.safetensors", "round-000003/server.json", "round-000003/checkpoint.json"]
+MEMORIES = ["memory/client-000001-000003.safetensors", "memory/client-000001-000003.json"]
+
+
+DAMAGES = [(name, damage) for name in FILES + MEMORIES for damage in ("flip", "cut", "remove")]
+DAMAGES.remove((FILES[2], "remove"))  # without it there is no checkpoint
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before_it(name, damage, tmp_path):
+    _stored(tmp_path)
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit of a number, or of a name
+    path.unlink() if damage == "remove" else path.write_bytes(content[:-1] if damage == "cut" else content)
+    said = []
+    store = CheckpointStore(tmp_path)
+    checkpoint = store.latest(said.append)
+    assert checkpoint.next_round == 2
+    assert checkpoint.snapshot.counters == {"n": 2}
+    assert [store.read_memory(place)["m"]["v"].tolist() for place in checkpoint.memories.values()] == [[2, 2], [2, 2]]
+    assert len(said) == 1
+    assert said[0].startswith("checkpoint round-000003 is damaged")
+    assert (tmp_path / "damaged-round-000003").is_dir()
+    assert CheckpointStore(tmp_path).latest().next_round == 2
+
+
+def test_an_edited_round_number_is_damage(tmp_path):
+    _stored(tmp_path)
+    path = tmp_path / "round-000003" / "checkpoint.json"
+    path.write_text(path.read_text().replace('"next_round": 3', '"next_round": 9'))
+    assert CheckpointStore(tmp_path).latest().next_round == 2
+
+
+def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
+    _stored(tmp_path)
+    for path in tmp_path.glob("round-*/server.safetensors"):
+        path.write_bytes(b"x")
+    with pytest.raises(RaysimError, match=r"no sound checkpoint: round-000003 is damaged .*round-000002 is damaged"):
         CheckpointStore(tmp_path).latest()
+    assert len(list(tmp_path.glob("round-*"))) == 2
+
+
+@pytest.mark.parametrize("which", ["round-*/server.safetensors", "memory/*.safetensors"])
+def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_path, capsys):
+    plan = a_plan(root, tmp_path, ["scaffold"], rounds=4, checkpoint={"every_s": 0})
+
+    def stop(record):
+        if record.round_index == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+    newest = sorted((tmp_path / "a" / "checkpoints").glob(which), key=lambda path: path.as_posix()[-18:])[-1]
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    assert (
+        quietly(plan)["params_sha256"]
+        == quietly(plan_of(root, ["scaffold"], rounds=4, name="b", storage=str(tmp_path)))["params_sha256"]
+    )
+    assert "is damaged" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""YAML as configurations are written: 1e-3 is a number, a key stands once, and no text grows without a bound."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from raysim.core.errors import Fault
+
+#: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
+MOST_VALUES = 100_000
+
+#: Groups inside each other.
+MOST_DEPTH = 50
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as everybody expects, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} stands twice; keep one", key.start_mark
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_yaml(text: str) -> object:
+    """What a YAML text says.
+
+    Raises:
+      ValueError: it is no YAML, or nested too deeply; says where.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem, mark = getattr(error, "problem", None) or str(error), getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+        raise ValueError(f"is no valid YAML: {problem}{place}") from error
+    except RecursionError as error:
+        raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
+
+
+def read_yaml(path: Path) -> object:
+    """What a YAML file says.
+
+    Raises:
+      ValueError: it cannot be read, is no text or no YAML; says why.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is no text in UTF-8 (byte {error.start}); give a YAML file") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return load_yaml(text)
+
+
+def unfit_values(raw: object) -> list[Fault]:
+    """A fault for every value that no key takes: a number that is not finite, a text with NUL; and for too many of them."""
+    faults = []
+    try:
+        for count, (key, value) in enumerate(_leaves(raw, "", 0)):
+            if count > MOST_VALUES:
+                return [Fault("file", f"holds more than {MOST_VALUES:,} values; write it without aliases of aliases")]
+            if isinstance(value, float) and not math.isfinite(value):
+                faults.append(Fault(key, f"must be a finite number, got {value}"))
+            elif isinstance(value, str) and "\0" in value:
+                faults.append(Fault(key, f"must not hold the character NUL, got {value!r}"))
+    except RecursionError:
+        return [Fault("file", f"is nested too deeply; groups may lie {MOST_DEPTH} deep")]
+    return faults
+
+
+def _leaves(value: object, key: str, depth: int) -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of everything that is no group and no list, and of every key of a group."""
+    if depth > MOST_DEPTH:
+        raise RecursionError
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            inner = f"{key}.{name}" if key else str(name)
+            yield inner, name
+            yield from _leaves(each, inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _leaves(each, f"{key}[{index}]", depth + 1)
+    else:
+        yield key, value

@@ -1,0 +1,162 @@
+"""Values that no key takes are refused where they are read, in one sentence with their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from raysim.check import check
+from raysim.config import parse_config, parse_overrides, read_config
+from raysim.config.yaml_text import load_yaml
+from raysim.core.errors import ConfigError
+from raysim.tuning.plan import plan_sweep
+from raysim.tuning.resources import draws
+from tests.support.federations import raw_config
+
+
+def faults_of(raw):
+    return {fault.key: fault.message for fault in parse_config(raw)[1]}
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
+def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(text):
+    value = load_yaml(text)
+    raw = {
+        "methods": [{"univarfl": {"lam": value}}],
+        "local": {"epochs": value},
+        "tune": {"settings": {"a": {"b": {"c": value}}}},
+    }
+    assert set(faults_of(raw)) == {"methods[0].univarfl.lam", "local.epochs", "tune.settings.a.b.c"}
+
+
+def test_true_and_false_are_no_numbers(root):
+    raw = {"local": {"lr": True}, "rounds": False, "calibrate": {"cuts_a": [True, 1]}, "local.nesterov": False}
+    faults = faults_of(raw)
+    assert faults["local.lr"].startswith("must not be true or false, got True")
+    assert {"rounds", "calibrate.cuts_a"} <= faults.keys()
+    with pytest.raises(ConfigError, match=r"methods\[0\].fedprox.mu: must not be true or false"):
+        check(raw_config(root, methods=[{"fedprox": {"mu": True}}]), "a test")
+    config, none = parse_config({"local": {"nesterov": True, "momentum": 0.5}, "model": {"channels_last": False}})
+    assert config is not None
+    assert not none
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: 2\na: 3", r"key 'a' stands twice; keep one \(line 3, column 1\)"),
+        ("local: {lr: 1, lr: 2}", "key 'lr' stands twice"),
+        ("[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("a: [1", r"is no valid YAML: .* \(line 1"),
+    ],
+)
+def test_yaml_that_means_two_things_or_nothing(tmp_path, text, words):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_config(path)
+
+
+def test_a_merged_key_may_be_set_again():
+    assert load_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}") == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+
+
+def test_files_that_are_no_text(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"is no text in UTF-8 \(byte 0\)"):
+        read_config(path)
+    for name in ("a" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_config(tmp_path / name)
+
+
+def test_aliases_of_aliases_are_counted_and_not_written_out():
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert faults_of(load_yaml("\n".join(lines)))["file"].startswith("holds more than 100,000 values")
+
+
+def test_paths_that_no_system_takes():
+    raw = {"storage": "~nosuchuser/x", "name": "a" * 201, "data": {"root": "/x/" + "c" * 300}}
+    faults = faults_of(raw)
+    assert "names the home of a user who is not there" in faults["storage"]
+    assert "has a part of 201 letters" in faults["name"]
+    assert "has a part of 300 letters" in faults["data.root"]
+    assert faults_of({"data": {"name": "b\0"}})["data.name"].startswith("must not hold the character NUL")
+
+
+def test_faults_of_types_and_contradictions_come_at_once(root):
+    raw = raw_config(root, local={"lr": -1}, data={"test": 0.9, "validation": 0.2}, methods=[{"fedprox": {"mu": "x"}}])
+    with pytest.raises(ConfigError) as caught:
+        check({**raw, "cohort": {"size": 5, "fraction": 0.5}}, "a test")
+    keys = [fault.key for fault in caught.value.faults]
+    assert sorted(keys) == ["cohort", "data", "local.lr", "methods[0].fedprox.mu"]
+
+
+def test_a_function_that_leaves_the_program_is_a_fault(root):
+    with pytest.raises(ConfigError, match="SystemExit"):
+        check(raw_config(root, methods=["sys:exit"]), "a test")
+
+
+def test_a_skip_rate_of_two_is_refused(root):
+    model = {"name": "vit", "dim": 8, "depth": 1, "heads": 2, "patch": 4, "drop_path": 2}
+    with pytest.raises(ConfigError, match="drop_path_rate must be at least 0 and below 1, got 2"):
+        check(raw_config(root, model=model), "a test")
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def refused(root, tune):
+    with pytest.raises(ConfigError) as caught:
+        plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws)
+    return {fault.key: fault.message for fault in caught.value.faults}
+
+
+@pytest.mark.parametrize("axis", ["name", "storage", "resume", "tune.mode", "report.rows"])
+def test_what_belongs_to_the_sweep_is_no_axis(root, axis):
+    key = axis.partition(".")[0]
+    faults = refused(root, {"param_space": {axis: {"grid_search": ["a", "b"]}}})
+    assert faults[f"tune.param_space.{axis}"].startswith(f"{key} is the sweep's own")
+    faults = refused(root, {"param_space": {"m": {"grid_search": {"A": {axis: "a"}}}}})
+    assert f"A sets {axis}" in faults["tune.param_space.m"]
+
+
+@pytest.mark.parametrize("metric", ["", "foo", "server/acuracy", "fedvg/norms"])
+def test_a_metric_that_no_run_has(root, metric):
+    tune = {"param_space": {"seed": {"grid_search": [0]}}, "metric": metric}
+    assert refused(root, tune)["tune.metric"].startswith(f"no run of this sweep has {metric!r}")
+
+
+def test_a_metric_of_a_method_that_a_trial_has(root):
+    space = {"m": {"grid_search": {"A": {"methods": ["feddyn"]}, "B": {}}}}
+    tune = {"param_space": space, "metric": "feddyn/h_norm", "mode": "min"}
+    assert len(plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws).trials) == 2
+
+
+def test_sweeps_have_a_bound(root):
+    space = {"local.lr": {"uniform": [0.1, 1.0]}}
+    assert (
+        "makes 1,000,000,000 trials" in refused(root, {"param_space": space, "num_samples": 10**9})["tune.param_space"]
+    )
+    grid = {f"local.{key}": {"grid_search": list(range(100))} for key in ("lr", "momentum", "weight_decay")}
+    assert "makes 1,000,000 trials" in refused(root, {"param_space": grid})["tune.param_space"]
+
+
+@pytest.mark.parametrize("domain", [{"quniform": [0.1, 1, 0]}, {"qrandint": [1, 5, 0]}])
+def test_steps_of_nothing(root, domain):
+    assert "cannot take" in refused(root, {"param_space": {"local.lr": domain}})["tune.param_space.local.lr"]
+
+
+def test_trials_keep_their_settings_whatever_they_are_called(root):
+    """A name made to tell two trials apart may be the name of a third."""
+    settings = {"a b": {"local.lr": 0.1}, "a-b": {"local.lr": 0.2}, "a-b_2": {"local.lr": 0.3}}
+    tune = {"param_space": {"m": {"grid_search": settings}}}
+    trials = plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws).trials
+    assert sorted(trial.config.local.lr for trial in trials) == [0.1, 0.2, 0.3]
+    assert len({trial.config.name for trial in trials}) == 3
+
+
+def test_overrides_say_where():
+    with pytest.raises(ConfigError, match=r"local\.lr: value '\[1' is no valid YAML"):
+        parse_overrides(["local.lr=[1"])
