@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-cluster test-gpu lint bench clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,13 @@ test-cpu-avx2: setup
 test-cpus: test-cpu-default test-cpu-avx2
 	$(BIN)/python -m pytest -n 2 -p tests.support.rounding -k matches $(NUMERIC)
 
+# The whole suite on the oldest versions that pyproject.toml allows, and on the newest there are: each in its own environment.
+test-minima: PINS := -c constraints-min.txt
+test-minima test-newest: test-%:
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(PINS) -e '.[dev]'
+	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile
+
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster
 
@@ -54,4 +61,4 @@ bench: setup
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache

@@ -126,7 +126,7 @@ def upload(working_dir: Path) -> Finding:
 def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) -> Iterator[Path]:
     """The files that `ray job submit --working-dir PATH` sends.
 
-    Ray leaves out some names everywhere, and what a .gitignore or a .rayignore says below its folder.
+    Ray (2.54 and later) leaves out some names everywhere, and what a .gitignore or a .rayignore says below its folder.
 
     Args:
       ignored: (folder, what is left out below it) of the folders further up.

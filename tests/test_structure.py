@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import tomllib
+
+from packaging.requirements import Requirement
 
 from tests.structure import CLASS_LINES, FILE_LINES, ROOT, code_lines, sources, too_long
 
@@ -16,3 +19,10 @@ def test_no_file_or_class_is_too_long():
 def test_code_lines_leave_out_blanks_comments_and_docstrings():
     text = '"""One.\n\nTwo."""\n\nx = 1  # why\n\n\ndef f():\n    """Doc."""\n    # no code\n    return """a\nb"""\n'
     assert code_lines(text) == 4
+
+
+def test_constraints_min_are_the_floors_of_pyproject():
+    floors = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    minima = map(Requirement, (ROOT / "constraints-min.txt").read_text().splitlines())
+    versions = {minimum.name: str(minimum.specifier) for minimum in minima}
+    assert {floor.name: str(floor.specifier).replace(">=", "==") for floor in floors}.items() <= versions.items()

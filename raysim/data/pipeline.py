@@ -15,7 +15,7 @@ from raysim.core.errors import DataError
 from raysim.data.federation import ShardTask, write_shard
 
 if TYPE_CHECKING:
-    from ray.data import TaskPoolStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]
@@ -24,9 +24,9 @@ Work = Callable[[Item], np.ndarray]
 class _Placed(TypedDict, total=False):
     """Options of `Dataset.map` that say where its tasks run."""
 
-    label_selector: dict[str, str]
+    scheduling_strategy: NodeAffinitySchedulingStrategy
     num_cpus: int
-    compute: TaskPoolStrategy
+    concurrency: int | None
 
 
 def write_with_ray_data(tasks: list[ShardTask]) -> None:
@@ -88,9 +88,11 @@ def _on_this_node() -> _Placed:
 
     No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
     """
-    import ray.data
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return {}
-    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-    return {"label_selector": here, "num_cpus": 0, "compute": ray.data.TaskPoolStrategy(size=os.cpu_count())}
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    # Ray before 2.51 has neither a public `TaskPoolStrategy` nor the label of a node's id.
+    return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}

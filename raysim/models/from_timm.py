@@ -115,7 +115,7 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
     known = dict(arguments) if isinstance(arguments, Mapping) else {}
     if "patch" in options:
         known["patch_size"] = options["patch"]
-    on_meta = torch.get_default_device().type == "meta"
+    on_meta = torch.empty(0).is_meta
     return _create(network, shape, classes, known, pretrained=not on_meta).state_dict()
 
 

@@ -158,7 +158,7 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
     """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
     from torchvision import models
 
-    if torch.get_default_device().type == "meta":
+    if torch.empty(0).is_meta:
         return models.get_model(network).state_dict()
     return models.get_model_weights(network).DEFAULT.get_state_dict(progress=False, check_hash=True)
 
