@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m tests.bench
+
+# Other simulators, in environments of their own below build/peers.
+bench-peers: setup
+	$(BIN)/python -m tests.bench.peers
 
 clean:
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""`make bench`: raysim as its users run it against a bare PyTorch loop; one block of lines for each workload.
+"""`make bench`: raysim as its users run it against a bare PyTorch loop; a block of lines for each workload, and a table.
 
     python -m tests.bench                             W1 to W4 on Ray, W1 to W3 serial: an hour on two cores
     python -m tests.bench W3 --system ray             one of them
@@ -51,15 +51,20 @@ def main() -> None:
     print(
         f"{cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, PyTorch {torch.__version__}", flush=True
     )
+    made: list[whole.Comparison] = []
     for name in given.names or ["W1", "W2", "W3", "W4"]:
         if name in OTHERS:
             OTHERS[name]()
             continue
         with tempfile.TemporaryDirectory() as folder:
-            workload(name, given, (given.root or Path(folder)).resolve(), until)
+            made += workload(name, given, (given.root or Path(folder)).resolve(), until)
+    if made:
+        print("\n".join(whole.table(made)))
 
 
-def workload(name: str, given: argparse.Namespace, root: Path, until: float) -> None:
+def workload(name: str, given: argparse.Namespace, root: Path, until: float) -> list[whole.Comparison]:
+    """Measure a workload and print its lines."""
+    comparisons = []
     for system in [given.system] if given.system else ["ray"] if name == "W4" else [*whole.SYSTEMS]:
         # A folder for each: the shards of a cold run are not there yet.
         ready = prepared(WORKLOADS[name], root / system, given.rounds)
@@ -72,6 +77,8 @@ def workload(name: str, given: argparse.Namespace, root: Path, until: float) -> 
         if made is None:
             sys.exit(f"{name}: not finished within {given.seconds:g} s; the same command with the same --root goes on")
         print("\n".join(whole.describe(made)), flush=True)
+        comparisons.append(made)
+    return comparisons
 
 
 def cpu() -> str:

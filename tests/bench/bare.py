@@ -135,6 +135,12 @@ def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [state[name] for name in names_of(model)]
 
 
+def average(start: list[torch.Tensor], outs: list[list[torch.Tensor]], totals: list[torch.Tensor]) -> None:
+    """start = the workers' sums over the sums of their weights, tensor by tensor."""
+    for tensor, total, *parts in zip(start, torch.stack(totals).sum(0).tolist(), *outs, strict=True):
+        torch.sum(torch.stack(parts), 0, out=tensor).div_(total)
+
+
 def serve(pipe, job: Job, threads: int, *shared) -> None:
     torch.set_num_threads(threads)
     if job.is_tuned:
@@ -177,9 +183,7 @@ class Loop:
             shares[index].append(client)
             loads[index] += self.job.size(client)
         self.everywhere([("train", round_index, share) for share in shares])
-        total = sum(self.totals)
-        for number, (tensor, *parts) in enumerate(zip(self.start, *self.outs, strict=True)):
-            torch.sum(torch.stack(parts), 0, out=tensor).div_(float(total[number]))
+        average(self.start, self.outs, self.totals)
         count = len(self.job.test[1])
         bounds = [count * index // len(self.pipes) for index in range(len(self.pipes) + 1)]
         slices = [slice(a, b) for a, b in pairwise(bounds)]

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import csv
 import re
 
 import pytest
+import torch
 
-from tests.bench import whole
+import raysim
+from tests.bench import bare, scale, scoring, whole
 from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
 
 
-@pytest.mark.slow  # four commands, each of which imports PyTorch
-def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(tmp_path):
-    ready, system = prepared(WORKLOADS["tiny"], tmp_path), whole.SYSTEMS["serial"]
-    run = whole.raysim_sample(ready, system, "serial", samples_memory=True)
-    with open(tmp_path / "tiny" / "runs" / "serial" / "progress.csv") as file:
-        expected = [float(row["server/loss"]) for row in csv.DictReader(file)]
-    for processes, flags in ((2, []), (1, ["--tuned"])):
-        bare = whole.bare_sample(ready, processes, 1, *flags)
-        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", bare.run.output)]
-        assert losses == pytest.approx(expected, abs=1e-5)
-        assert len(losses) == len(bare.run.round_s) == len(run.run.round_s) == 4
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(is_tuned, tmp_path):
+    ready = prepared(WORKLOADS["tiny"], tmp_path)
+    run = raysim.run(ready.config, resources={"backend": "serial"}, name="serial", quiet=True)
+    job = bare.Job(ready.job, is_tuned=is_tuned)
+    start = [tensor.detach().clone() for tensor in bare.tensors_of(job.model)]
+    outs, losses = [[torch.zeros_like(tensor) for tensor in start] for _ in range(2)], []
+    totals = [torch.zeros(len(start), dtype=torch.float64) for _ in range(2)]
+    workers = [bare.Worker(job, start, out, total) for out, total in zip(outs, totals, strict=True)]
+    for index, cohort in enumerate(job.cohorts.tolist()):
+        for worker, share in zip(workers, (cohort[:1], cohort[1:]), strict=True):
+            worker.train(index, share)
+        bare.average(start, outs, totals)
+        losses.append(
+            sum(worker.evaluate(rows)[1] for worker, rows in zip(workers, (slice(9), slice(9, None)), strict=True))
+        )
+    expected = run.history["server/loss"].tolist()
+    assert [loss / 40 for loss in losses] == pytest.approx(expected, abs=1e-5)
+    assert len(expected) == 4
     assert expected[0] - expected[-1] > 1e-3  # it learns: the losses are no constants
-    assert sum(run.run.memory_mb.values()) > 100
 
 
 def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
@@ -48,6 +56,23 @@ def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
     assert made.ratios("rounds_s") == [10 / 5, 6 / 4]
     assert made.ratio == 16 / 9
     assert made.noise == [6 / 4, 2 / 6]
-    text = "\n".join(whole.describe(made))
+    text = "\n".join([*whole.describe(made), *whole.table([made])])
     assert "1.778   (1.500 to 2.000); bare against itself 0.333 to 1.500" in text
+    assert "|tiny, ray|1.78 (1.50 to 2.00)|0.33 to 1.50|1.00|4500, 2000 ms|50, 25, 8, 18 %|" in text
     assert "train 50.0%, aggregate 25.0%, evaluate 7.5%, record and rest 17.5%" in text
+
+
+@pytest.mark.slow
+def test_the_plain_way_of_scoring_finds_the_same_norms(tmp_path):
+    ours, plain, error = scoring.measure(tmp_path, WORKLOADS["tiny"], pairs=1)
+    assert len(ours) == len(plain) == 1
+    assert error < 1e-3  # sums in another order
+
+
+@pytest.mark.slow
+def test_scale_reports_memory_early_and_late_and_the_size_of_files(tmp_path):
+    lines = scale.measure(scale.load_of(20, cohort=5, rounds=6), tmp_path, "resources.backend=serial")
+    assert re.search(r"20 clients of 4 images, 5 a round: \d+ ms a round", lines[0])
+    assert re.search(r"after round 5 and 6, MB: driver [1-9]\d+ -> [1-9]\d+", lines[1])
+    assert re.search(r"run directory: \d\.\d MB in \d+ files: .*events", lines[2])
+    assert "clients-00000.arrow" in lines[3]

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -167,15 +167,44 @@ def compare(ready: Prepared, system: System, repeats: int = 3, until: float = ma
         return None
 
 
+def shares(made: Comparison) -> dict[str, float]:
+    """Shares of raysim's rounds after the first; what none of the three names is records, checkpoints and the driver."""
+    total = sum(sample.rounds_s for sample in made.runs)
+    parts = {part: sum(sample.parts[part] for sample in made.runs) / total for part in PARTS}
+    return parts | {"record and rest": 1 - sum(parts.values())}
+
+
+def table(all_made: Sequence[Comparison]) -> list[str]:
+    """A Markdown table with a row for each comparison: sums of rounds after the first over the bare loop's."""
+    columns = "sum / bare|bare against itself|CPU time / bare|median round, bare|train, sum, evaluation, rest"
+    columns += "|to first round, bare|command cold, warm, bare|memory, bare"
+    lines = [f"| |{columns}|", "|---|" + "---|" * (columns.count("|") + 1)]
+    for made in all_made:
+        runs, bare = made.runs, made.bare
+        memory_gb = [sum(sample.run.memory_mb.values()) / 1e3 for sample in (made.cold, made.cold_bare)]
+        cells = [
+            f"{made.ready.load.name}, {made.system.name}",
+            f"{made.ratio:.2f} ({span(made.ratios('rounds_s'), 2)})",
+            span(made.noise, 2),
+            f"{np.mean(made.ratios('cpu_s')):.2f}",
+            f"{median_ms(runs):.0f}, {median_ms(bare):.0f} ms",
+            ", ".join(f"{100 * share:.0f}" for share in shares(made).values()) + " %",
+            f"{mean(runs, 'start_s'):.1f}, {mean(bare, 'start_s'):.1f} s",
+            f"{made.cold.run.total_s:.0f}, {mean(runs, 'total_s'):.0f}, {mean(bare, 'total_s'):.0f} s",
+            f"{memory_gb[0]:.1f}, {memory_gb[1]:.1f} GB",
+        ]
+        lines.append("|" + "|".join(cells) + "|")
+    return lines
+
+
+def median_ms(samples: list[Sample]) -> float:
+    return 1000 * float(np.median([seconds for sample in samples for seconds in sample.run.round_s[1:]]))
+
+
 def describe(made: Comparison) -> list[str]:
     """The lines of one comparison."""
     load, runs, bare = made.ready.load, made.runs, made.bare
-    medians = [
-        1000 * float(np.median([s for sample in group for s in sample.run.round_s[1:]])) for group in (runs, bare)
-    ]
-    total = sum(sample.rounds_s for sample in runs)
-    parts = {part: sum(sample.parts[part] for sample in runs) / total for part in PARTS}
-    parts["record and rest"] = 1 - sum(parts.values())
+    medians = median_ms(runs), median_ms(bare)
     system = f"raysim {made.system.name}, {made.system.processes} x {made.cold.threads} threads"
     lines = [
         f"{load.name}, {system}: {load.about}; {load.rounds} rounds, {len(runs)} repetitions",
@@ -184,7 +213,7 @@ def describe(made: Comparison) -> list[str]:
         f"    CPU time of these rounds    {np.mean(made.ratios('cpu_s')):.3f} of the bare loop's "
         f"({span(made.ratios('cpu_s'))}): {mean(runs, 'cpu_s'):.1f} s, bare {mean(bare, 'cpu_s'):.1f} s",
         f"    median round                {medians[0]:.0f} ms, bare {medians[1]:.0f} ms: {medians[0] / medians[1]:.3f}",
-        "    where a round goes          " + ", ".join(f"{part} {share:.1%}" for part, share in parts.items()),
+        "    where a round goes          " + ", ".join(f"{part} {share:.1%}" for part, share in shares(made).items()),
         f"    command to first round      {mean(runs, 'start_s'):.1f} s, bare {mean(bare, 'start_s'):.1f} s; first round "
         f"{np.mean([s.run.round_s[0] for s in runs]):.2f} s; last round to the end {mean(runs, 'end_s'):.1f} s",
         f"    whole command, warm         {mean(runs, 'total_s'):.1f} s, bare {mean(bare, 'total_s'):.1f} s: "
@@ -205,5 +234,5 @@ def mean(samples: list[Sample], of: str) -> float:
     return float(np.mean([_value(sample, of) for sample in samples]))
 
 
-def span(values: list[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}"
+def span(values: list[float], digits: int = 3) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"

@@ -18,7 +18,6 @@ from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
 
-#: Test images in the place of everybody's: a tenth of the training images.
 CNN = {
     "partition": {"scheme": "dirichlet", "alpha": 0.1, "num_clients": 100, "min_samples": 10},
     "model": {"name": "cnn"},
@@ -29,7 +28,10 @@ CNN = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A federation of random 32 x 32 x 3 images. train, test, validation: images; rounds: of a measured run."""
+    """A federation of random images with 3 channels. train, test, validation: images; rounds: of a measured run.
+
+    W1 and W3 have a tenth as many test images as training images, evaluated after every round.
+    """
 
     name: str
     about: str
@@ -156,7 +158,7 @@ def prepared(load: Workload, root: Path, rounds: int | None = None) -> Prepared:
 def write_job(plan: Plan, load: Workload, job: Path) -> None:
     """The same federation without raysim: arrays by client, cohorts of all rounds, the initial module, settings."""
     job.mkdir(parents=True, exist_ok=True)
-    manifest, config, source = plan.manifest, plan.config, ImageSet(set_path(load_root(plan), plan.config.data.name))
+    manifest, config, source = plan.manifest, plan.config, ImageSet(Path(plan.manifest.set_path))
     parts = {"train": np.concatenate(manifest.clients), "test": manifest.test, "validation": manifest.validation}
     for name, rows in parts.items():
         images, labels = source.take(rows)
@@ -180,7 +182,3 @@ def write_job(plan: Plan, load: Workload, job: Path) -> None:
         "is_scored": bool(config.methods),
     }
     (job / "job.json").write_text(json.dumps(facts))
-
-
-def load_root(plan: Plan) -> Path:
-    return Path(plan.config.data.root)
