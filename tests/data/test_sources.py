@@ -52,7 +52,8 @@ def test_command_lists_all_sets_and_prepares_quietly(tmp_path):
     ]
     result = runner.invoke(app, [*words, "--as", "toys"])
     assert result.exit_code == 0, result.output
-    assert result.stdout.lstrip().startswith("toys: 40 images (8, 8, 3), 10 classes, 2 domains")  # Rich < 14.3: \n first
+    # Rich before 14.3 begins with an empty line.
+    assert result.stdout.lstrip().startswith("toys: 40 images (8, 8, 3), 10 classes, 2 domains")
     assert (
         ImageSet(set_path(tmp_path, "toys")).take(np.arange(40))[0]
         == draw(np.arange(40), size=8, seed=5, num_domains=2)[0]
