@@ -25,7 +25,8 @@ from raysim.data.describe import partition_table
 from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.metrics import RoundRecord
-from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
+from raysim.engine.server import Server
+from raysim.engine.simulation import Interrupted, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.loggers import Loggers, ended
@@ -206,7 +207,7 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
     write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())
 
 
-def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
+def final_model(plan: Plan, server: Server) -> dict[str, Tensor]:
     """The state dict of the module as the next round would find it; see `trained_tensors`.
 
     LIVAR's merged model, of a higher rank than its adapters, is scored but not in here: these are the adapters sent.

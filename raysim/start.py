@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +12,6 @@ from raysim.build import Plan, make_server, make_trainer
 from raysim.config import data_cache
 from raysim.data.federation import build_shards, write_serially
 from raysim.engine.server import Server
-from raysim.engine.simulation import ServerHandle
 from raysim.engine.trainer import SerialPool
 from raysim.environment import environment
 from raysim.models import build_model
@@ -22,7 +20,7 @@ from raysim.run_folder import RunFolder
 
 
 @contextmanager
-def started_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
+def started_server(plan: Plan, folder: RunFolder) -> Iterator[Server]:
     """A server with its trainers, serial or on Ray; env.json says what they take.
 
     Raises:
@@ -51,12 +49,12 @@ def _serial_server(plan: Plan, folder: RunFolder) -> Server:
 
 
 @contextmanager
-def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
+def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[Server]:
     config, wanted = plan.config, plan.config.resources
     if config.model.pretrained == "default":  # fetched once, before all trainers ask for the library's weights at once
         build_model(plan.spec, seed=config.seed)
-    from raysim.engine.ray.server import RayServer
-    from raysim.engine.ray.session import available, is_in_group, placements, ray_session
+    from raysim.engine.ray.session import available, is_in_group, placements, ray_session, this_node
+    from raysim.engine.ray.trainers import pool_of_trainers
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
@@ -69,27 +67,37 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             shards,
             num_threads=threads_of(taken.cpus_per_trainer),
             wants_gpu=taken.gpus_per_trainer > 0,
-            shard_host=f"raysim-shards-{uuid.uuid4().hex[:12]}",
+            node=this_node(),
         )
         threads = {"threads_per_trainer": recipe.num_threads}
         facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), **threads}
         folder.write_json(folder.environment, environment(facts))
-        server = RayServer(
-            partial(make_server, recipe),
-            partial(make_trainer, recipe),
-            num_trainers=taken.trainers,
-            cpus_per_trainer=taken.cpus_per_trainer,
-            gpus_per_trainer=taken.gpus_per_trainer,
-            keeps_memory=plan.keeps_memory,
-            shards=(recipe.shards, recipe.shard_host),
-            placement=wanted.placement,
-            is_growing=wanted.trainers == "auto",
-        )
-        try:
-            server.wait_until_ready()
+        with (
+            pool_of_trainers(
+                partial(make_trainer, recipe),
+                num_trainers=taken.trainers,
+                cpus_per_trainer=taken.cpus_per_trainer,
+                gpus_per_trainer=taken.gpus_per_trainer,
+                keeps_memory=plan.keeps_memory,
+                placement=wanted.placement,
+                is_growing=wanted.trainers == "auto",
+            ) as pool,
+            _one_thread(),
+        ):
+            server = make_server(recipe, pool)
+            server.ready()
             yield server
-        finally:
-            server.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch with one thread here: the trainers have the cores, a server's work is small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def threads_of(cpus: float) -> int:

@@ -1,6 +1,6 @@
 """The server: one round of federated learning, from the cohort to the new global parameters.
 
-A plain class; with Ray it lives in an actor. It sees reports, never all models: sums and maps of updates run where the
+A plain class; it lives in the driver's process. It sees reports, never all models: sums and maps of updates run where the
 updates lie, so its memory does not grow with the cohort.
 """
 

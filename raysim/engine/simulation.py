@@ -10,20 +10,8 @@ from types import FrameType
 from typing import Protocol
 
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
-from raysim.engine.messages import Packed, Snapshot
 from raysim.engine.metrics import RoundRecord
-
-
-class ServerHandle(Protocol):
-    """`Server` itself or its actor."""
-
-    def run_round(self, round_index: int) -> RoundRecord: ...
-    def snapshot(self) -> Snapshot: ...
-    def restore(self, snapshot: Snapshot) -> None: ...
-    def restore_memory(self, client: int, memory: Packed) -> None: ...
-    def changed_clients(self) -> list[int]: ...
-    def client_memory(self, client: int) -> Packed: ...
-    def params_sha256(self) -> str: ...
+from raysim.engine.server import Server
 
 
 class Recorder(Protocol):
@@ -54,7 +42,7 @@ class Stopped(Exception):
     """Raised by whoever watches the rounds: the run is to end here, unfinished, and that is no failure."""
 
 
-def restore(server: ServerHandle, checkpoint: Checkpoint, store: CheckpointStore) -> None:
+def restore(server: Server, checkpoint: Checkpoint, store: CheckpointStore) -> None:
     """Bring a fresh server to where a checkpoint left it."""
     server.restore(checkpoint.snapshot)
     for client, path in checkpoint.memories.items():
@@ -62,7 +50,7 @@ def restore(server: ServerHandle, checkpoint: Checkpoint, store: CheckpointStore
 
 
 def simulate(
-    server: ServerHandle,
+    server: Server,
     *,
     first_round: int,
     num_rounds: int,

@@ -27,8 +27,9 @@ from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
-from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
+from raysim.engine.ray.trainers import pool_of_trainers
+from raysim.engine.server import Server
 from raysim.models import ModelSpec
 from tests.bench import local
 from tests.bench.bare import Bare, images_of
@@ -89,24 +90,20 @@ def prepared(name: str, root: Path, case: dict, **groups) -> tuple[Plan, Recipe]
     return plan, plan.recipe(shards)
 
 
-def server_of(recipe: Recipe) -> RayServer:
-    return RayServer(
-        partial(make_server, recipe),
-        partial(make_trainer, recipe),
-        num_trainers=2,
-        cpus_per_trainer=1,
-        gpus_per_trainer=0,
-        keeps_memory=False,
+def server_of(recipe: Recipe, closing: contextlib.ExitStack) -> Server:
+    trainers = pool_of_trainers(
+        partial(make_trainer, recipe), num_trainers=2, cpus_per_trainer=1, gpus_per_trainer=0, keeps_memory=False
     )
+    return make_server(recipe, closing.enter_context(trainers))
 
 
 def scoring(root: Path) -> None:
     """FedVG's round time over FedAvg's beside the ratio of the counted samples: scoring runs in parallel, once."""
     case = SCORING
-    servers, plans = {}, {}
+    servers, plans, closing = {}, {}, contextlib.ExitStack()
     for name, methods in (("FedAvg", []), ("FedVG", ["fedvg"])):
         plans[name], recipe = prepared(name, root, case, methods=methods)
-        servers[name] = server_of(recipe)
+        servers[name] = server_of(recipe, closing)
     plan, config = plans["FedVG"], plans["FedVG"].config
     times: dict[str, list[float]] = {name: [] for name in servers}
     predicted = []
@@ -122,8 +119,7 @@ def scoring(root: Path) -> None:
             predicted.append((trained + scored) / trained)
             for name in servers:
                 times[name].append(spent[name])
-    for server in servers.values():
-        server.close()
+    closing.close()
     sums = {name: float(np.sum(values)) for name, values in times.items()}
     ratio, expected = sums["FedVG"] / sums["FedAvg"], float(np.mean(predicted))
     print(f"(scoring) {case['about']}; {case['rounds']} rounds interleaved")
@@ -144,7 +140,8 @@ def measure(name: str, root: Path) -> None:
     spec = ModelSpec(plan.config.model.name, 10, plan.info.shape, options)
     settings = {"lr": plan.config.local.lr, "batch_size": plan.config.local.batch_size, "seed": plan.config.seed}
     rows = list(plan.manifest.clients)
-    server = server_of(recipe)
+    closing = contextlib.ExitStack()
+    server = server_of(recipe, closing)
     two = Bare(spec, case["examples"], rows, settings, processes=2, threads=1)
     one = Bare(spec, case["examples"], rows, settings, processes=1, threads=2)
     times: dict[str, list[float]] = {
@@ -173,7 +170,7 @@ def measure(name: str, root: Path) -> None:
         peak = max(peak, memory_of_ray())
     for system in (two, one):
         system.close()
-    server.close()
+    closing.close()
     report(name, case, times, peak)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,8 @@ from raysim.data.arrow import in_batches, write_set
 from raysim.data.federation import build_shards
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
-from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
+from raysim.engine.ray.trainers import pool_of_trainers
 from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
 from raysim.record import Recorder
@@ -221,7 +222,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
     options = {key: value for key, value in config["model"].items() if key != "name"}
     spec = ModelSpec(plan.config.model.name, 10, plan.info.shape, options)
     made: dict[str, Timed] = {}
-    closing = []
+    closing = ExitStack()
     for system in systems:
         if system.startswith("bare"):
             made[system] = Timed(BareCuda(spec, images, labels, plan, is_graph=system == "bare graph"))
@@ -230,16 +231,15 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
             server = make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
         else:
             number = int(system.split()[1])
-            server = RayServer(
-                partial(make_server, recipe),
+            trainers = pool_of_trainers(
                 partial(make_trainer, recipe),
                 num_trainers=number,
                 cpus_per_trainer=1,
                 gpus_per_trainer=0.2,
                 keeps_memory=plan.keeps_memory,
             )
-            server.wait_until_ready()
-            closing.append(server)
+            server = make_server(recipe, closing.enter_context(trainers))
+            server.ready()
         folder = root / f"{name}-{system.replace(' ', '')}"
         made[system] = Timed(Recorded(server, folder, rounds + WARM, plan.layout.blocks))
     for index in range(rounds + WARM):
@@ -251,8 +251,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
             if index >= WARM:
                 timed.seconds.append(time.perf_counter() - began)
                 timed.parts.append(parts)
-    for server in closing:
-        server.close()
+    closing.close()
     print(f"({name}) {what}; {rounds} rounds interleaved", flush=True)
     floor = {key: sum(made[key].seconds) for key in made if key.startswith("bare")}
     for system, timed in made.items():

@@ -86,6 +86,12 @@ def offered() -> list[dict[str, float]]:
     ]
 
 
+def this_node() -> str:
+    """Ray's id of the node that this process is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
 def live_nodes() -> list[Node]:
     """Ray's records of the nodes that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]

@@ -1,4 +1,4 @@
-"""Shard files for nodes that cannot see the driver's disk."""
+"""Shard files for nodes that cannot see the driver's disk. Nothing here loads PyTorch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.engine.ray.session import Actor
+from raysim.engine.ray.session import LOSSES, Actor
+
+#: How often a file is asked for again after its host was lost.
+RETRIES = 5
 
 
 class ShardHost:
@@ -24,21 +28,42 @@ class ShardHost:
         return np.fromfile(self._folder / name, dtype=np.uint8)
 
 
-def shard_fetcher(folder: str, name: str) -> tuple[Path, Callable[[str], None] | None]:
+def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] | None]:
     """(folder to map, fetch) for the process that calls this.
 
     Where the driver's folder can be seen (one machine, a shared disk) it is used as it is. Elsewhere files come from
-    the host actor of that name through the object store, into this node's temporary folder.
+    a host on the driver's node through the object store, into this node's temporary folder.
+
+    Args:
+      node: id of the driver's node.
     """
     if (Path(folder) / "index.json").is_file():
         return Path(folder), None
     local = Path(tempfile.gettempdir()) / f"raysim-shards-{os.getuid()}" / Path(folder).name
 
     def fetch(file: str) -> None:
-        host: Actor = ray.get_actor(name)
         temporary = local / f".{file}.{os.getpid()}.part"
-        ray.get(host.read.remote(file)).tofile(temporary)
+        _read(folder, node, file).tofile(temporary)
         # Several trainers of a node may fetch the same file; each of them puts a whole one there.
         os.replace(temporary, local / file)
 
     return local, fetch
+
+
+def _read(folder: str, node: str, file: str) -> np.ndarray:
+    """(size,) uint8: the bytes of a file on the driver's node, from a host that all trainers of this job share.
+
+    Whoever is the first to need it starts it: a run that needs none has none. It ends with that trainer, and the next
+    who asks starts another.
+    """
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "name": f"raysim-shards-{Path(folder).name}", "scheduling_strategy": here}
+    for attempt in range(1 + RETRIES):
+        host: Actor = ray.remote(ShardHost).options(get_if_exists=True, **options).remote(folder)
+        try:
+            contents: np.ndarray = ray.get(host.read.remote(file))
+            return contents
+        except LOSSES:
+            if attempt == RETRIES:
+                raise
+    raise AssertionError("unreachable")

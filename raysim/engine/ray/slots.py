@@ -106,6 +106,11 @@ class TrainerSlots:
             actor = self._start(index)
             self._slots.append(TrainerSlot(index, actor, actor.start.remote()))
 
+    def close(self) -> None:
+        """End all trainers."""
+        for slot in self._slots:
+            ray.kill(slot.actor)
+
     def ready(self) -> list[TrainerSlot]:
         return [slot for slot in self._slots if slot.node]
 

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from raysim.build import make_server, make_trainer
+from raysim.build import make_trainer
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
-from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
+from raysim.engine.ray.trainers import pool_of_trainers
 from raysim.engine.trainer import Trainer
+from raysim.runner import execute
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.runs import a_plan, quietly, rows_of
 
@@ -105,12 +106,16 @@ def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
+def test_a_run_has_no_shard_host_on_one_node_and_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
+    names = set()
+
     def free():
         return ray_cluster.available_resources().get("CPU", 0)
 
     before = free()
-    quietly(a_plan(root, tmp_path, resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5}))
+    plan = a_plan(root, tmp_path, resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5})
+    execute(plan, on_round=lambda _: names.update(ray_cluster.util.list_named_actors()))
+    assert not [name for name in names if name.startswith("raysim-shards")]
     deadline = time.monotonic() + 60
     while free() < before and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -121,14 +126,14 @@ def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
     plan = a_plan(root, tmp_path)
     recipe = recipe_of(plan, root)
     began = time.monotonic()
-    with pytest.raises(RaysimError, match=r"no room within 2 s for 9 trainers with .*'CPU': 1"):
-        RayServer(
-            partial(make_server, recipe),
-            partial(make_trainer, recipe),
-            num_trainers=9,
-            cpus_per_trainer=1,
-            gpus_per_trainer=0,
-            keeps_memory=False,
-            wait_s=2,
-        )
+    trainers = pool_of_trainers(
+        partial(make_trainer, recipe),
+        num_trainers=9,
+        cpus_per_trainer=1,
+        gpus_per_trainer=0,
+        keeps_memory=False,
+        wait_s=2,
+    )
+    with pytest.raises(RaysimError, match=r"no room within 2 s for 9 trainers with .*'CPU': 1"), trainers:
+        pass
     assert time.monotonic() - began < 30
