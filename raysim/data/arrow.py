@@ -154,9 +154,9 @@ def _to_record(batch: Batch) -> pa.RecordBatch:
 
 
 def _from_record(record: pa.RecordBatch) -> Batch:
-    """Views of the mapped file."""
-    columns = {name: record[name].to_numpy() for name in record.schema.names if name != "image"}
-    pixels = record["image"].storage.flatten().to_numpy(zero_copy_only=True)
+    """Views of the mapped file. (`to_numpy` gives the same, but loads pandas: 25 MB in every process.)"""
+    columns = {name: np.from_dlpack(record[name]) for name in record.schema.names if name != "image"}
+    pixels = np.from_dlpack(record["image"].storage.flatten())
     return Batch.of({"image": pixels.reshape(-1, *record.schema.field("image").type.shape), **columns})
 
 

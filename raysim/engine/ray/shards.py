@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -51,19 +52,25 @@ def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] |
 
 
 def _read(folder: str, node: str, file: str) -> np.ndarray:
-    """(size,) uint8: the bytes of a file on the driver's node, from a host that all trainers of this job share.
-
-    Whoever is the first to need it starts it: a run that needs none has none. It ends with that trainer, and the next
-    who asks starts another.
-    """
-    here = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "name": f"raysim-shards-{Path(folder).name}", "scheduling_strategy": here}
+    """(size,) uint8: the bytes of a file on the driver's node."""
     for attempt in range(1 + RETRIES):
-        host: Actor = ray.remote(ShardHost).options(get_if_exists=True, **options).remote(folder)
         try:
-            contents: np.ndarray = ray.get(host.read.remote(file))
+            contents: np.ndarray = ray.get(_host(folder, node).read.remote(file))
             return contents
         except LOSSES:
+            _host.cache_clear()
             if attempt == RETRIES:
                 raise
     raise AssertionError("unreachable")
+
+
+@lru_cache(maxsize=1)  # a host ends when nobody keeps it
+def _host(folder: str, node: str) -> Actor:
+    """The host that all trainers of this job share, started by the first of them that cannot see the folder.
+
+    A run that needs none has none. It ends with the trainer that started it; the next who asks starts another.
+    """
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    name = f"raysim-shards-{Path(folder).name}"
+    options = {"num_cpus": 0, "name": name, "get_if_exists": True, "scheduling_strategy": here}
+    return ray.remote(ShardHost).options(**options).remote(folder)
