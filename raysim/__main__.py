@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,8 +65,6 @@ def run(
     is_scaled: Scaled = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from contextlib import nullcontext
-
     from raysim import api
     from raysim.config import JOB_VARIABLE, home_folder, parse_config, parse_overrides
 
@@ -84,12 +83,11 @@ def run(
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
     began = command_began()
-    ahead = nullcontext()
-    if parsed is not None and parsed.resources.backend == "ray":
-        from raysim.engine.ray.session import ray_ahead
+    with ExitStack() as stack:
+        if parsed is not None and parsed.resources.backend == "ray":
+            from raysim.engine.ray.session import ray_ahead
 
-        ahead = ray_ahead()
-    with ahead:  # what is checked from here on, with PyTorch, is seldom at fault
+            stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
         finished = api.finished_run(raw, source, Progress(began))
     if out.is_terminal and finished.summary["stopped_by"]:
         out.print()  # the live line was not the last one
