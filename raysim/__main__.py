@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,16 +74,21 @@ def run(
         err.print(note, markup=False)
     if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
         err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
+    parsed, faults = parse_config(raw)
     if print_config:
         import yaml
 
-        parsed, faults = parse_config(raw)
         if parsed is None:
             raise ConfigError(faults, source)
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
     began = command_began()
-    finished = api.finished_run(raw, source, Progress(began))
+    with ExitStack() as stack:
+        if parsed is not None and parsed.resources.backend == "ray":
+            from raysim.engine.ray.session import ray_ahead
+
+            stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
+        finished = api.finished_run(raw, source, Progress(began))
     if out.is_terminal and finished.summary["stopped_by"]:
         out.print()  # the live line was not the last one
     out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))

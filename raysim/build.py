@@ -59,7 +59,7 @@ def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Paramete
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    shards: folder on the driver's node; shard_host: name of the actor that serves its files to other nodes;
+    shards: folder on the driver's node; node: Ray's id of that node, from where other nodes get its files;
     own: the user's own functions, or where they are, see `raysim.own_code`.
     """
 
@@ -69,7 +69,7 @@ class Recipe:
     shards: str
     num_threads: int = 1
     wants_gpu: bool = False
-    shard_host: str = ""
+    node: str = ""
     own: OwnCode = field(default_factory=OwnCode)
 
     @property
@@ -114,7 +114,7 @@ class Plan:
             return "local.schedule cosine"
         return next((method.name for method in self.methods if method.is_phase), "")
 
-    def recipe(self, shards: Path, *, num_threads: int = 1, wants_gpu: bool = False, shard_host: str = "") -> Recipe:
+    def recipe(self, shards: Path, *, num_threads: int = 1, wants_gpu: bool = False, node: str = "") -> Recipe:
         """What crosses to the processes of this run."""
         config, weights = self.config, self.config.model.pretrained
         if weights not in (None, "default"):  # actors may have another working directory
@@ -122,7 +122,7 @@ class Plan:
             config = config.model_copy(update={"model": group})
         info = self.info
         own = packed(config.model_dump(mode="json"))
-        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, shard_host, own)
+        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, node, own)
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
@@ -224,11 +224,11 @@ cached_skeleton = cached_by_value(build_skeleton)
 
 def open_federation(recipe: Recipe) -> Federation:
     """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
-    if not recipe.shard_host:
+    if not recipe.node:
         return Federation(Path(recipe.shards))
     from raysim.engine.ray.shards import shard_fetcher
 
-    return Federation(*shard_fetcher(recipe.shards, recipe.shard_host))
+    return Federation(*shard_fetcher(recipe.shards, recipe.node))
 
 
 @own_errors()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -56,7 +55,7 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
     if config.model.pretrained == "default":  # fetched once, before all trainers ask for the library's weights at once
         build_model(plan.spec, seed=config.seed)
     from raysim.engine.ray.server import RayServer
-    from raysim.engine.ray.session import available, is_in_group, placements, ray_session
+    from raysim.engine.ray.session import available, is_in_group, placements, ray_session, this_node
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
@@ -69,7 +68,7 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             shards,
             num_threads=threads_of(taken.cpus_per_trainer),
             wants_gpu=taken.gpus_per_trainer > 0,
-            shard_host=f"raysim-shards-{uuid.uuid4().hex[:12]}",
+            node=this_node(),
         )
         threads = {"threads_per_trainer": recipe.num_threads}
         facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), **threads}
@@ -81,7 +80,6 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             cpus_per_trainer=taken.cpus_per_trainer,
             gpus_per_trainer=taken.gpus_per_trainer,
             keeps_memory=plan.keeps_memory,
-            shards=(recipe.shards, recipe.shard_host),
             placement=wanted.placement,
             is_growing=wanted.trainers == "auto",
         )

@@ -56,7 +56,8 @@ class Progress:
         if self._is_quiet:
             return
         where = f"resuming at round {first_round} of" if first_round else "running"
-        out.print(f"{where} {num_rounds} rounds in {folder} ({self._rounds_began - self._began:.1f} s to start)")
+        spent = f"{self._rounds_began - self._began:.1f} s to start"
+        out.print(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
 
     def round(self, record: RoundRecord) -> None:
         if self._is_quiet:
@@ -77,6 +78,19 @@ class Progress:
         elif is_last or number % max(1, self._total // 100) == 0:
             out.print(line)
             out.file.flush()
+
+
+def _trainers(folder: Path) -> str:
+    """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
+    from raysim.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    taken = run.read_json(run.environment)["resources"]
+    count, threads = taken["trainers"], taken["threads_per_trainer"]
+    each = "1 thread" if threads == 1 else f"{threads} threads"
+    if taken["backend"] == "serial":
+        return f"serial, {each}"
+    return f"{count} trainer{'s' * (count != 1)} with {each}"
 
 
 def _shown(line: str, place: Any) -> Any:

@@ -172,7 +172,9 @@ class StopGroup(Group):
 class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = "ray"
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
-    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key("auto", "cores and threads of a trainer")
+    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
+        "auto", "cores and threads of a trainer, serial too; auto: 1"
+    )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPU fraction of a trainer")
     placement: Literal["pack", "spread"] = key("pack", "trainers on few nodes, or over many")
 

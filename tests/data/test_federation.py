@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,21 +190,32 @@ def test_a_file_that_was_damaged_on_its_way_is_fetched_again_or_refused(tmp_path
         Federation(node, fetch).client(3)
 
 
-def test_shard_host_serves_files_through_ray(tmp_path, ray_cluster):
+def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path, ray_cluster):
     import ray
 
-    from raysim.engine.ray.shards import ShardHost, shard_fetcher
+    from raysim.engine.ray.session import this_node
+    from raysim.engine.ray.shards import shard_fetcher
 
     source, images = random_set(tmp_path)
-    manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
+    manifest = make_manifest(source, PartitionSpec(num_clients=130, scheme="iid"))
     folder = build_shards(manifest, tmp_path / "shards")
-    assert shard_fetcher(str(folder), "nobody") == (folder, None)
-    name = f"host-{folder.name}"
-    host = ray.remote(ShardHost).options(num_cpus=0, name=name).remote(str(folder))
-    elsewhere, fetch = shard_fetcher(f"/not/here/{folder.name}", name)
+    name, node = f"raysim-shards-{folder.name}", this_node()
+    assert shard_fetcher(str(folder), node) == (folder, None)
+
+    # The place where a node without the disk would have it; the host gets the real folder.
+    hidden = tmp_path / "away" / folder.name
+    elsewhere, fetch = shard_fetcher(str(hidden), node)
+    with pytest.raises(ValueError, match=name):  # who sees the folder starts no host
+        ray.get_actor(name)
     shutil.rmtree(elsewhere, ignore_errors=True)
+    hidden.parent.mkdir()
+    os.symlink(folder, hidden)
     try:
-        assert (Federation(elsewhere, fetch).client(3)[0] == images[manifest.clients[3]]).all()
+        federation = Federation(elsewhere, fetch)
+        host = ray.get_actor(name)
+        assert not ray.get(host.__ray_call__.remote(lambda _: "torch" in sys.modules))
+        for client in (3, 129):
+            assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
+            ray.kill(ray.get_actor(name))
     finally:
         shutil.rmtree(elsewhere, ignore_errors=True)
-        ray.kill(host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +17,6 @@ from raysim.engine.plan import fitting
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.session import Actor, placements, plain_errors
-from raysim.engine.ray.shards import ShardHost
 from raysim.engine.ray.slots import TrainerActor
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer, keep_freed_memory
@@ -28,7 +27,10 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class TrainerStarter:
-    """How and where trainers are started: the first ones in the placement group, later ones wherever there is room."""
+    """How and where trainers are started: the first ones in the placement group, later ones wherever there is room.
+
+    begun: by index, those whose processes start already, beside the server's.
+    """
 
     make_trainer: Callable[[], Trainer]
     cpus: float
@@ -36,8 +38,17 @@ class TrainerStarter:
     group: PlacementGroup
     num_reserved: int
     placement: str
+    begun: dict[int, Actor] = field(default_factory=dict)
 
     def __call__(self, index: int) -> Actor:
+        return self.begun.pop(index) if index in self.begun else self._begin(index)
+
+    def begin_reserved(self) -> list[Actor]:
+        """Begin to start all trainers of the placement group."""
+        self.begun.update({index: self._begin(index) for index in range(self.num_reserved)})
+        return list(self.begun.values())
+
+    def _begin(self, index: int) -> Actor:
         elsewhere = "SPREAD" if self.placement == "spread" else "DEFAULT"
         place = PlacementGroupSchedulingStrategy(self.group) if index < self.num_reserved else elsewhere
         actor = ray.remote(TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
@@ -49,7 +60,7 @@ class TrainerStarter:
 
 
 class ServerActor:
-    """The server in its own process; its pool talks to the trainers directly, and they end with it.
+    """The server in its own process; its pool talks to the trainers directly.
 
     It is built by the first call, whose errors then arrive as they were raised.
     """
@@ -86,11 +97,10 @@ def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Co
 class RayServer:
     """The server actor as the simulation sees it: the same calls as `Server`.
 
-    The server and the host of the shards stay on the driver's node: a run survives the loss of any other.
+    The server stays on the driver's node: a run survives the loss of any other.
 
     Args:
       wait_s: seconds to wait for room for all trainers before giving up.
-      shards: (folder on this node, actor name) to serve shard files to nodes that cannot see the folder.
       placement: "pack" trainers on few nodes, or "spread" them over many.
       is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
     """
@@ -105,7 +115,6 @@ class RayServer:
         gpus_per_trainer: float,
         keeps_memory: bool,
         wait_s: float = 30.0,
-        shards: tuple[str, str] | None = None,
         placement: str = "pack",
         is_growing: bool = False,
     ):
@@ -115,12 +124,10 @@ class RayServer:
         group = self._group or current
         assert group is not None
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._actors: list[Actor] = []
-        if shards is not None:
-            host = ray.remote(ShardHost).options(num_cpus=0, name=shards[1], scheduling_strategy=here)
-            self._actors.append(host.remote(shards[0]))
         starter = TrainerStarter(make_trainer, cpus_per_trainer, gpus_per_trainer, group, num_trainers, placement)
+        # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
+        self._actors = starter.begin_reserved()
         growing = is_growing and current is None
         self.actor: Actor = server.remote(make_server, starter, keeps_memory, is_growing=growing)
         self._actors.append(self.actor)
@@ -138,7 +145,7 @@ class RayServer:
     def close(self) -> None:
         """End the actors; Ray itself stays as it was."""
         for actor in self._actors:
-            ray.kill(actor)  # the trainers end with the server, which started them
+            ray.kill(actor)  # trainers of later rounds end with the server, which started them
         if self._group is not None:
             remove_placement_group(self._group)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, TypedDict
 
 import ray
@@ -30,14 +34,53 @@ class Node(TypedDict):
     Resources: dict[str, float]
 
 
+#: Where Ray is started and ended for `ray_ahead`, one after the other.
+_STARTER = ThreadPoolExecutor(1, "ray-ahead")
+_BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
+
+
 @contextlib.contextmanager
-def ray_session(num_cpus: int | None = None) -> Iterator[None]:
-    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down."""
+def ray_ahead() -> Iterator[None]:
+    """Begin to start Ray and go on at once: the processes of a local Ray take as long as importing PyTorch.
+
+    A `ray_session` in the block waits for it. After the block Ray is ended, without waiting for that either, also if
+    there was no session: an error is then told before Ray is gone. The process does not end before.
+    """
     if ray.is_initialized():
         yield
         return
+    begun = _STARTER.submit(_start)
+    token = _BEGUN.set(begun)
+    try:
+        yield
+    finally:
+        _BEGUN.reset(token)
+        _STARTER.submit(ray.shutdown)
+
+
+@contextlib.contextmanager
+def ray_session(num_cpus: int | None = None) -> Iterator[None]:
+    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down."""
+    begun = _BEGUN.get()
+    if begun is not None:
+        begun.result()
+        with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the same handler
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        yield
+    elif ray.is_initialized():
+        yield
+    else:
+        _start(num_cpus)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     ray.init(
         address or "local",
         num_cpus=num_cpus if is_ours else None,
@@ -45,10 +88,6 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def available() -> tuple[float, float]:
@@ -84,6 +123,12 @@ def offered() -> list[dict[str, float]]:
         }
         for node in live_nodes()
     ]
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
 
 
 def live_nodes() -> list[Node]:
