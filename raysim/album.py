@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from matplotlib.figure import Figure
 
-#: Share of a run's time that pictures may take, those at its start and its end apart.
+#: Share of a run's time that pictures may take, those at its end apart.
 SHARE = 0.03
+
+#: Seconds that the first one is thought to take: it imports matplotlib.
+FIRST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,12 @@ class Picture:
     """A picture to be drawn.
 
     Attributes:
-      tag: its name in TensorBoard; file: where it lies beside the events as well, if anywhere.
+      tag: its name in TensorBoard; file: where it lies beside the events as well, if anywhere: it is then never left out.
     """
 
     tag: str
     round_index: int
-    draw: Callable[[], Image]
+    draw: Callable[[], Figure]
     file: Path | None = None
 
 
@@ -41,7 +44,7 @@ class Album:
       clock: seconds.
     """
 
-    def __init__(self, show: Callable[[Picture, Image], None], *, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, show: Callable[[Picture, Figure], None], *, clock: Callable[[], float] = time.perf_counter):
         self._show, self._clock = show, clock
         self._began, self._spent = clock(), 0.0
         self._cost: dict[str, float] = {}  # tag -> seconds, the last time
@@ -57,14 +60,14 @@ class Album:
             self._draw(self._due.popleft())
 
     def draw_all(self, first_round: int) -> None:
-        """Draw those of the rounds from `first_round` on, whatever they cost, and forget the others."""
+        """Draw those of the rounds from `first_round` on, and those with a file, whatever they cost; forget the others."""
         while self._due:
             picture = self._due.popleft()
-            if picture.round_index >= first_round:
+            if picture.round_index >= first_round or picture.file is not None:
                 self._draw(picture)
 
     def _expected(self, picture: Picture) -> float:
-        return self._cost.get(picture.tag, max(self._cost.values(), default=0.0))
+        return self._cost.get(picture.tag, max(self._cost.values(), default=FIRST_S))
 
     def _draw(self, picture: Picture) -> None:
         began = self._clock()

@@ -69,5 +69,5 @@ def write(partition: Partition, folder: Path) -> Path:
         files = RunFolder(target)  # named as in a run directory
         write_partition(files, manifest, info)
         for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.classes).items():
-            files.picture(name).write_bytes(png(draw()))
+            files.picture(name).write_bytes(png(draw())[0])
     return target

@@ -19,7 +19,7 @@ from raysim.pictures import bars, confusion_picture, heat_map, partition_picture
 from raysim.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from matplotlib.figure import Figure
 
 COLUMNS = (
     "server/accuracy",
@@ -116,9 +116,9 @@ class Recorder:
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
         tags = {"partition": "partition/classes", "validation": "partition/validation"}
-        draws = partition_pictures(class_counts, validation_counts, self.classes)
-        self._album.add(Picture(tags[name], 0, draw, self.folder.picture(name)) for name, draw in draws.items())
-        self._album.draw_all(0)
+        for name, draw in partition_pictures(class_counts, validation_counts, self.classes).items():
+            if not (file := self.folder.picture(name)).is_file():  # an earlier process may not have come to it
+                self._album.add([Picture(tags[name], 0, draw, file)])
 
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
@@ -175,12 +175,12 @@ class Recorder:
                 continue
             yield Picture(name.replace(".", "/"), number, draw)
 
-    def _show(self, picture: Picture, drawn: Image) -> None:
+    def _show(self, picture: Picture, figure: Figure) -> None:
         """Drawn and encoded once, for the file and for TensorBoard."""
-        content = png(drawn)
+        content, size = png(figure)
         if picture.file is not None:
             picture.file.write_bytes(content)
-        self._board.picture(picture.tag, picture.round_index, content, drawn.size)
+        self._board.picture(picture.tag, picture.round_index, content, size)
 
 
 def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:

@@ -75,8 +75,7 @@ def execute(
             )
             loggers = Loggers(config.loggers, folder, lambda line: err.print(line, markup=False))
             with closing(recorder), ended(loggers):
-                if first_round == 0:
-                    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+                recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
                 loggers.start(config.model_dump(mode="json"))
                 loggers.rounds(recorder.rows, first_round)
                 on_start(folder.path, first_round, num_rounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from PIL import Image
+from matplotlib.figure import Figure
 
 from raysim.album import SHARE, Album, Picture
 
@@ -25,9 +25,9 @@ def drawing():
     album = Album(lambda picture, _: drawn.append((picture.tag, picture.round_index)), clock=clock)
 
     def add(round_index: int, seconds: float, tag: str = "a") -> None:
-        def draw() -> Image.Image:
+        def draw() -> Figure:
             clock.now += seconds
-            return Image.new("RGB", (1, 1))
+            return Figure()
 
         album.add([Picture(tag, round_index, draw)])
 

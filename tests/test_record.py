@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim import album
@@ -110,12 +109,12 @@ def test_client_rows_are_those_that_arrow_makes_of_the_columns():
     assert table.equals(pa.table({"round": np.full(5, 3), **columns}))
 
 
-def test_a_run_imports_neither_matplotlib_nor_pandas(settings, tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_text(yaml.safe_dump({**settings, "name": "a", "methods": ["fedvg"]}))
+def test_a_short_run_imports_neither_matplotlib_nor_pandas_before_its_end(settings, tmp_path):
     code = (
-        f"import sys; from raysim.__main__ import app; app(['run', {str(path)!r}], standalone_mode=False);"
-        "sys.exit({'matplotlib', 'pandas'} & set(sys.modules) or None)"
+        f"import sys, raysim; seen = set();"
+        f"raysim.run({settings!r}, name='a', methods=['fedvg'], quiet=True,"
+        "on_round=lambda record: seen.update({'matplotlib', 'pandas'} & set(sys.modules)) or None);"
+        "sys.exit(seen or None)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
