@@ -98,7 +98,10 @@ class Worker:
                     self.optimizer.step()
 
     def inverse_norms(self) -> list[float]:
-        """FedVG by layer block: 1 over the mean L1 norm of a block's validation gradients, for each tensor."""
+        """FedVG by layer block: 1 over the mean L1 norm of a block's validation gradients, for each tensor.
+
+        For networks without BatchNorm: in train mode it would move its statistics here.
+        """
         self.optimizer.zero_grad()
         images, labels = self.job.validation
         size = self.facts["batch_size"]

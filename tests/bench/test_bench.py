@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,14 @@ from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
 
 
-@pytest.mark.parametrize("is_tuned", [False, True])
-def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(is_tuned, tmp_path):
-    ready = prepared(WORKLOADS["tiny"], tmp_path)
+@pytest.mark.parametrize(("norm", "is_tuned"), [("none", False), ("batch", True)])
+def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(norm, is_tuned, tmp_path):
+    tiny = WORKLOADS["tiny"]
+    changes = {
+        "model": {**tiny.config["model"], "norm": norm},
+        "methods": [] if norm == "batch" else tiny.config["methods"],
+    }
+    ready = prepared(replace(tiny, config=tiny.config | changes), tmp_path)
     run = raysim.run(ready.config, resources={"backend": "serial"}, name="serial", quiet=True)
     job = bare.Job(ready.job, is_tuned=is_tuned)
     start = [tensor.detach().clone() for tensor in bare.tensors_of(job.model)]

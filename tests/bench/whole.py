@@ -177,7 +177,7 @@ def shares(made: Comparison) -> dict[str, float]:
 def table(all_made: Sequence[Comparison]) -> list[str]:
     """A Markdown table with a row for each comparison: sums of rounds after the first over the bare loop's."""
     columns = "sum / bare|bare against itself|CPU time / bare|median round, bare|train, sum, evaluation, rest"
-    columns += "|to first round, bare|command cold, warm, bare|memory, bare"
+    columns += "|before the first round, bare|after the last, bare|command cold, warm, bare|memory, bare"
     lines = [f"| |{columns}|", "|---|" + "---|" * (columns.count("|") + 1)]
     for made in all_made:
         runs, bare = made.runs, made.bare
@@ -190,6 +190,7 @@ def table(all_made: Sequence[Comparison]) -> list[str]:
             f"{median_ms(runs):.0f}, {median_ms(bare):.0f} ms",
             ", ".join(f"{100 * share:.0f}" for share in shares(made).values()) + " %",
             f"{mean(runs, 'start_s'):.1f}, {mean(bare, 'start_s'):.1f} s",
+            f"{mean(runs, 'end_s'):.1f}, {mean(bare, 'end_s'):.1f} s",
             f"{made.cold.run.total_s:.0f}, {mean(runs, 'total_s'):.0f}, {mean(bare, 'total_s'):.0f} s",
             f"{memory_gb[0]:.1f}, {memory_gb[1]:.1f} GB",
         ]
