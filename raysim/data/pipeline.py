@@ -94,5 +94,5 @@ def _on_this_node() -> _Placed:
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return {}
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # Ray before 2.51 has neither a public `TaskPoolStrategy` nor the label of a node's id.
+    # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
     return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}

@@ -47,7 +47,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     Raises:
       ModelError: no such file, another kind of file, or no dictionary of tensors in it.
     """
-    on_meta = torch.empty(0).is_meta  # PyTorch 2.6 has no other way to ask
+    on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:

@@ -105,7 +105,7 @@ def test_upload_counts_what_ray_sends_and_names_the_largest(tmp_path, monkeypatc
 
 
 has_same_rules = pytest.mark.skipif(
-    not hasattr(ray_constants, "get_runtime_env_default_excludes"), reason="Ray before 2.54 sends more"
+    not hasattr(ray_constants, "get_runtime_env_default_excludes"), reason="Ray before 2.54 leaves out other files"
 )
 
 
