@@ -13,9 +13,8 @@ from raysim.engine.messages import Slice
 from raysim.engine.transport import readonly_tensor
 from raysim.training.inputs import Examples, InputTransform, passes
 
-#: What stays in memory in the form that the model takes: validation inputs as floats, resized, since every client of every
-#: round is scored on them; other held-out sets as bytes, but in the order of the model's axes.
-KEPT_BYTES = 2**26
+#: Validation inputs of up to 64 MiB stay in memory as floats, resized: every client of every round is scored on them.
+KEPT_INPUT_BYTES = 2**26
 
 #: Floats of a batch of inputs for scoring, and its most examples: larger ones gain little, and their activations, all kept
 #: for the way back, cost memory. At 3 x 32 x 32 these are 128 examples.
@@ -37,13 +36,7 @@ class DeviceData:
     def held_out(self, name: str) -> Examples:
         """The "test" set, the "validation" set, or "test-NAME", a further test set."""
         if name not in self._held_out:
-            examples = self._examples(*self.federation.held_out(name))
-            is_strided = not self._transform.channels_last and self._transform.resize is None
-            if is_strided and examples.images.nbytes <= KEPT_BYTES:
-                # In the order of the model's axes, seen as they were: a batch then costs half of a strided read.
-                images = examples.images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-                examples = Examples(images, examples.labels)
-            self._held_out[name] = examples
+            self._held_out[name] = self._examples(*self.federation.held_out(name))
         return self._held_out[name]
 
     def slice(self, part: Slice) -> Examples:
@@ -62,7 +55,7 @@ class DeviceData:
         entries = rows * columns * (transform.channels or channels)
         if not is_exact:
             batch_size = max(batch_size, scoring_batch(entries))
-        if 4 * len(examples) * entries > KEPT_BYTES:
+        if 4 * len(examples) * entries > KEPT_INPUT_BYTES:
             return passes(examples, transform, batch_size)
         if batch_size not in self._ready:
             self._ready[batch_size] = list(passes(examples, transform, batch_size))
