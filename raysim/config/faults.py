@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -33,9 +41,10 @@ class Checked(BaseModel):
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
         inside = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(each, bool) for each in inside) and not _takes_bool(
-            cls.model_fields[str(info.field_name)].annotation
-        ):
+        field = cls.model_fields[str(info.field_name)]
+        reads_itself = any(isinstance(part, BeforeValidator) for part in field.metadata)  # `off` is false in YAML
+        is_truth_value = any(isinstance(each, bool) for each in inside)
+        if is_truth_value and not reads_itself and not _takes_bool(field.annotation):
             raise PydanticCustomError("no_bool", "must not be true or false")
         return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from raysim.config.faults import Checked
 from raysim.core.settings import Settings
@@ -139,6 +139,13 @@ class LocalGroup(Group):
     max_grad_norm: float | None = key(None, "gradients are scaled down to this L2 norm", gt=0)
     precision: Literal["float32", "bfloat16"] = key(
         "float32", "of forward and backward passes; parameters, losses, sums and norms stay float32"
+    )
+    stack: Annotated[
+        Literal["auto", "off"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
+    ] = key(
+        "auto",
+        "auto: tiny dense networks under plain SGD train up to 8 clients of a client block at once, which rounds otherwise",
     )
 
 

@@ -6,7 +6,6 @@ A trainer is a plain class. With Ray it lives in an actor.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from raysim.engine.messages import (
     TaskResult,
 )
 from raysim.engine.plan import ClientBlock, Phase, Queues
+from raysim.engine.process import keep_freed_memory, settle_arithmetic
 from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports
 from raysim.engine.transport import pack, unpack
 from raysim.engine.vectors import RoundVectors
@@ -46,12 +46,10 @@ from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+from raysim.training.stacked import Stacker, Trained
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
-
-#: Parameters of glibc's mallopt(3).
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Round:
@@ -128,40 +126,64 @@ class Trainer:
         if self._round is None or not self._round.is_of(message):
             self._round = Round(message, self.phases[message.phase_index], self.model.device)
             self._vectors.begin_round()
-        clients = [(block.index, client) for block in blocks for client in block.clients]
+        current = self._round
+        clients = [(block, client) for block in blocks for client in block.clients]
+        stacked: dict[int, Trained] = {}
         reports, kept = [], []
         for (block, client), before in zip(clients, memories, strict=True):
-            with named_errors(client, block, message.round_index):
-                report, after = self._train_client(self._round, client, block, before)
+            with named_errors(client, block.index, message.round_index):
+                if client == block.clients[0]:
+                    stacked = self._train_stacks(current, block.clients)
+                report, after = self._train_client(current, client, block.index, before, stacked.get(client))
             reports.append(report)
             kept.append(after)
         return Reports.joined(reports), kept
 
-    def _train_client(self, current: Round, client: int, block: int, packed: Packed) -> tuple[Reports, Packed]:
-        """Load, build the views, compose the methods, train, report, remember."""
+    def _train_stacks(self, current: Round, clients: Sequence[int]) -> dict[int, Trained]:
+        """Those clients of a block that are trained as one batched network, after their local steps."""
+        phase, index, sizes = current.phase, current.index, self.federation.sizes
+        stacker = Stacker(self.module, self.layout, self.transform, phase.settings)
+        if not stacker.fits(phase.methods):
+            return {}
+        steps = [phase.num_steps(client, int(sizes[client]), False, self.seed, index) for client in clients]
+        members = [(self.data.client(client), self._order(current, client)) for client in clients]
+        return stacker.train(clients, steps, members, current.state, phase.settings.lr_of(index))
+
+    def _order(self, current: Round, client: int) -> torch.Generator:
+        """The generator of a client's batch order."""
+        return torch_generator(derive_seed(self.seed, "batches", current.index, client))
+
+    def _train_client(
+        self, current: Round, client: int, block: int, packed: Packed, done: Trained | None
+    ) -> tuple[Reports, Packed]:
+        """Load, build the views, compose the methods, train unless that is done, report, remember."""
         began = time.perf_counter()
         model, phase = self.model, current.phase
         examples = self.data.client(client)
         memory: dict[str, State] = unpack(packed, model.device) if packed is not None else {}
         start = self._load(current, memory)
         version = start._version
-        views = self._views(current, client, examples, start, memory)
+        views = _views(self, current, client, examples, start, memory)
 
         step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
         # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
         seed_global_stream(derive_seed(self.seed, "dropout", current.index, client), model.device)
-        with model.overridden(step.ops):
-            num_steps, mean_loss = train_locally(
-                model,
-                step.loss,
-                step.gradient,
-                examples,
-                self.transform,
-                phase.settings,
-                lr=phase.settings.lr_of(current.index),
-                generator=torch_generator(derive_seed(self.seed, "batches", current.index, client)),
-                share=phase.share_of(client, self.seed, current.index),
-            )
+        if done is not None:
+            model.state.copy_(done.state)
+            num_steps, mean_loss, began = done.num_steps, done.mean_loss, began - done.seconds
+        else:
+            with model.overridden(step.ops):
+                num_steps, mean_loss = train_locally(
+                    model,
+                    step.loss,
+                    step.gradient,
+                    examples,
+                    self.transform,
+                    phase.settings,
+                    lr=phase.settings.lr_of(current.index),
+                    generator=self._order(current, client),
+                    share=phase.share_of(client, self.seed, current.index),
+                )
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
@@ -197,43 +219,6 @@ class Trainer:
             self.layout.view(self.model.state, name).copy_(value)
         # Personal leaves make this start the client's own; the update is taken from here.
         return self.model.state.clone()
-
-    def _views(
-        self, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
-    ) -> dict[str, ClientView]:
-        """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
-        settings, model = current.phase.settings, self.model
-        if not current.phase.methods:
-            return {}
-        shared = partial(
-            ClientView,
-            id=client,
-            round_index=current.index,
-            num_examples=len(examples),
-            lr=settings.lr_of(current.index),
-            momentum=settings.momentum,
-            batch_size=settings.batch_size,
-            layout=self.layout,
-            start=start[: self.layout.num_params],
-            params=model.params,
-            start_state=start,
-            state=model.state,
-            head=self.head,
-            model=model,
-            batches=partial(self._batches, examples),
-            validation_gradient=partial(self._on_validation, model.mean_gradient, current, client),
-            validation_loss=partial(self._on_validation, model.mean_loss, current, client),
-            initial_state=partial(self._initial_state, client),
-        )
-        return {
-            method.name: shared(
-                class_counts=torch.bincount(examples.labels, minlength=self.num_classes),
-                message=current.fields.get(method.name, {}),
-                memory=memory.get(method.name, {}),
-                generator=torch_generator(derive_seed(self.seed, f"method/{method.name}", current.index, client)),
-            )
-            for method in current.phase.methods
-        }
 
     def _personal_accuracy(self, client: int) -> np.ndarray:
         """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
@@ -326,6 +311,44 @@ class Trainer:
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
 
+def _views(
+    trainer: Trainer, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
+) -> dict[str, ClientView]:
+    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
+    settings, model = current.phase.settings, trainer.model
+    if not current.phase.methods:
+        return {}
+    shared = partial(
+        ClientView,
+        id=client,
+        round_index=current.index,
+        num_examples=len(examples),
+        lr=settings.lr_of(current.index),
+        momentum=settings.momentum,
+        batch_size=settings.batch_size,
+        layout=trainer.layout,
+        start=start[: trainer.layout.num_params],
+        params=model.params,
+        start_state=start,
+        state=model.state,
+        head=trainer.head,
+        model=model,
+        batches=partial(trainer._batches, examples),
+        validation_gradient=partial(trainer._on_validation, model.mean_gradient, current, client),
+        validation_loss=partial(trainer._on_validation, model.mean_loss, current, client),
+        initial_state=partial(trainer._initial_state, client),
+    )
+    return {
+        method.name: shared(
+            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
+            message=current.fields.get(method.name, {}),
+            memory=memory.get(method.name, {}),
+            generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
+        )
+        for method in current.phase.methods
+    }
+
+
 class SerialPool:
     """A `Pool` of one trainer in this process, and the twin that tests compare Ray with.
 
@@ -369,25 +392,3 @@ class SerialPool:
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
         return call(self._trainer, point, request, slices)
-
-
-def settle_arithmetic(num_threads: int, device: str) -> None:
-    """Make what rounds differently from run to run a matter of the settings."""
-    # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
-    torch.set_num_threads(num_threads)
-    if device != "cpu":
-        # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory in the process instead of returning it to the system.
-
-    A step allocates the same activations as the one before; returned and fetched again they cost 2,000 to 3,000 page
-    faults a step for the two-convolution CNN, a tenth of its time. Elsewhere than on glibc this does nothing.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

@@ -29,6 +29,7 @@ class LocalSettings:
       max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
       optimizer: "sgd" or "adamw"; its state is fresh in every round.
       precision: of forward and backward passes, see `BoundModel`.
+      stack: "auto": clients of tiny dense networks are trained several at once, see `training.stacked`; "off": never.
       schedule: of the learning rate over the rounds t of T = num_rounds: "constant", "exponential": lr * lr_decay^t, or
         "cosine": lr * (1 + cos(pi t / T)) / 2, which would be 0 after the last round.
     """
@@ -44,6 +45,7 @@ class LocalSettings:
     optimizer: str = "sgd"
     max_grad_norm: float | None = None
     precision: str = "float32"
+    stack: str = "auto"
     schedule: str = "exponential"
     num_rounds: int = 1
 
@@ -56,8 +58,9 @@ class LocalSettings:
         return self.lr * self.lr_decay**round_index
 
     @property
-    def is_plain_sgd(self) -> bool:
-        return self.optimizer == "sgd" and self.momentum == 0
+    def is_bare_descent(self) -> bool:
+        """Whether a step is params -= lr * gradient and nothing else."""
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay) and self.max_grad_norm is None
 
 
 def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> list[tuple[int, int]]:
@@ -167,7 +170,7 @@ def local_step(
 ) -> Callable[[Batch], None]:
     """step(batch): one optimiser step of the model."""
     limit = settings.max_grad_norm
-    if gradient is None and settings.is_plain_sgd and settings.weight_decay == 0 and limit is None:
+    if gradient is None and settings.is_bare_descent:
         return lambda batch: model.descend(loss, batch, lr)
     compute = gradient or model.gradient_function(loss)
     move = optimizer_step(model.params, settings, lr)

@@ -127,6 +127,14 @@ def test_vision_transformer_gives_the_same_bits_too(root, ray_pools):
     assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
 
 
+def test_stacked_clients_give_the_same_bits_too(root, ray_pools):
+    part = {"alpha": 5.0, "num_clients": 80, "min_samples": 2}  # blocks of several clients, which are stacked
+    local = {"batch_size": 4, "epochs": 1.5}
+    plan = plan_of(root, model={"name": "mlp", "hidden": 8}, rounds=1, cohort={"size": 80}, partition=part, local=local)
+    expected = run(plan, root).params_sha256()
+    assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
+
+
 def test_different_methods_give_different_results(root):
     digests = {name: serial_digest(name, "batch", root) for name in METHODS}
     assert len(set(digests.values())) == len(digests), digests

@@ -15,11 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from raysim.core.errors import RaysimError
 from raysim.engine.plan import fitting
 from raysim.engine.pool import Pool
+from raysim.engine.process import keep_freed_memory
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.session import Actor, placements, plain_errors
 from raysim.engine.ray.slots import TrainerActor
 from raysim.engine.server import Server
-from raysim.engine.trainer import Trainer, keep_freed_memory
+from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
 P = ParamSpec("P")

@@ -1,0 +1,152 @@
+"""Stacked clients: each is trained as it would be alone, but for rounding."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from methods import METHODS
+from raysim.config import parse_config
+from raysim.core.layout import layout_of
+from raysim.core.seeding import torch_generator
+from raysim.training.augment import AUGMENTATIONS
+from raysim.training.inputs import Examples, InputTransform
+from raysim.training.local import LocalSettings, num_local_steps, train_locally
+from raysim.training.model import BoundModel, cross_entropy, state_of
+from raysim.training.stacked import MOST_CLIENTS, Stacker, stacks
+from tests.support.federations import plan_of, run, server_on
+
+SIZES = (17, 20, 3, 19)
+SETTINGS = LocalSettings(lr=0.3, epochs=1.5, batch_size=5)
+PLAIN = InputTransform()
+
+
+def dense(*further: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 7), nn.Linear(7, 6), nn.ReLU(), *further]
+    return nn.Sequential(OrderedDict((f"layer{i}", layer) for i, layer in enumerate([*layers, nn.Linear(6, 3)])))
+
+
+def stacker(module: nn.Module, settings=SETTINGS, transform=PLAIN, **options) -> Stacker:
+    head = list(dict(module.named_children()))[-1]
+    return Stacker(module, layout_of(module, head=head, **options), transform, settings)
+
+
+def examples(count: int) -> Examples:
+    generator = torch.Generator().manual_seed(count)
+    images = torch.randint(256, (count, 6, 6, 1), generator=generator, dtype=torch.uint8)
+    return Examples(images, torch.randint(3, (count,), generator=generator))
+
+
+@pytest.mark.parametrize("augment", ["none", "cifar"])
+def test_each_client_of_a_stack_is_trained_as_if_alone(augment):
+    transform = InputTransform(augmentation=AUGMENTATIONS[augment])
+    settings = LocalSettings(lr=0.3, steps=9, batch_size=5)  # several epochs of the smallest client
+    module = dense()
+    one = stacker(module, settings, transform)
+    start = state_of(module, one.layout)
+    members = [(examples(count), torch_generator(7 + count)) for count in SIZES]
+    done = one.train(range(4), [9] * 4, members, start, lr=0.3)
+    assert list(done) == [0, 1, 2, 3]
+    model = BoundModel(module, one.layout, head="layer6")
+    for client, count in enumerate(SIZES):
+        model.load(start)
+        order = torch_generator(7 + count)
+        steps, loss = train_locally(
+            model, cross_entropy, None, examples(count), transform, settings, lr=0.3, generator=order
+        )
+        assert done[client].num_steps == steps == 9
+        assert done[client].mean_loss == pytest.approx(loss, rel=1e-5)
+        assert torch.allclose(done[client].state, model.state, atol=1e-6), client
+        assert not torch.allclose(model.state, start, atol=1e-2)
+
+
+def test_who_is_stacked_with_whom():
+    assert list(stacks([5, 5, 5, 4, 3, 3])) == [(0, 3), (3, 4), (4, 6)]
+    assert list(stacks([5] * (MOST_CLIENTS + 2))) == [(0, MOST_CLIENTS), (MOST_CLIENTS, MOST_CLIENTS + 2)]
+    one = stacker(module := dense())
+    members = [(examples(count), torch_generator(count)) for count in (10, 9, 5)]
+    work = [num_local_steps(len(rows), SETTINGS, skip_single=False) for rows, _ in members]
+    assert work == [3, 3, 2]
+    assert list(one.train([7, 3, 9], work, members, state_of(module, one.layout), lr=0.3)) == [7, 3]
+    assert one.train([7, 3], [0, 0], members[:2], state_of(module, one.layout), lr=0.3) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stack": "off"},
+        {"momentum": 0.5},
+        {"weight_decay": 0.1},
+        {"optimizer": "adamw"},
+        {"max_grad_norm": 1.0},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_other_local_work_is_not_stacked(other):
+    assert stacker(dense()).fits([])
+    assert not stacker(dense(), LocalSettings(lr=0.3, **other)).fits([])
+
+
+@pytest.mark.parametrize("further", [nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6, bias=False)])
+def test_other_networks_are_not_stacked(further):
+    assert not stacker(dense(further)).fits([])
+
+
+def test_only_methods_without_a_say_in_the_steps_are_stacked():
+    assert stacker(dense()).fits([METHODS["fedvg"](), METHODS["fedavgm"]()])
+    for name in ("fedprox", "moon", "flfa"):
+        options = {"candidates": ["layer1", "layer3"]} if name == "flfa" else {}
+        assert not stacker(dense()).fits([METHODS[name](**options)]), name
+    module = dense()
+    names = [name for name, _ in module.named_parameters()]
+    assert not stacker(module, trained=names[2:]).fits([])  # frozen
+    assert not stacker(module, shared=names[2:]).fits([])  # personal
+    assert not stacker(nn.Sequential(nn.Flatten(), nn.Linear(2**18, 1))).fits([])  # large
+    assert not stacker(dense(), transform=InputTransform(function=lambda images, generator: images)).fits([])
+
+
+def test_yaml_reads_off_as_false():
+    for value in (False, "off"):
+        config, faults = parse_config({"local": {"stack": value}})
+        assert not faults
+        assert config.local.stack == "off"
+    assert parse_config({"local": {"stack": True}})[1]
+
+
+#: A cohort of which blocks of several clients are cut; sizes differ.
+MANY = {
+    "model": {"name": "mlp", "hidden": 8},
+    "partition": {"alpha": 5.0, "num_clients": 80, "min_samples": 2},
+    "cohort": {"size": 80, "stragglers": 0.3, "straggler_work": 0.4},
+    "rounds": 2,
+}
+LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 1.5}
+
+
+@pytest.mark.parametrize("methods", [[], ["fedavgm", {"fedvg": {"norm": "update"}}]])
+def test_a_run_with_stacks_is_the_run_without_but_for_rounding(methods, root):
+    servers = [
+        server_on(plan_of(root, methods, **MANY, local={**LOCAL, "stack": stack}), root) for stack in ("auto", "off")
+    ]
+    for index in range(2):
+        stacked, alone = (server.run_round(index).clients for server in servers)
+        assert len(set(alone["num_examples"].tolist())) > 5
+        for name in ("client", "num_examples", "num_steps"):
+            assert (stacked[name] == alone[name]).all(), name
+        assert np.allclose(stacked["train_loss"], alone["train_loss"], rtol=1e-4)
+    states = [server.state for server in servers]
+    assert torch.allclose(*states, atol=1e-5)
+    assert not torch.equal(*states)  # some were stacked
+
+
+def test_a_run_that_cannot_be_stacked_keeps_its_bits(root):
+    local = {**LOCAL, "momentum": 0.9}
+    digests = [
+        run(plan_of(root, **MANY, local={**local, "stack": s}), root, rounds=1).params_sha256() for s in ("auto", "off")
+    ]
+    assert digests[0] == digests[1]
