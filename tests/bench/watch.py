@@ -136,7 +136,7 @@ def kind_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline()[:4])
     if match := re.match(r"ray::(\w+)", line):
         return match[1]
-    return "Ray" if "/ray/" in line or "ray" in process.name() else "worker"
+    return "Ray" if re.search(r"site-packages/ray/|/ray/core/", line) else "worker"
 
 
 def raysim_command(config: Path, name: str, *settings: str) -> list[object]:
