@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def test_who_is_stacked_with_whom():
     "other",
     [
         {"stack": "off"},
+        {"batch_size": 32},
         {"momentum": 0.5},
         {"weight_decay": 0.1},
         {"optimizer": "adamw"},
@@ -90,7 +92,7 @@ def test_who_is_stacked_with_whom():
 )
 def test_other_local_work_is_not_stacked(other):
     assert stacker(dense()).fits([])
-    assert not stacker(dense(), LocalSettings(lr=0.3, **other)).fits([])
+    assert not stacker(dense(), replace(SETTINGS, **other)).fits([])
 
 
 @pytest.mark.parametrize("further", [nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6, bias=False)])
