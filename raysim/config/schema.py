@@ -145,7 +145,8 @@ class LocalGroup(Group):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: tiny dense networks under plain SGD train up to 8 clients of a client block at once, which rounds otherwise",
+        "auto: tiny dense networks under plain SGD with batch_size <= 16 train up to 8 clients of a client block at once, "
+        "which rounds otherwise",
     )
 
 

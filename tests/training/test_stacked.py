@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ PLAIN = InputTransform()
 
 def dense(*further: nn.Module) -> nn.Module:
     torch.manual_seed(1)
-    layers = [nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 7), nn.Linear(7, 6), nn.ReLU(), *further]
+    relu = nn.ReLU()
+    layers = [nn.Flatten(), nn.Linear(36, 8), relu, nn.Linear(8, 7), nn.Linear(7, 6), relu, *further]
     return nn.Sequential(OrderedDict((f"layer{i}", layer) for i, layer in enumerate([*layers, nn.Linear(6, 3)])))
 
 
@@ -80,6 +82,7 @@ def test_who_is_stacked_with_whom():
     "other",
     [
         {"stack": "off"},
+        {"batch_size": 32},
         {"momentum": 0.5},
         {"weight_decay": 0.1},
         {"optimizer": "adamw"},
@@ -89,12 +92,14 @@ def test_who_is_stacked_with_whom():
 )
 def test_other_local_work_is_not_stacked(other):
     assert stacker(dense()).fits([])
-    assert not stacker(dense(), LocalSettings(lr=0.3, **other)).fits([])
+    assert not stacker(dense(), replace(SETTINGS, **other)).fits([])
 
 
 @pytest.mark.parametrize("further", [nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6, bias=False)])
 def test_other_networks_are_not_stacked(further):
     assert not stacker(dense(further)).fits([])
+    assert not stacker(nn.Sequential(nn.Flatten(2), nn.Linear(36, 3))).fits([])
+    assert not stacker(nn.Sequential(nn.Linear(6, 3))).fits([])
 
 
 def test_only_methods_without_a_say_in_the_steps_are_stacked():
