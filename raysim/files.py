@@ -20,6 +20,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
+        sync_folder(path.parent)  # the name, too
     finally:
         temporary.unlink(missing_ok=True)
 

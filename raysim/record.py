@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -108,6 +109,7 @@ class Recorder:
         if self._tables:
             self.folder.append_clients(pa.concat_tables(self._tables))
             self._tables = []
+        os.fsync(self._csv.fileno())
         if self._confusion is not None:
             self._write_confusion(self._confusion)
             self._confusion = None

@@ -249,6 +249,20 @@ class RunFolder:
                 if len(kept):
                     self.append_clients(kept)
 
+    def missing_records(self, before: int) -> str:
+        """What is missing, in words, of the rows of all rounds below `before`, or is damaged; empty if nothing is."""
+        whole = set(range(before))
+        lacking = whole - {int(row["round"]) for row in self.progress_rows()}
+        if lacking:
+            return f"{self.progress.name} lacks {_rounds(lacking)}"
+        found: set[int] = set()
+        for part in sorted(self.clients.glob("rounds-*.parquet")):
+            try:
+                found |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
+            except (pa.ArrowInvalid, OSError) as error:
+                return f"{part.parent.name}/{part.name} is damaged ({error})"
+        return f"{self.clients.name} lacks {_rounds(whole - found)}" if whole - found else ""
+
     def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> None:
         """arrays/round_00012.npz: what methods logged in a round."""
         self.arrays.mkdir(exist_ok=True)
@@ -264,3 +278,8 @@ def _column(values: np.ndarray) -> pa.Array:
     kind = pa.from_numpy_dtype(values.dtype)
     content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
+
+
+def _rounds(numbers: set[int]) -> str:
+    listed = sorted(numbers)
+    return f"round {listed[0]}" + (f" and {len(listed) - 1} more up to round {listed[-1]}" if len(listed) > 1 else "")

@@ -159,6 +159,9 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest(lambda line: err.print(line, markup=False))
+    if checkpoint is not None and (missing := folder.missing_records(checkpoint.next_round)):
+        remedy = "put the file back, or delete this folder to run it anew"
+        raise RaysimError(f"run {name!r} cannot be resumed: {missing}", where, remedy)
     if is_longer or has_other_stop:
         folder.write_config(now)
     if is_finished:

@@ -163,12 +163,14 @@ class Server:
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = cohort.has_nonfinite_update()
-        if is_bad.any() and self.on_nonfinite == "error":
+        if is_bad.any() and (self.on_nonfinite == "error" or is_bad.all()):
             bad = cohort.clients[is_bad].tolist()
+            named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
+            skip = ", or set on_nonfinite to skip to leave such clients out of the round"
             raise RaysimError(
-                f"non-finite update of client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}",
+                f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
                 f"round {round_index}",
-                "lower local.lr, or set on_nonfinite to skip to leave such clients out of the round",
+                f"lower local.lr{'' if is_bad.all() else skip}",
             )
         cohort.drop(is_bad)
 
@@ -198,7 +200,12 @@ class Server:
         )
         # The update is added to what was broadcast: the global model, unless a method claims "broadcast-point" (FedACG).
         buffers = self.buffers + total[size:].float()
-        self.state = torch.cat([views.start + update, buffers + views.buffer_change])
+        state = torch.cat([views.start + update, buffers + views.buffer_change])
+        if not bool(torch.isfinite(state).all()):
+            names = [method.name for method in stack.methods if method.server_update or method.weigh]
+            text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
+            raise RaysimError(text, f"round {views.round_index}", "lower the method's server_lr, or local.lr")
+        self.state = state
         self.counters = self.counters_after(cohort)
 
     def counters_after(self, cohort: Cohort) -> dict[str, int]:

@@ -223,3 +223,28 @@ def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_
         == quietly(plan_of(root, ["scaffold"], rounds=4, name="b", storage=str(tmp_path)))["params_sha256"]
     )
     assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("row", r"progress\.csv lacks round 1 in"), ("part", r"clients\.parquet lacks round"), ("empty", "is damaged")],
+)
+def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, root, tmp_path):
+    plan = a_plan(root, tmp_path, rounds=4, checkpoint={"every_s": 0})
+
+    def stop(record):
+        if record.round_index == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+    progress, (part, *_) = tmp_path / "a" / "progress.csv", sorted((tmp_path / "a" / "clients.parquet").iterdir())
+    if damage == "row":
+        lines = progress.read_text().splitlines(keepends=True)
+        progress.write_text("".join(lines[:2] + lines[3:]))
+    elif damage == "part":
+        part.unlink()
+    else:
+        part.write_bytes(b"")
+    with pytest.raises(RaysimError, match=words):
+        quietly(plan)

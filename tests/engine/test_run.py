@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from raysim.core.errors import ClientError, RaysimError, RunExists
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
+from raysim.engine.simulation import Stopped
 from raysim.runner import execute
 from tests.support.federations import plan_of, run
 from tests.support.runs import a_plan, quietly, rows_of
@@ -65,14 +66,16 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert sorted(everything) == list(range(1797))
 
 
-def test_pictures_of_the_partition_are_there_before_the_first_round(root, tmp_path):
-    seen = []
+def test_pictures_of_the_partition_are_there_after_a_short_run_and_after_one_that_was_stopped(root, tmp_path):
+    def stop(record):
+        raise Stopped
 
-    def start(folder, first_round, num_rounds):
-        seen.extend(sorted(path.name for path in folder.glob("*.png")))
-
-    execute(a_plan(root, tmp_path, rounds=1), on_start=start, on_round=lambda _: None)
-    assert seen == ["partition.png", "validation.png"]
+    plan = a_plan(root, tmp_path, rounds=2, checkpoint={"every_s": 0})
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+    quietly(plan)
+    names = {path.name for path in (tmp_path / "a").glob("*.png")}
+    assert names == {"partition.png", "validation.png", "confusion.png"}
 
 
 def test_bytes_are_those_of_the_tensors_sent(root):
@@ -130,6 +133,22 @@ def test_nonfinite_update_stops_or_is_skipped(root, tmp_path):
         assert (clients[clients.client == 5].weight == 0).all()
         rest = clients[clients.client != 5]
         assert np.allclose(rest.groupby("round").weight.sum(), 1)
+
+
+@pytest.mark.parametrize("methods", [["fedvg"], ["elastic"], ["ccvr"]])
+def test_a_whole_cohort_that_diverged_is_an_error_and_no_round(methods, root, tmp_path):
+    poison = {"tests.support.toys:poison": {"client": 0}}
+    plan = a_plan(
+        root, tmp_path, [poison, *methods], on_nonfinite="skip", partition={"num_clients": 1}, cohort={"size": 1}
+    )
+    with pytest.raises(RaysimError, match=r"non-finite updates of all 1 clients in round 0\. Lower local\.lr$"):
+        quietly(plan)
+
+
+def test_a_global_model_that_is_not_finite_ends_the_run_and_names_the_method(root, tmp_path):
+    plan = a_plan(root, tmp_path, ["fedprox", "tests.support.toys:spoils"])
+    with pytest.raises(RaysimError, match=r"the new global model is not finite \(server methods: spoils\) in round 0"):
+        quietly(plan)
 
 
 def test_dropped_client_keeps_the_memory_it_had(root):

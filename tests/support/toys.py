@@ -147,6 +147,11 @@ def poison(*, client: int, value: float = float("nan")):
     return Method("poison", grads=grads)
 
 
+def spoils():
+    """The server's update becomes NaN."""
+    return Method("spoils", server_update=lambda update, state, view: (update * float("nan"), state))
+
+
 def kills_worker(*, marker: str, round_index: int):
     """The first client that reports in a round kills its worker with SIGKILL, once."""
 
