@@ -175,7 +175,8 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     if named is None:
         return ""
     for label, settings in named.items():
-        own = [key for key in settings or () if str(key).partition(".")[0] in OF_THE_SWEEP]
+        keys = settings if isinstance(settings, Mapping) else ()
+        own = [key for key in keys if str(key).partition(".")[0] in OF_THE_SWEEP]
         if own:
             return f"{label} sets {own[0]}, which is the sweep's own; drop it"
     unknown = ", ".join(str(label) for label in options(domain) if label not in named)

@@ -51,11 +51,14 @@ def test_example_goes_from_import_to_a_plot_of_three_methods_and_an_own_one(exec
 
 def test_progress_is_one_line_that_changes(executed):
     code = """
-        import time
+        import json
         from pathlib import Path
         from types import SimpleNamespace
         from raysim.terminal import Progress
 
+        resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
+        Path("runs/a").mkdir(parents=True, exist_ok=True)
+        Path("runs/a/env.json").write_text(json.dumps({"resources": resources}))
         progress = Progress()
         progress.start(Path("runs/a"), 0, 3)
         for index in range(3):
@@ -64,4 +67,5 @@ def test_progress_is_one_line_that_changes(executed):
     (cell,) = executed(new_notebook(cells=[new_code_cell("\n".join(line[8:] for line in code.splitlines()))]))
     first, last = shown(cell, "text/plain")
     assert first.startswith("running 3 rounds in runs/a")
+    assert "serial, 1 thread)" in first
     assert last.startswith("round 3/3  accuracy 0.5000  loss 0.5000")
