@@ -14,17 +14,10 @@ import yaml
 
 import raysim
 from raysim.core.errors import ConfigError
+from tests.support.federations import SMALL
 
 ROOT = Path(__file__).parent.parent
-SMALL = {
-    "seed": 3,
-    "rounds": 4,
-    "partition": {"alpha": 0.3, "num_clients": 6},
-    "model": {"name": "mlp"},
-    "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
-    "cohort": {"size": 3},
-    "resources": {"backend": "serial"},
-}
+FOUR_ROUNDS = {**SMALL, "rounds": 4}
 
 MODULE = """
 import json, os, signal
@@ -65,7 +58,12 @@ def settings(root: Path, tmp_path: Path, monkeypatch) -> dict[str, object]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "recording", raising=False)
-    return {**SMALL, "data": {"root": str(root)}, "storage": str(tmp_path / "runs"), "loggers": ["recording:make"]}
+    return {
+        **FOUR_ROUNDS,
+        "data": {"root": str(root)},
+        "storage": str(tmp_path / "runs"),
+        "loggers": ["recording:make"],
+    }
 
 
 def told(folder: Path) -> list[list[object]]:
