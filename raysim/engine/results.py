@@ -17,7 +17,7 @@ from raysim.core.method import ClientView, Value, Vector
 from raysim.core.own import place_in
 from raysim.engine.messages import Packed
 from raysim.engine.plan import Phase
-from raysim.engine.transport import pack
+from raysim.engine.transport import packed_copy
 from raysim.engine.vectors import RoundVectors
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
@@ -27,14 +27,17 @@ ENGINE = "raysim"
 def take_reports(
     phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, layout: Layout
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """(method name -> what it reports in small, (1, ...); vector name -> peaks). Vectors are kept in `vectors`."""
+    """(method name -> what it reports in small, (1, ...); vector name -> peaks). Vectors are kept in `vectors`.
+
+    All are copies: a hook may return a view of the model, which the next client trains.
+    """
     small: dict[str, dict[str, np.ndarray]] = {}
     peaks: dict[str, np.ndarray] = {}
     for method, reported in phase.stack.report(views).items():
         small[method] = {}
         for name, value in reported.items():
             if not isinstance(value, Vector):
-                small[method][name] = np.asarray(pack(value))[None]
+                small[method][name] = np.asarray(packed_copy(value))[None]
                 continue
             if value.value.shape != (layout.num_params,):
                 what = f"Vector {name!r} has shape {tuple(value.value.shape)}"
@@ -59,8 +62,8 @@ def take_memory(phase: Phase, views: Mapping[str, ClientView], layout: Layout, s
             memory[method.name] = kept
     if layout.personal:
         leaves = layout.views(state)
-        memory[ENGINE] = {leaf.name: leaves[leaf.name].clone() for leaf in layout.personal}
-    return pack(memory) if memory else None
+        memory[ENGINE] = {leaf.name: leaves[leaf.name] for leaf in layout.personal}
+    return packed_copy(memory) if memory else None
 
 
 @contextmanager

@@ -30,6 +30,17 @@ def pack(value: Value) -> Value:
     return map_leaves(lambda x: x.detach().cpu().contiguous().numpy() if isinstance(x, Tensor) else x, value)
 
 
+def packed_copy(value: Value) -> Value:
+    """As `pack`, of a value that somebody else may write to later: nothing in it shares memory with the original."""
+
+    def copied(leaf: Value) -> Value:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(copied, value)
+
+
 def unpack(value: Value, device: torch.device | str = "cpu") -> Value:
     """The reverse, with copies: what comes out may be written, what lies in the object store may not."""
     return map_leaves(lambda x: torch.from_numpy(x.copy()).to(device) if isinstance(x, np.ndarray) else x, value)

@@ -18,6 +18,7 @@ from raysim.core.method import ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
+from raysim.engine.transport import packed_copy
 from raysim.training.evaluate import Score
 
 if TYPE_CHECKING:  # the server makes the views
@@ -88,7 +89,7 @@ class ServerViews:
             self.numbers[f"{method}/{name}"] = float(value)
             return
         key = f"{method}.{name}"
-        self.arrays[key] = value.detach().cpu().numpy()
+        self.arrays[key] = packed_copy(value)
         if columns:
             self.arrays[f"{key}:columns"] = np.array(columns)
         if value.dim() > 1:

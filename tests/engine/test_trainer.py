@@ -1,0 +1,49 @@
+"""What a trainer hands over is the client's own, whatever the next client does to the model."""
+
+from __future__ import annotations
+
+import torch
+
+from raysim.core.method import Method
+from raysim.engine.transport import packed_copy
+from tests.support.federations import plan_of, run, server_on
+
+
+def returns_views():
+    """Reports and remembers views of the model that it was given, as a careless author would."""
+
+    def report(client):
+        client.memory["whole"] = client.params
+        client.memory["array"] = client.params.numpy()[-4:]
+        return {"first": client.params[:5]}
+
+    def weigh(weights, server):
+        server.log("first", server.report["first"])
+        return weights
+
+    return Method("returns_views", report=report, weigh=weigh, needs=frozenset({"client-memory"}))
+
+
+def test_views_of_the_model_are_copied_when_a_client_is_done(root):
+    server = server_on(plan_of(root, ["tests.engine.test_trainer:returns_views"]), root)
+    record = server.run_round(0)
+    reported = record.arrays["returns_views.first"]
+    held = server.pool._trainer._vectors
+    memories = {client: server.client_memory(client)["returns_views"] for client in server.changed_clients()}
+    start = run(plan_of(root), root, rounds=0).params
+    assert len(memories) > 1
+    for (client, memory), first in zip(sorted(memories.items()), reported, strict=True):
+        own = start + held.of("update", [client])[0][: len(start)]
+        torch.testing.assert_close(torch.from_numpy(memory["whole"]), own, rtol=0, atol=1e-6)
+        assert (memory["whole"][:5] == first).all()
+        assert (memory["whole"][-4:] == memory["array"]).all()
+    assert len({memory["whole"].tobytes() for memory in memories.values()}) == len(memories)
+
+
+def test_a_packed_copy_shares_no_memory():
+    tensor, array = torch.zeros(3), torch.zeros(3).numpy()
+    packed = packed_copy({"a": tensor, "b": [array, tensor[1:], 7]})
+    tensor += 1
+    array += 1
+    assert packed["a"].sum() == packed["b"][0].sum() == packed["b"][1].sum() == 0
+    assert packed["b"][2] == 7
