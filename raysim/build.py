@@ -34,7 +34,7 @@ from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head
 from raysim.own_code import OwnCode, packed, receive
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
-from raysim.training.local import LocalSettings
+from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
 
 Parameters = ParamSpec("Parameters")
@@ -266,7 +266,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         phases=make_phases(config, methods),
         sizes=sizes_of(open_federation(recipe)),
         seed=config.seed,
-        skips_single=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()),
+        skips_single=needs_two_examples(module),
         on_nonfinite=config.on_nonfinite,
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,

@@ -19,6 +19,7 @@ import torch
 
 from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
 from raysim.check_own import check_metrics, check_own, open_own_set
+from raysim.check_training import training_faults
 from raysim.config import (
     JOB_VARIABLE,
     Config,
@@ -83,7 +84,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
-    faults += stop_faults(config, methods, num_test=len(manifest.test))
+    faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
     if faults:
         raise ConfigError(faults, source)
     layout, texts = _fit(

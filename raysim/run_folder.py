@@ -90,6 +90,7 @@ class RunFolder:
         self.partition = path / "partition.json"
         self.partition_table = path / "partition.csv"
         self.examples = path / "examples.csv"
+        self.weights = path / "pretrained.sha256"
         self.progress = path / "progress.csv"
         self.clients = path / "clients.parquet"
         self.arrays = path / "arrays"

@@ -29,6 +29,7 @@ from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore
 from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.loggers import Loggers, ended
+from raysim.models.pretrained import weights_sha256
 from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
@@ -119,12 +120,13 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
     """
     config, name, where = plan.config, folder.name, str(folder.path)
     other = "choose another name, or delete that folder"
-    is_finished = folder.status.name == "completed"
+    is_finished, weights = folder.status.name == "completed", weights_sha256(config.model.pretrained)
     now = config.model_dump(mode="json")
     if not folder.config.exists():
         if is_finished:
             raise RunExists(f"run {name!r} is finished", where, other)
         write_partition(folder, plan.manifest, plan.info)
+        write_file(folder.weights, weights.encode())
         folder.write_config(now)
         return None
     if config.resume == "never" and not is_finished:
@@ -156,6 +158,11 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
             ("partition.file", "the partition in it") if config.partition.scheme == "file" else ("data", "the set")
         )
         faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
+    if not faults and folder.weights.is_file() and folder.weights.read_text() != weights:
+        text = (
+            f"the weights in {config.model.pretrained} changed since the {kind} in {where} began; choose another name"
+        )
+        faults.append(Fault("model.pretrained", text))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest(lambda line: err.print(line, markup=False))

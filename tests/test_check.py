@@ -91,6 +91,12 @@ def test_an_unknown_figure_is_a_fault_before_the_run(root):
         plan_of(root, report={"figures": ["bars", "pie"]})
 
 
+def test_batches_of_one_example_are_refused_with_batch_norm(root):
+    with pytest.raises(ConfigError, match=r"local\.batch_size: 1 trains nothing: cnn has BatchNorm"):
+        plan_of(root, local={"batch_size": 1}, model={"name": "cnn", "norm": "batch"})
+    plan_of(root, local={"batch_size": 1}, model={"name": "cnn", "norm": "group"})
+
+
 def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
     prepare("digits", tmp_path)
     check(raw_config(tmp_path), "a test")

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import save_file
 
+from raysim.build import model_spec
+from raysim.core.errors import ConfigError
 from raysim.engine.simulation import Interrupted
+from raysim.models import build_model
 from raysim.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
@@ -57,6 +61,25 @@ def test_run_goes_on_where_its_data_were_moved(root, tmp_path):
         2,
         go(plan_of(root, name="whole", storage=str(tmp_path)))[1],
     )
+
+
+def test_a_run_does_not_go_on_with_other_weights_in_the_file_it_began_with(root, tmp_path):
+    def plan(rounds):
+        model = {"name": "mlp", "hidden": 4, "pretrained": str(tmp_path / "weights.safetensors")}
+        return plan_of(root, name="a", storage=str(tmp_path), model=model, rounds=rounds)
+
+    def save(seed):
+        save_file(build_model(spec, seed=seed).state_dict(), weights)
+
+    weights, sound = tmp_path / "weights.safetensors", plan_of(root, model={"name": "mlp", "hidden": 4})
+    spec = model_spec(sound.config, len(sound.info.classes), sound.info.shape)
+    save(seed=0)
+    execute(plan(1))
+    save(seed=1)
+    with pytest.raises(ConfigError, match=r"model\.pretrained: the weights in .* changed since the run"):
+        execute(plan(2))
+    save(seed=0)
+    assert execute(plan(2))["rounds"] == 2
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,22 @@ def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Map
         return _published(architecture, spec), f"the published weights of {spec.name}"
     path = Path(spec.pretrained).expanduser()
     return read_weights(path), str(path)
+
+
+def weights_sha256(pretrained: str | None) -> str:
+    """SHA-256 of the file of weights; "" where none is given, or the library's are.
+
+    Raises:
+      ModelError: it cannot be read.
+    """
+    if pretrained in (None, "default"):
+        return ""
+    path = Path(pretrained).expanduser()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot be read ({error})", str(path), "correct model.pretrained") from error
 
 
 def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tensor]:

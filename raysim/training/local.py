@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.core.method import Batch, GradFn, LossFn
 from raysim.core.seeding import derive_seed, torch_generator
@@ -61,6 +61,11 @@ class LocalSettings:
     def is_bare_descent(self) -> bool:
         """Whether a step is params -= lr * gradient and nothing else."""
         return self.optimizer == "sgd" and not (self.momentum or self.weight_decay) and self.max_grad_norm is None
+
+
+def needs_two_examples(module: nn.Module) -> bool:
+    """Whether a batch of one example is no step: BatchNorm has no variance there."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> list[tuple[int, int]]:
