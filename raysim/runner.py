@@ -183,6 +183,8 @@ def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -
     phase = next((method.name for method in plan.methods if method.is_phase), "")
 
     def watched(record: RoundRecord) -> object:
+        for note in record.notes:
+            err.print(note, markup=False)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"

@@ -82,6 +82,7 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             keeps_memory=plan.keeps_memory,
             placement=wanted.placement,
             is_growing=wanted.trainers == "auto",
+            client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
         )
         try:
             server.wait_until_ready()

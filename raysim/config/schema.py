@@ -185,6 +185,11 @@ class ResourcesGroup(Group):
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPU fraction of a trainer")
     placement: Literal["pack", "spread"] = key("pack", "trainers on few nodes, or over many")
+    client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
+        "auto",
+        "seconds after which a trainer on Ray that gives no answer is ended, and its clients go to others; "
+        "auto: 20 times the longest answer so far and at least 60; a process that stands still is ended after 60",
+    )
 
     @property
     def cpus(self) -> float:

@@ -61,6 +61,7 @@ class RoundRecord:
       weights: (K kept, num_blocks) float64, mean weight of each client in each layer block.
       arrays: what methods logged: `method.name`, and `:columns`, `:clients` that name its axes.
       confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None where not scored.
+      notes: lines for the user, of trainers that were ended.
     """
 
     round_index: int
@@ -69,6 +70,7 @@ class RoundRecord:
     weights: np.ndarray
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     confusion: np.ndarray | None = None
+    notes: Sequence[str] = ()
 
 
 # --- of the cohort --------------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Server:
             client_columns(cohort, weights, self.layout),
             layer_block_weights(cohort, weights, self.layout),
         )
-        return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion)
+        return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion, self.pool.take_notes())
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 

@@ -34,10 +34,14 @@ class Recorder(Protocol):
     def flush(self) -> None: ...
 
 
+#: Seconds that a round may still take after a signal. Batch systems kill after 30.
+GRACE_S = 20.0
+
+
 class Interrupted(Exception):
     """A signal ended a run or a sweep; next_round is where the run, after a checkpoint, will go on.
 
-    next_round is None for a sweep, and where no round was finished for it: before the first one, or at a second signal.
+    next_round is None for a sweep, and before the first checkpoint.
     """
 
     def __init__(self, signal_number: int, next_round: int | None):
@@ -76,7 +80,8 @@ def simulate(
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
     A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
-    last round, and when SIGTERM or SIGINT asks the run to stop (which it does after the round at hand). `on_round` is
+    last round, and when SIGTERM, SIGINT or SIGHUP asks the run to stop, which it does after the round at hand if that ends
+    within GRACE_S seconds. `on_round` is
     called when the round is recorded and its checkpoint, if any, written; what it raises ends the run, and the run
     ends as well, as if this had been its last round, where it returns "stop" or `reason_to_stop` gives a reason.
 
@@ -99,7 +104,7 @@ def simulate(
 
     if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end
         return first_round, reason
-    with collected_signals() as received:
+    with collected_signals(grace_s=GRACE_S) as received, _ended_in_between(received, lambda: next_saved):
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
             recorder.write(record)
@@ -123,27 +128,46 @@ def simulate(
 
 
 @contextmanager
-def collected_signals(on_first: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of dying of them; a second one takes effect at once.
+def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Iterator[None]:
+    """What ends a round before its end, a second signal or one that it outlasted, says where the run will go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(received[0], next_saved() or None) from error
+
+
+@contextmanager
+def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: float = 0.0) -> Iterator[list[int]]:
+    """Collect SIGTERM, SIGINT and SIGHUP instead of dying of them; a second one takes effect at once.
+
+    What is ignored stays so: SIGHUP is, under nohup.
 
     Args:
       on_first: called in the handler when the first one came.
+      grace_s: seconds after the first one that are as good as a second one; 0: nothing is.
     """
     received: list[int] = []
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([signal.SIGALRM] if grace_s else []))
 
     def handle(number: int, frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        if grace_s:
+            signal.setitimer(signal.ITIMER_REAL, grace_s)
         on_first()
 
     try:
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {
+            number: signal.signal(number, handle) for number in caught if signal.getsignal(number) is not signal.SIG_IGN
+        }
     except ValueError:  # not the main thread: whoever runs us handles signals
         yield received
         return
     try:
         yield received
     finally:
+        if grace_s:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)

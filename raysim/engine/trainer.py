@@ -365,6 +365,9 @@ class SerialPool:
     def take_counts(self) -> PoolCounts:
         return PoolCounts(trainers=1, nodes=1)
 
+    def take_notes(self) -> list[str]:
+        return []
+
     def put(self, value: Packed) -> Handle:
         return value
 

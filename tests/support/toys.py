@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -152,17 +153,28 @@ def spoils():
     return Method("spoils", server_update=lambda update, state, view: (update * float("nan"), state))
 
 
-def kills_worker(*, marker: str, round_index: int):
-    """The first client that reports in a round kills its worker with SIGKILL, once."""
+def kills_worker(*, marker: str, round_index: int, number: int = signal.SIGKILL):
+    """The first client that reports in a round sends its worker a signal, SIGKILL or SIGSTOP, once."""
 
     def report(client):
         path = Path(marker)
         if client.round_index == round_index and not path.exists():
             path.write_text(str(os.getpid()))
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), number)
         return {}
 
     return Method("kills_worker", report=report)
+
+
+def hangs(*, client: int):
+    """One client never ends."""
+
+    def report(view):
+        while view.id == client:
+            time.sleep(0.1)
+        return {}
+
+    return Method("hangs", report=report)
 
 
 def kills_holder(*, folder: str, weighing: int, mapping: int):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeVar, cast
 
+import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from raysim.core.errors import OutOfMemory
+from raysim.core.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
     EvaluationPoint,
     Handle,
@@ -26,9 +27,13 @@ from raysim.engine.messages import (
 from raysim.engine.plan import ClientBlock, Queues
 from raysim.engine.ray.session import LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
+from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.transport import num_bytes
 
 Answer = TypeVar("Answer")
+
+#: Whom a task that was not handed out is with.
+NOBODY = Watched(None, Process("", 0, -1), "")
 
 #: Up to here a request goes along with each call, as Ray sends small arguments; through the store it takes 1.5 ms more.
 INLINE_BYTES = 100_000
@@ -40,7 +45,7 @@ class Task:
 
     Attributes:
       message: handle; memories: handles of what the clients kept before this round.
-      slot, actor, node: who has it, or had it, and where. A slot may have got another actor since.
+      slot, asked: who has it, or had it. A slot may have got another actor since.
       refs: reports, then new memories.
     """
 
@@ -48,15 +53,20 @@ class Task:
     blocks: Sequence[ClientBlock]
     memories: Sequence[Handle]
     slot: TrainerSlot | None = None
-    actor: Actor = None
-    node: str = ""
+    asked: Watched = NOBODY
     refs: list[Ref] = field(default_factory=list)
     tries: int = 0
 
     @property
+    def words(self) -> str:
+        """What the task is about, for people."""
+        clients = [client for block in self.blocks for client in block.clients]
+        return f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
+
+    @property
     def is_with_its_trainer(self) -> bool:
         """Whether the trainer that has, or had, the task is still in its slot."""
-        return self.slot is not None and self.slot.actor is self.actor and not self.slot.is_retired
+        return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
 
 
 class RayPool:
@@ -74,6 +84,7 @@ class RayPool:
       start: start(index) -> a new actor for that slot.
       capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
       gpu_share: of a GPU that each trainer has.
+      timeout_s: how long a trainer may be silent, see `Watch`.
     """
 
     def __init__(
@@ -83,8 +94,9 @@ class RayPool:
         keeps_memory: bool,
         capacity: Callable[[], int] | None = None,
         gpu_share: float = 0.0,
+        timeout_s: float | None = None,
     ):
-        self.slots = TrainerSlots(start, num_trainers, gpu_share)
+        self.slots = TrainerSlots(start, num_trainers, gpu_share, timeout_s)
         self._keeps_memory, self._capacity = keeps_memory, capacity
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
@@ -104,6 +116,10 @@ class RayPool:
         counts = PoolCounts(len(self._planned), len(nodes), self._sum_bytes / 1e6, self._redone_blocks)
         self._redone_blocks = self._sum_bytes = 0
         return counts
+
+    def take_notes(self) -> list[str]:
+        notes, self.slots.watch.notes = self.slots.watch.notes, []
+        return notes
 
     def put(self, value: Packed) -> Handle:
         return ray.put(value)
@@ -148,18 +164,19 @@ class RayPool:
                         pending[self._submit(task, slot)] = task
             # A trainer that has just started wakes this loop as well, but only where there is something for it to do.
             starting = [slot.started for slot in self.slots.starting()] if waiting else []
-            done, _ = ray.wait([*pending, *starting], num_returns=1)
-            for ref in done:
-                if ref in pending:
-                    task = pending.pop(ref)
-                    reports = self._finished(task)
-                    if reports is None:
-                        waiting.append(task)
-                    else:
-                        yield task, reports
+            asked = {ref: task.asked for ref, task in pending.items()}
+            ref = self.slots.watch.first(asked, also=starting)
+            if ref in pending:
+                task = pending.pop(ref)
+                reports = self._finished(task)
+                if reports is None:
+                    waiting.append(task)
+                else:
+                    yield task, reports
 
     def _submit(self, task: Task, slot: TrainerSlot) -> Ref:
-        task.slot, task.actor, task.node = slot, slot.actor, slot.node
+        task.slot, task.asked = slot, slot.asked_for(task.words)
+        self.slots.watch.asked(slot.actor)
         # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
         refs = call.remote(task.message, task.blocks, *task.memories)
@@ -170,13 +187,16 @@ class RayPool:
         """The reports of a task that has ended; None if it is to be done again, since it or what it made is lost."""
         try:
             reports = cast(Reports, ray.get(task.refs[0]))
-            if task.node != self._here:  # what clients keep outlives the round, so it must outlive the node
+            if (
+                task.asked.process.node != self._here
+            ):  # what clients keep outlives the round, so it must outlive the node
                 task.refs[1:] = [ray.put(memory) for memory in ray.get(task.refs[1:])]
             return reports
         except LOSSES as error:
-            task.tries += 1
+            ended = self.slots.watch.ended.get(task.asked.actor)
+            task.tries += 2 if ended else 1  # a second wait of that length is enough
             if task.tries > RETRIES:
-                raise
+                raise (RaysimError(*ended) if ended else error) from error
             # Every task in the queue of a dead trainer fails like this; the first one of them replaces the trainer.
             if isinstance(error, RayActorError) and task.slot is not None and task.is_with_its_trainer:
                 self.slots.replace(task.slot)
@@ -204,7 +224,8 @@ class RayPool:
             self._train_lost([task for task, _ in asked])
             if adds:
                 return self._added(call, sent, asked)
-            return ray.get([task.actor.call.remote(call, sent, [clients]) for task, clients in asked])
+            calls = [(task.asked.actor.call.remote(call, sent, [clients]), task.asked) for task, clients in asked]
+            return self._answers(calls)
 
         return self._with_recovery(attempt)
 
@@ -212,23 +233,27 @@ class RayPool:
         self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[Task, TaskClients]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        by_node: dict[str, dict[Actor, list[TaskClients]]] = {}
+        parts: dict[Watched, list[TaskClients]] = {}
         for task, clients in asked:
-            by_node.setdefault(task.node, {}).setdefault(task.actor, []).append(clients)
+            parts.setdefault(task.asked._replace(what="sums"), []).append(clients)
         # All trainers are asked before anybody's answer is waited for.
-        answers = {
-            node: {actor: actor.call.remote(call, request, own) for actor, own in actors.items()}
-            for node, actors in by_node.items()
-        }
-        here = list(answers.pop(self._here, {}).values())
+        partials = {one.actor.call.remote(call, request, own): one for one, own in parts.items()}
+        self.slots.watch.all(partials)
+        by_node: dict[str, dict[Ref, Watched]] = {}
+        for partial, one in partials.items():
+            by_node.setdefault(one.process.node, {})[partial] = one
+        here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
         # One sum of the model's size leaves a node, however many trainers it has.
-        away = []
-        for partials in answers.values():
-            actor, first = next(iter(partials.items()))
-            away.append(actor.add.remote(*partials.values()) if len(partials) > 1 else first)
-        sums: list[Ref] = ray.get([*here, *away])
-        self._sum_bytes += sum(partial.nbytes for partial in sums[len(here) :])
-        return sums
+        away: list[Answer] = self._answers(_added_there(own) for own in by_node.values())
+        self._sum_bytes += sum(cast(np.ndarray, partial).nbytes for partial in away)
+        return here + away
+
+    def _answers(self, calls: Iterable[tuple[Ref, Watched]]) -> list[Answer]:
+        """What those asked answer, in order."""
+        asked = dict(calls)
+        self.slots.watch.all(asked)
+        answers: list[Answer] = ray.get([*asked])
+        return answers
 
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
@@ -239,10 +264,13 @@ class RayPool:
             ready = self.slots.ready()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
             calls = [
-                slot.actor.call.remote(call, sent, details, slices[number :: len(ready)])
+                (
+                    slot.actor.call.remote(call, sent, details, slices[number :: len(ready)]),
+                    slot.asked_for("evaluation"),
+                )
                 for number, slot in enumerate(ready)
             ]
-            shares: list[list[Answer]] = ray.get(calls)
+            shares: list[list[Answer]] = self._answers(calls)
             return [shares[number % len(ready)][number // len(ready)] for number in range(len(slices))]
 
         return self._with_recovery(attempt)
@@ -266,3 +294,9 @@ class RayPool:
                         raise
                 self.slots.check(self.slots.ready())
         raise AssertionError("unreachable")
+
+
+def _added_there(partials: Mapping[Ref, Watched]) -> tuple[Ref, Watched]:
+    """The sum of the partial sums of a node, made by one of its trainers."""
+    first, one = next(iter(partials.items()))
+    return (one.actor.add.remote(*partials), one) if len(partials) > 1 else (first, one)

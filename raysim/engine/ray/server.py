@@ -67,12 +67,18 @@ class ServerActor:
     """
 
     def __init__(
-        self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool, *, is_growing: bool
+        self,
+        make_server: Callable[[Pool], Server],
+        starter: TrainerStarter,
+        keeps_memory: bool,
+        *,
+        is_growing: bool,
+        client_timeout_s: float | None,
     ):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
         capacity = starter.capacity if is_growing else None
-        pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus)
+        pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus, client_timeout_s)
         self._make_server = partial(make_server, pool)
 
     @cached_property
@@ -104,6 +110,7 @@ class RayServer:
       wait_s: seconds to wait for room for all trainers before giving up.
       placement: "pack" trainers on few nodes, or "spread" them over many.
       is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
+      client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class RayServer:
         wait_s: float = 30.0,
         placement: str = "pack",
         is_growing: bool = False,
+        client_timeout_s: float | None = None,
     ):
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
         current = ray.util.get_current_placement_group()
@@ -129,8 +137,13 @@ class RayServer:
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_reserved()
-        growing = is_growing and current is None
-        self.actor: Actor = server.remote(make_server, starter, keeps_memory, is_growing=growing)
+        self.actor: Actor = server.remote(
+            make_server,
+            starter,
+            keeps_memory,
+            is_growing=is_growing and current is None,
+            client_timeout_s=client_timeout_s,
+        )
         self._actors.append(self.actor)
 
     #: Returns once every actor has built its parts: the first round then starts at once.

@@ -64,8 +64,10 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
     begun = _BEGUN.get()
     if begun is not None:
         begun.result()
-        with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the same handler
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the first handler
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                    signal.signal(number, lambda number, _: sys.exit(number))
         yield
     elif ray.is_initialized():
         yield

@@ -16,6 +16,7 @@ from raysim.core.own import own_errors
 from raysim.engine.messages import Packed, RoundMessage
 from raysim.engine.plan import ClientBlock
 from raysim.engine.ray.session import LOSSES, Actor, Ref
+from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
@@ -33,12 +34,12 @@ class TrainerActor:
     def __init__(self, make_trainer: Callable[[], Trainer], gpu_share: float = 0.0):
         self._make_trainer, self._gpu_share = make_trainer, gpu_share
 
-    def start(self) -> str:
-        """Build the trainer; the id of the node that it is on."""
+    def start(self) -> Process:
+        """Build the trainer, and say where it is."""
         self._trainer = self._make_trainer()
         if self._gpu_share:
             self._trainer.limit_memory(self._gpu_share)
-        return ray.get_runtime_context().get_node_id()
+        return Process.own()
 
     def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> object:
         """Reports, then each client's memory as an object of its own, so that old ones can be freed singly."""
@@ -64,7 +65,7 @@ class TrainerSlot:
     """A trainer's place in the pool.
 
     Attributes:
-      actor: who fills it now; started: what its `start` will return; node: where it is, "" until it has started.
+      actor: who fills it now; started: what its `start` will return; process: where it is, None until it has started.
       failures: starts that failed, one after the other.
       is_retired: its device had no memory left for one more trainer; nobody fills it any more.
     """
@@ -72,9 +73,19 @@ class TrainerSlot:
     index: int
     actor: Actor
     started: Ref
-    node: str = ""
+    process: Process | None = None
     failures: int = 0
     is_retired: bool = False
+
+    @property
+    def node(self) -> str:
+        """Where the trainer is; "" if it is not there."""
+        return self.process.node if self.process else ""
+
+    def asked_for(self, what: str) -> Watched:
+        """This trainer, which was asked for something."""
+        assert self.process is not None
+        return Watched(self.actor, self.process, what)
 
 
 class TrainerSlots:
@@ -86,10 +97,14 @@ class TrainerSlots:
     Args:
       start: start(index) -> a new actor for that slot.
       gpu_share: of a GPU that each trainer has.
+      timeout_s: see `Watch`.
     """
 
-    def __init__(self, start: Callable[[int], Actor], count: int, gpu_share: float = 0.0):
+    def __init__(
+        self, start: Callable[[int], Actor], count: int, gpu_share: float = 0.0, timeout_s: float | None = None
+    ):
         self._start, self._gpu_share = start, gpu_share
+        self.watch = Watch(timeout_s)
         self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
         self._slots: list[TrainerSlot] = []
         self.grow(count)
@@ -121,7 +136,7 @@ class TrainerSlots:
                 return
             slot, timeout_s = starting.pop(done[0]), 0.0  # waits for the first one only
             try:
-                slot.node, slot.failures = ray.get(done[0]), 0
+                slot.process, slot.failures = ray.get(done[0]), 0
             except RayError as error:
                 slot.failures += 1
                 if not isinstance(error, LOSSES) or slot.failures > RETRIES:
@@ -131,14 +146,14 @@ class TrainerSlots:
     def replace(self, slot: TrainerSlot) -> None:
         """Start another actor in a lost one's slot; it waits for room if its node is gone."""
         ray.kill(slot.actor)
-        slot.actor, slot.node = self._start(slot.index), ""
+        slot.actor, slot.process = self._start(slot.index), None
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
         """End a trainer for good, if it is not the last; those left on its node may use its share of the memory."""
         if len(self.ready()) + len(self.starting()) < 2:
             return False
-        node, slot.node, slot.is_retired = slot.node, "", True
+        node, slot.process, slot.is_retired = slot.node, None, True
         ray.kill(slot.actor)
         left = [other for other in self.ready() if other.node == node]
         share = self._gpu_shares.get(node, self._gpu_share) * (len(left) + 1) / max(1, len(left))
@@ -149,7 +164,9 @@ class TrainerSlots:
 
     def check(self, slots: Iterable[TrainerSlot]) -> None:
         """Replace those who do not answer: their process has ended."""
-        for slot, answer in [(slot, slot.actor.__ray_ready__.remote()) for slot in slots]:
+        asked = [(slot, slot.actor.__ray_ready__.remote()) for slot in slots]
+        self.watch.all({answer: slot.asked_for("whether it is there") for slot, answer in asked})
+        for slot, answer in asked:
             try:
                 ray.get(answer)
             except LOSSES:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from functools import partial
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -40,6 +42,23 @@ def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_clu
     assert marker.exists()
     assert int(marker.read_text()) != os.getpid()
     assert summary["params_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray_cluster, capfd):
+    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 3}
+    stopper = {"marker": str(tmp_path / "stopped"), "round_index": 1, "number": int(signal.SIGSTOP)}
+    plan = a_plan(root, tmp_path, ["scaffold", {"tests.support.toys:kills_worker": stopper}], resources=resources)
+    assert quietly(plan)["params_sha256"] == run(plan_of(root, ["scaffold"]), root).params_sha256()
+    assert not psutil.pid_exists(int((tmp_path / "stopped").read_text()))
+    assert "a trainer gave no answer for" in capfd.readouterr().err
+
+    client = int(run(plan_of(root), root, rounds=1).pool._trainer._vectors._rows["update"].popitem()[0])
+    hanging = plan_of(
+        root, [{"tests.support.toys:hangs": {"client": client}}], storage=str(tmp_path), resources=resources
+    )
+    with pytest.raises(RaysimError, match=rf"clients .*{client}.* in .*toys.py, line \d+, in report.*client_timeout_s"):
+        quietly(hanging)
 
 
 @pytest.mark.slow

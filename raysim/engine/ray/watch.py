@@ -1,0 +1,185 @@
+"""Notices trainers that do not answer and ends their processes: what follows is what follows any loss of a trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raysim.core.errors import RaysimError
+from raysim.engine.ray.session import Actor, Ref
+
+Answer = TypeVar("Answer")
+
+#: Seconds between two looks at trainers that are silent.
+LOOK_S = 5.0
+
+#: Seconds of silence after which a trainer's process must have computed something since the last look at it.
+IDLE_S = 30.0
+
+#: The limit by itself: so many times the longest time that a trainer took for an answer, and so many seconds at least.
+TIMES, LEAST_S = 20.0, 60.0
+
+
+class Process(NamedTuple):
+    """Where a trainer runs. stack: file descriptor that its Python stack goes to at SIGUSR1, -1 without one."""
+
+    node: str
+    pid: int
+    stack: int
+
+    @staticmethod
+    def own() -> Process:
+        """This process, which from here on tells its stack."""
+        stack = os.memfd_create("raysim-stack") if hasattr(os, "memfd_create") else -1
+        if stack >= 0:
+            faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        return Process(ray.get_runtime_context().get_node_id(), os.getpid(), stack)
+
+
+class Watched(NamedTuple):
+    """Who was asked, and for what, in words."""
+
+    actor: Actor
+    process: Process
+    what: str
+
+
+@dataclass
+class Watch:
+    """Waits for answers of trainers, and ends the process of one that gives none.
+
+    A trainer is silent from the time it was asked, or answered last. It is ended when it has been silent for longer than
+    the limit, or when its process has not computed at all for IDLE_S seconds, which a stopped one does not.
+
+    Attributes:
+      timeout_s: the limit; None: TIMES the longest silence before an answer so far; none before the first answer.
+      notes: a line for each trainer that was ended, for the user.
+      ended: those trainers -> what happened, where, how to mend it.
+    """
+
+    timeout_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+    ended: dict[Actor, tuple[str, str, str]] = field(default_factory=dict)
+    _longest_s: float = 0.0
+    _heard: dict[Actor, float] = field(default_factory=dict)
+    _computed: dict[Actor, tuple[float, float]] = field(default_factory=dict)  # when looked at, CPU seconds until then
+
+    @property
+    def limit_s(self) -> float:
+        if self.timeout_s is not None:
+            return self.timeout_s
+        return max(LEAST_S, TIMES * self._longest_s) if self._longest_s else float("inf")
+
+    def asked(self, actor: Actor) -> None:
+        """A trainer that had nothing to do has something now."""
+        self._heard[actor] = time.monotonic()
+
+    def first(self, asked: Mapping[Ref, Watched], also: Sequence[Ref] = ()) -> Ref:
+        """The first answer, or loss, of those asked, or the first of `also`."""
+        while True:
+            # Not fetched: some answers are for another trainer.
+            done, _ = ray.wait([*asked, *also], num_returns=1, timeout=LOOK_S, fetch_local=False)
+            if done:
+                if done[0] in asked:
+                    self._note_answer(asked[done[0]].actor)
+                return done[0]
+            self._end_silent(asked.values())
+
+    def all(self, asked: Mapping[Ref, Watched]) -> None:
+        """Return when everybody has answered, or is lost."""
+        missing = dict(asked)
+        for one in missing.values():
+            self.asked(one.actor)
+        while missing:
+            del missing[self.first(missing)]
+
+    def _note_answer(self, actor: Actor) -> None:
+        now = time.monotonic()
+        self._longest_s = max(self._longest_s, now - self._heard.get(actor, now))
+        self._heard[actor] = now
+        self._computed.pop(actor, None)
+
+    def _end_silent(self, asked: Iterable[Watched]) -> None:
+        now = time.monotonic()
+        for one in {one.actor: one for one in reversed([*asked])}.values():  # the first that each was asked for
+            silent_s = now - self._heard.setdefault(one.actor, now)
+            if silent_s > self.limit_s:
+                self._end(one, silent_s, "raise resources.client_timeout_s if clients may take that long")
+            elif silent_s > IDLE_S and self._is_idle(one, now):
+                self._end(one, silent_s, f"its process stood still for {IDLE_S:g} s: look at that machine")
+
+    def _is_idle(self, one: Watched, now: float) -> bool:
+        """Whether a process has computed nothing for IDLE_S seconds, as far as can be seen."""
+        spent = _on_node(one.process.node, _cpu_seconds, one.process.pid)
+        if spent is None:
+            return False
+        since, before = self._computed.get(one.actor, (now, -1.0))
+        if spent > before:
+            since = now
+        self._computed[one.actor] = since, spent
+        return now - since >= IDLE_S
+
+    def _end(self, one: Watched, silent_s: float, mend: str) -> None:
+        place = _on_node(one.process.node, _end_process, *one.process[1:])
+        if place is None:  # nobody there to do it; if the node is gone, Ray says so soon
+            return
+        self._heard.pop(one.actor, None)
+        self._computed.pop(one.actor, None)
+        fault = (
+            f"a trainer gave no answer for {silent_s:.0f} s and was ended: {one.what}{place}",
+            f"process {one.process.pid} on node {one.process.node[:8]}",
+            mend,
+        )
+        self.ended[one.actor] = fault
+        self.notes.append(f"{RaysimError(*fault)} Its work goes to other trainers.")
+
+
+def _on_node(node: str, function: Callable[..., Answer], *values: int) -> Answer | None:
+    """function(*values) in a process on a node; None if that cannot be done soon."""
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    task: Actor = ray.remote(function)
+    try:
+        answer: Answer = ray.get(task.options(num_cpus=0, scheduling_strategy=here).remote(*values), timeout=20)
+        return answer
+    except (RayError, GetTimeoutError):
+        return None
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time that a process has spent so far."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _end_process(pid: int, stack: int) -> str:
+    """End a process of this machine; where its Python code was, as " in FILE, line N, in NAME", if it can say."""
+    place = ""
+    with contextlib.suppress(OSError):
+        if stack >= 0:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(0.5)
+            place = _innermost(Path(f"/proc/{pid}/fd/{stack}").read_text())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return place
+
+
+def _innermost(stack: str) -> str:
+    """The frame that says most: the innermost one outside of installed packages, else the innermost."""
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
+    own = [frame for frame in frames if "site-packages" not in frame[0] and "/lib/python" not in frame[0]]
+    chosen = (own or frames)[:1]
+    return "".join(f" in {file}, line {line}, in {name}" for file, line, name in chosen)
