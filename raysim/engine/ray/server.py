@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raysim.core.errors import RaysimError
@@ -28,30 +28,39 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class TrainerStarter:
-    """How and where trainers are started: the first ones in the placement group, later ones wherever there is room.
+    """How and where trainers are started.
 
-    begun: by index, those whose processes start already, beside the server's.
+    Attributes:
+      group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
+      nodes: where the first ones have room, outside of a group.
+      begun: by index, those whose processes start already, beside the server's.
     """
 
     make_trainer: Callable[[], Trainer]
     cpus: float
     gpus: float
-    group: PlacementGroup
-    num_reserved: int
+    num_trainers: int
     placement: str
+    group: PlacementGroup | None = None
+    nodes: Sequence[str] = ()
     begun: dict[int, Actor] = field(default_factory=dict)
 
     def __call__(self, index: int) -> Actor:
-        return self.begun.pop(index) if index in self.begun else self._begin(index)
+        return self.begun.pop(index) if index in self.begun else self._begin()
 
-    def begin_reserved(self) -> list[Actor]:
-        """Begin to start all trainers of the placement group."""
-        self.begun.update({index: self._begin(index) for index in range(self.num_reserved)})
+    def begin_all(self) -> list[Actor]:
+        """Begin to start the first `num_trainers`."""
+        for index in range(self.num_trainers):
+            self.begun[index] = self._begin(self.nodes[index] if self.nodes else "")
         return list(self.begun.values())
 
-    def _begin(self, index: int) -> Actor:
-        elsewhere = "SPREAD" if self.placement == "spread" else "DEFAULT"
-        place = PlacementGroupSchedulingStrategy(self.group) if index < self.num_reserved else elsewhere
+    def _begin(self, node: str = "") -> Actor:
+        if self.group is not None:
+            place: object = PlacementGroupSchedulingStrategy(self.group)
+        elif node:
+            place = NodeAffinitySchedulingStrategy(node, soft=True)
+        else:
+            place = "SPREAD" if self.placement == "spread" else "DEFAULT"
         actor = ray.remote(TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
         return actor.remote(self.make_trainer, self.gpus)
 
@@ -78,7 +87,7 @@ class ServerActor:
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
         capacity = starter.capacity if is_growing else None
-        pool = RayPool(starter, starter.num_reserved, keeps_memory, capacity, starter.gpus, client_timeout_s)
+        pool = RayPool(starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s)
         self._make_server = partial(make_server, pool)
 
     @cached_property
@@ -128,20 +137,20 @@ class RayServer:
         client_timeout_s: float | None = None,
     ):
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
-        current = ray.util.get_current_placement_group()
-        self._group = None if current is not None else _reserve([bundle] * num_trainers, placement, wait_s)
-        group = self._group or current
-        assert group is not None
+        group = ray.util.get_current_placement_group()
+        nodes = _places([bundle] * num_trainers, placement, wait_s) if group is None else []
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(make_trainer, cpus_per_trainer, gpus_per_trainer, group, num_trainers, placement)
+        starter = TrainerStarter(
+            make_trainer, cpus_per_trainer, gpus_per_trainer, num_trainers, placement, group, nodes
+        )
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
-        self._actors = starter.begin_reserved()
+        self._actors = starter.begin_all()
         self.actor: Actor = server.remote(
             make_server,
             starter,
             keeps_memory,
-            is_growing=is_growing and current is None,
+            is_growing=is_growing and group is None,
             client_timeout_s=client_timeout_s,
         )
         self._actors.append(self.actor)
@@ -160,12 +169,13 @@ class RayServer:
         """End the actors; Ray itself stays as it was."""
         for actor in self._actors:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them
-        if self._group is not None:
-            remove_placement_group(self._group)
 
 
-def _reserve(bundles: list[dict[str, float]], placement: str, wait_s: float) -> PlacementGroup:
-    """A placement group for the trainers: room for all of them, or a clear error instead of a silent wait.
+def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> list[str]:
+    """A node for each trainer, such that there is room for all of them, or a clear error instead of a silent wait.
+
+    The placement group that finds the room is given up at once: with a node lost for good, Ray would look for a place for
+    its bundles as fast as it can, for ever.
 
     Raises:
       RaysimError: the resources are not free within `wait_s` seconds.
@@ -179,4 +189,6 @@ def _reserve(bundles: list[dict[str, float]], placement: str, wait_s: float) -> 
             "the Ray cluster",
             "lower resources.trainers or the share of each, or wait until other jobs have ended",
         )
-    return group
+    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    remove_placement_group(group)
+    return [found[index] for index in range(len(bundles))]
