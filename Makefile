@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench bench-peers clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench bench-peers fuzz clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,10 @@ bench: setup
 # Other simulators, in environments of their own below build/peers.
 bench-peers: setup
 	$(BIN)/python -m tests.bench.peers
+
+# Thousands of bad configurations, damaged files and kills; a table of what came of them.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz
 
 clean:
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache

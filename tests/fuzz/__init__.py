@@ -1,0 +1,1 @@
+"""Seeded generators of bad configurations, damaged files and kills, and what came of each: `make fuzz`."""
