@@ -16,6 +16,7 @@ from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, 
 from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
 from raysim.own_code import refuse_shadows
 from raysim.terminal import Progress, command_began, err, out, run_table, say
+from raysim.unexpected import DEBUG_VARIABLE, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -360,10 +361,13 @@ def main() -> None:
     except Exception as error:
         from raysim.engine.simulation import Interrupted
 
-        if not isinstance(error, Interrupted):
+        if isinstance(error, Interrupted):
+            err.print(str(error), markup=False)
+            sys.exit(128 + error.signal_number)
+        if DEBUG_VARIABLE in os.environ:
             raise
-        err.print(str(error), markup=False)
-        sys.exit(128 + error.signal_number)
+        err.print(sentence(error), markup=False)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

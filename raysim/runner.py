@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -205,7 +205,8 @@ def _failure_marked(folder: RunFolder) -> Iterator[None]:
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         raise Interrupted(number, None) from error
     except BaseException as error:
-        folder.mark("FAILED", f"{error}\n\n{traceback.format_exc()}")
+        with suppress(OSError):  # of a full disk; the first error says so
+            folder.mark("FAILED", f"{error}\n\n{traceback.format_exc()}")
         raise
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,10 @@ Ref = Any
 
 #: What Ray raises when a worker process or a whole node, with all objects that lay there, is gone.
 LOSSES = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
+
+
+#: Seconds in which the head of a cluster must take a connection.
+REACH_S = 10.0
 
 
 class Node(TypedDict):
@@ -81,6 +86,8 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
 
 def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_reachable(address)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     ray.init(
@@ -90,6 +97,19 @@ def _start(num_cpus: int | None = None) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+def _check_reachable(address: str) -> None:
+    """Raise RaysimError if nobody answers where a cluster is said to be: Ray would try for minutes."""
+    place = address.removeprefix("ray://")
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdigit():  # "auto", or a name that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except (OSError, OverflowError) as error:
+        mend = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
+        raise RaysimError(f"no Ray cluster answers ({error})", f"RAY_ADDRESS={address}", mend) from error
 
 
 def available() -> tuple[float, float]:
