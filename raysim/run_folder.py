@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.settings import Settings
 from raysim.files import replaced_file, write_file
 
@@ -183,6 +184,11 @@ class RunFolder:
         finally:
             lock.release()
 
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process had half written; the folder is locked."""
+        for path in self.path.rglob(".*.part"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
     # --- whole files --------------------------------------------------------------------------------------------------
 
     def read_config(self) -> Settings:
@@ -208,12 +214,23 @@ class RunFolder:
     # --- rows and arrays ----------------------------------------------------------------------------------------------
 
     def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
-        """The whole rows of progress.csv, those of rounds below `before`; none if it is not there."""
+        """The whole rows of progress.csv, those of rounds below `before`; none if it is not there.
+
+        Raises:
+          RaysimError: it holds what no run wrote.
+        """
         if not self.progress.is_file():
             return []
-        with open(self.progress, newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("system/round_s")]
-        return [row for row in rows if before is None or int(row["round"]) < before]
+        try:
+            with open(self.progress, newline="") as file:
+                rows = [row for row in csv.DictReader(file, strict=True) if row.get("system/round_s")]
+            for row in rows:
+                for value in row.values():
+                    float(value or 0)
+            return [row for row in rows if before is None or int(row["round"]) < before]
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
+            remedy = "put the file back, or delete this folder to run it anew"
+            raise RaysimError(f"{self.progress.name} is damaged ({error})", str(self.path), remedy) from error
 
     def write_progress(self, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
         with replaced_file(self.progress) as temporary, open(temporary, "w", newline="") as file:

@@ -58,12 +58,13 @@ def execute(
     """
     config, num_rounds = plan.config, plan.num_rounds
     folder = RunFolder.make(Path(config.storage), config.name)
-    with folder.locked(wait_s):
+    with _file_errors_named(folder), folder.locked(wait_s):
+        folder.remove_leftovers()
         store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
         checkpoint = open_run(plan, folder, store)
         first_round = checkpoint.next_round if checkpoint else 0
         folder.clear("STOPPED", "FAILED")
-        with _failure_marked(folder), started_server(plan, folder) as server:
+        with _failure_marked(folder, "" if config.name else folder.name), started_server(plan, folder) as server:
             if checkpoint is not None:
                 restore(server, checkpoint, store)
             recorder = Recorder(
@@ -195,15 +196,30 @@ def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -
 
 
 @contextmanager
-def _failure_marked(folder: RunFolder) -> Iterator[None]:
-    """FAILED with the message for what is a failure; a signal becomes Interrupted."""
+def _file_errors_named(folder: RunFolder) -> Iterator[None]:
+    """What the system says of a file of the run becomes an error that says what to do."""
     try:
         yield
-    except (Interrupted, Stopped):
+    except OSError as error:
+        if not str(error.filename).startswith(str(folder.path)):
+            raise
+        what, remedy = f"a file of the run cannot be read or written ({error})", "put it right, or delete this folder"
+        raise RaysimError(what, str(folder.path), remedy) from error
+
+
+@contextmanager
+def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
+    """FAILED with the message for what is a failure; a signal becomes Interrupted. name: see there."""
+    try:
+        yield
+    except Interrupted as error:
+        error.name = name
         raise
-    except (KeyboardInterrupt, SystemExit) as error:  # before the first round (Ray's own handler), or a second one
+    except Stopped:
+        raise
+    except (KeyboardInterrupt, SystemExit) as error:  # before the first round
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-        raise Interrupted(number, None) from error
+        raise Interrupted(number, None, name) from error
     except BaseException as error:
         with suppress(OSError):  # of a full disk; the first error says so
             folder.mark("FAILED", f"{error}\n\n{traceback.format_exc()}")

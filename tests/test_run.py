@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from raysim.build import model_spec
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, RaysimError
 from raysim.engine.simulation import Interrupted
 from raysim.models import build_model
 from raysim.runner import execute
@@ -80,6 +80,23 @@ def test_a_run_does_not_go_on_with_other_weights_in_the_file_it_began_with(root,
         execute(plan(2))
     save(seed=0)
     assert execute(plan(2))["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"round,accuracy\n0,\xff", "progress.csv is damaged"), (None, "a file of the run cannot be read or written")],
+)
+def test_a_damaged_file_of_a_run_is_one_sentence(content, words, root, tmp_path):
+    execute(plan_of(root, name="a", storage=str(tmp_path), rounds=1))
+    progress = tmp_path / "a" / "progress.csv"
+    progress.unlink()
+    if content is None:
+        (tmp_path / "a" / ".lock").unlink()
+        (tmp_path / "a" / ".lock").mkdir()
+    else:
+        progress.write_bytes(content)
+    with pytest.raises(RaysimError, match=rf"{words} .*{tmp_path}"):
+        execute(plan_of(root, name="a", storage=str(tmp_path), rounds=2))
 
 
 @pytest.mark.slow

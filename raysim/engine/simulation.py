@@ -41,17 +41,18 @@ GRACE_S = 20.0
 class Interrupted(Exception):
     """A signal ended a run or a sweep; next_round is where the run, after a checkpoint, will go on.
 
-    next_round is None for a sweep, and before the first checkpoint.
+    next_round is None for a sweep, and before the first checkpoint. name: of a run that was given none, to go on with it.
     """
 
-    def __init__(self, signal_number: int, next_round: int | None):
-        super().__init__(signal_number, next_round)
-        self.signal_number, self.next_round = signal_number, next_round
+    def __init__(self, signal_number: int, next_round: int | None, name: str = ""):
+        super().__init__(signal_number, next_round, name)
+        self.signal_number, self.next_round, self.name = signal_number, next_round, name
 
     def __str__(self) -> str:
+        command = f"the same command with name={self.name}" if self.name else "the same command"
         if self.next_round is None:
-            return "stopped by a signal; the same command goes on with what is not finished"
-        return f"stopped by a signal after a checkpoint; the same command goes on at round {self.next_round}"
+            return f"stopped by a signal; {command} goes on with what is not finished"
+        return f"stopped by a signal after a checkpoint; {command} goes on at round {self.next_round}"
 
 
 class Stopped(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from raysim.config import Config
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, RaysimError
 from raysim.core.settings import Raw as Settings
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label
@@ -90,7 +90,10 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
         return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
     if status.name == "failed":
         return f"failed: {status.message}" if status.message else "failed"
-    return f"unfinished: {len(files.progress_rows())} of {config.get('rounds', '?')} rounds"
+    try:
+        return f"unfinished: {len(files.progress_rows())} of {config.get('rounds', '?')} rounds"
+    except RaysimError as error:
+        return f"damaged: {error.what}"
 
 
 def _mapping(path: Path) -> Settings:

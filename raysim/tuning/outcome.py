@@ -19,7 +19,7 @@ from typing import Literal
 import yaml
 
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.files import write_file
 from raysim.record import judged
 from raysim.run_folder import Mark, RunFolder
@@ -75,9 +75,14 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
     """Where finished trials' configurations are not those they would have now: each change once."""
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
-        saved = Config.model_validate(RunFolder(sweep.folder / trial.name).read_config())
         before = RunFolder(sweep.folder / trial.name)
-        if before.partition.is_file() and before.read_json(before.partition)["checksum"] != trial.partition_sha256:
+        try:
+            saved = Config.model_validate(before.read_config())
+            partition = before.read_json(before.partition)["checksum"] if before.partition.is_file() else None
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            what, remedy = f"its config.yaml or partition.json is damaged ({error})", "delete it to run the trial anew"
+            raise RaysimError(what, str(before.path), remedy) from error
+        if partition not in (None, trial.partition_sha256):
             place = "data" if trial.config.partition.file is None else "partition.file"
             trials_of.setdefault((place, "the one before", "changed"), []).append(trial.name)
         for key, old, new in changes(saved.model_dump(mode="json"), trial.config.model_dump(mode="json")):

@@ -16,7 +16,7 @@ from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import Options
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
-from raysim.engine.metrics import evaluation
+from raysim.engine.metrics import evaluation, spread
 from raysim.engine.plan import ClientBlock
 from raysim.record import judged
 from raysim.runner import execute
@@ -235,3 +235,18 @@ def test_the_first_of_several_best_validation_rounds_counts():
     found = judged(rows, 4)
     assert (found["accuracy_at_best_validation"], found["best_validation_round"]) == (0.2, 1)
     assert (found["best_accuracy"], found["accuracy"], found["best_round"]) == (0.4, 0.4, 3)
+
+
+def test_accuracies_of_a_run_are_those_of_the_rounds_they_are_named_after():
+    scores = [0.1, 0.9, 0.3, 0.9, 0.2, *[0.4] * 12, 0.5, 0.8, 0.6]  # 20 rounds: the last two are 10 %
+    rows = [{"round": str(index), "server/accuracy": str(score)} for index, score in enumerate(scores)]
+    found = judged(rows, 20)
+    assert (found["best_accuracy"], found["best_round"]) == (0.9, 1)
+    assert found["mean_last_10pct_accuracy"] == pytest.approx(0.7)
+    assert found["accuracy"] == 0.6
+
+
+def test_a_spread_is_mean_tenth_percentile_and_worst_of_known_clients():
+    found = spread("x", np.array([0.0, 0.1, 0.1, 0.2, np.nan, 1.0]))
+    assert found == pytest.approx({"x_mean": 0.28, "x_p10": 0.04, "x_worst": 0.0})
+    assert spread("x", np.array([np.nan])) == {}

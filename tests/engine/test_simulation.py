@@ -10,6 +10,7 @@ import pytest
 from raysim.engine import simulation
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.runner import execute
+from tests.support.federations import plan_of
 from tests.support.runs import a_plan
 
 
@@ -42,3 +43,15 @@ def test_a_signal_that_is_ignored_stays_so():
             assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_without_a_name_says_the_name_to_go_on_with(root, tmp_path):
+    plan = plan_of(root, storage=str(tmp_path), rounds=5)
+    with pytest.raises(Interrupted) as caught:
+        execute(plan, on_round=lambda _: signal.raise_signal(signal.SIGTERM))
+    (folder,) = tmp_path.iterdir()
+    assert f"the same command with name={folder.name} goes on at round 1" in str(caught.value)
+    (folder / ".progress.csv.99999.part").touch()
+    (folder / "checkpoints" / ".round-000002.99999.part").mkdir()
+    assert execute(plan_of(root, name=folder.name, storage=str(tmp_path), rounds=5))["rounds"] == 5
+    assert not list(tmp_path.rglob("*.part"))

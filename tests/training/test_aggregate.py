@@ -48,6 +48,9 @@ def some_weights(kind, count, generator):
     if kind == "uniform":
         same = torch.rand(count, dtype=torch.float64, generator=generator)
         weights = dict.fromkeys(weights, same)
+    if kind == "negative":  # as SCAFFOLD's differences or a fitted mixture may have them
+        weights = {name: torch.randn(count, dtype=torch.float64, generator=generator) for name in weights}
+        weights["fc.weight"] = torch.randn(count, 3, dtype=torch.float64, generator=generator)
     if kind == "rows":
         weights["fc.weight"] = torch.rand(count, 3, dtype=torch.float64, generator=generator)
         weights["conv.weight"] = torch.rand(count, 4, dtype=torch.float64, generator=generator)
@@ -84,7 +87,7 @@ def naive(updates, weights):
     return total
 
 
-KINDS = ["uniform", "scalars", "rows", "elements", "leading", "map", "missing"]
+KINDS = ["uniform", "scalars", "negative", "rows", "elements", "leading", "map", "missing"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,6 +160,13 @@ def test_fold_of_zeros_is_zero_and_nonfinite_is_refused():
     updates[1, 0] = math.nan
     with pytest.raises(ValueError, match=r"conv\.weight"):
         rounding_constants(LAYOUT, weights, peaks_of(updates))
+
+
+def test_the_grid_does_not_depend_on_the_signs_of_weights():
+    generator = torch.Generator().manual_seed(0)
+    weights, peaks = some_weights("negative", 4, generator), torch.rand(4, len(LAYOUT.leaves), dtype=torch.float64)
+    positive = {name: weight.abs() for name, weight in weights.items()}
+    assert torch.equal(rounding_constants(LAYOUT, weights, peaks), rounding_constants(LAYOUT, positive, peaks))
 
 
 def test_fold_wrong_weight_shape_names_the_leaf():

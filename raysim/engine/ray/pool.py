@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from raysim.core.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
@@ -25,7 +25,7 @@ from raysim.engine.messages import (
     TaskResult,
 )
 from raysim.engine.plan import ClientBlock, Queues
-from raysim.engine.ray.session import LOSSES, Actor, Ref, plain_errors
+from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.transport import num_bytes
@@ -198,7 +198,7 @@ class RayPool:
             if task.tries > RETRIES:
                 raise (RaysimError(*ended) if ended else error) from error
             # Every task in the queue of a dead trainer fails like this; the first one of them replaces the trainer.
-            if isinstance(error, RayActorError) and task.slot is not None and task.is_with_its_trainer:
+            if isinstance(error, ENDS) and task.slot is not None and task.is_with_its_trainer:
                 self.slots.replace(task.slot)
         except RayTaskError as error:
             if not isinstance(error.cause, OutOfMemory) or task.slot is None or not self.slots.retire(task.slot):

@@ -14,7 +14,15 @@ from contextvars import ContextVar
 from typing import Any, TypedDict
 
 import ray
-from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from raysim.core.errors import RaysimError
 
@@ -23,8 +31,11 @@ from raysim.core.errors import RaysimError
 Actor = Any
 Ref = Any
 
-#: What Ray raises when a worker process or a whole node, with all objects that lay there, is gone.
-LOSSES = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
+#: What Ray raises when an actor's process is gone, by itself, with its node, or by Ray's memory monitor.
+ENDS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+
+#: The same, and what it raises when objects are gone that lay on a node.
+LOSSES = (*ENDS, ObjectLostError)
 
 
 #: Seconds in which the head of a cluster must take a connection.

@@ -128,7 +128,7 @@ class TrainerSlots:
         return [slot for slot in self._slots if not slot.node and not slot.is_retired]
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Note who has started since; what building a trainer raised is raised here."""
+        """Note who has started since; what building the last possible trainer raised is raised here."""
         starting = {slot.started: slot for slot in self.starting()}
         while starting:
             done, _ = ray.wait(list(starting), timeout=timeout_s)
@@ -139,9 +139,13 @@ class TrainerSlots:
                 slot.process, slot.failures = ray.get(done[0]), 0
             except RayError as error:
                 slot.failures += 1
-                if not isinstance(error, LOSSES) or slot.failures > RETRIES:
+                if isinstance(error, LOSSES) and slot.failures <= RETRIES:
+                    self.replace(slot)
+                elif self.retire(slot):  # as on a node that joined with a broken installation: the others go on
+                    cause = " ".join(str(getattr(error, "cause", error)).split())[:300]
+                    self.watch.notes.append(f"a trainer could not be started and is left out: {cause}")
+                else:
                     raise
-                self.replace(slot)
 
     def replace(self, slot: TrainerSlot) -> None:
         """Start another actor in a lost one's slot; it waits for room if its node is gone."""

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from ray.exceptions import RayTaskError
 
 from raysim.build import make_server, make_trainer
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
+from raysim.engine.ray.watch import Process
 from raysim.engine.trainer import Trainer
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.runs import a_plan, quietly, rows_of
@@ -106,13 +108,43 @@ def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
     monkeypatch.setattr("raysim.engine.ray.slots.ray.kill", ended.append)
     slots = TrainerSlots(None, 0, 0.25)
     actors = [Actor() for _ in range(5)]
-    slots._slots = [TrainerSlot(i, actor, None, "b" if i == 4 else "a") for i, actor in enumerate(actors)]
+    slots._slots = [
+        TrainerSlot(i, actor, None, Process("b" if i == 4 else "a", i, -1)) for i, actor in enumerate(actors)
+    ]
     assert [slots.retire(slots[index]) for index in (0, 1, 2, 4)] == [True] * 4
     assert ended == [actors[0], actors[1], actors[2], actors[4]]
     assert actors[3].shares == pytest.approx([1 / 3, 1 / 2, 1])
     assert actors[4].shares == []
     assert not slots.retire(slots[3])
     assert slots.ready() == [slots[3]]
+
+
+def test_a_trainer_that_cannot_be_built_is_left_out_unless_it_is_the_last(monkeypatch):
+    """As on a node that joined with a broken installation."""
+
+    class Actor:
+        def __init__(self, index):
+            self.start = SimpleNamespace(remote=lambda: index)
+
+    def get(ref):
+        if ref:
+            raise RayTaskError("start", "ImportError: no module", ImportError("no module"))
+        return Process("a", 1, -1)
+
+    ended = []
+    monkeypatch.setattr("raysim.engine.ray.slots.ray.kill", ended.append)
+    monkeypatch.setattr("raysim.engine.ray.slots.ray.wait", lambda refs, timeout: (refs[:1], refs[1:]))
+    monkeypatch.setattr("raysim.engine.ray.slots.ray.get", get)
+    slots = TrainerSlots(Actor, 3)
+    slots.poll()
+    assert [slot.index for slot in slots.ready()] == [0]
+    assert slots.starting() == []
+    assert [slot.is_retired for slot in slots] == [False, True, True]
+    assert slots.watch.notes == ["a trainer could not be started and is left out: no module"] * 2
+    slots = TrainerSlots(lambda index: Actor(index + 1), 2)
+    with pytest.raises(RayTaskError, match="no module"):
+        slots.poll()
+    assert len(ended) == 3
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
