@@ -19,7 +19,7 @@ demo: setup
 
 # Two processes, each with a Ray of its own.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it.
@@ -43,7 +43,7 @@ test-minima: PINS := -c constraints-min.txt
 test-minima test-newest: test-%:
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(PINS) -e '.[dev]'
-	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile
+	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster

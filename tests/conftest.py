@@ -14,11 +14,26 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 
 
+#: Files of few and long tests. They come first, or one of the two processes would end with them while the other is idle.
+LONG_FILES = (
+    "test_nodes",
+    "test_recipes",
+    "test_library",
+    "test_checkpoint",
+    "test_bits",
+    "test_driver",
+    "test_notebook",
+    "test_run",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts Ray, for `make check`, which leaves it out."""
+    """Mark what starts Ray, for `make check`, which leaves it out; the longest files first."""
     for item in items:
         if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ import raysim
 from tests.bench import bare, scale, scoring, whole
 from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
+
+PROJECT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(("norm", "is_tuned"), [("none", False), ("batch", True)])
@@ -82,3 +87,11 @@ def test_scale_reports_memory_early_and_late_and_the_size_of_files(tmp_path):
     assert re.search(r"after round 5 and 6, MB: driver [1-9]\d+ -> [1-9]\d+", lines[1])
     assert re.search(r"run directory: \d\.\d MB in \d+ files: .*events", lines[2])
     assert "clients-00000.arrow" in lines[3]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rounds():
+    """In a process of its own: others' garbage is not counted. 500 rounds, serial and on Ray, by hand: README."""
+    command = [sys.executable, "-m", "tests.bench.growth", "serial", "250"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
+    assert float(printed.split()[1]) < 0.05, printed
