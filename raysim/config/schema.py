@@ -276,7 +276,11 @@ class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
     name: str | None = key(None, "run name: letters, digits, . _ + = - and /", pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$")
-    storage: str = key("runs", "folder for run directories, relative to RAYSIM_HOME where that is set")
+    storage: str = key(
+        "runs",
+        "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
+        "docs/storage.md",
+    )
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     resume: Literal["auto", "never"] = "auto"
