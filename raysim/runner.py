@@ -66,7 +66,7 @@ def execute(
         if stored:
             stored.pull()
         store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
-        checkpoint = open_run(plan, folder, store)
+        checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
         first_round = checkpoint.next_round if checkpoint else 0
         folder.clear("STOPPED", "FAILED")
         name = "" if config.name else folder.name
@@ -121,16 +121,18 @@ def _say(line: str) -> None:
     err.print(line, markup=False)
 
 
-def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "") -> Checkpoint | None:
     """The checkpoint to go on from if the folder holds such a run; else its configuration is written there.
 
     A run goes on that is unfinished, or that wants more rounds than it has: more `rounds`, or another `stop`.
 
+    Args:
+      uri: where the run lies, if that is not the folder.
     Raises:
       RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: a run
       with another configuration or other data, or more rounds where the length of the run decides its earlier rounds.
     """
-    config, name, where = plan.config, folder.name, str(folder.path)
+    config, name, where = plan.config, folder.name, uri or str(folder.path)
     other = "choose another name, or delete that folder"
     is_finished, weights = folder.status.name == "completed", weights_sha256(config.model.pretrained)
     now = config.model_dump(mode="json")

@@ -91,7 +91,7 @@ class StoredRun:
     """
 
     def __init__(self, remote: RemoteFolder, folder: RunFolder, say: Say):
-        self._remote, self._folder, self._say = remote, folder, say
+        self._remote, self._folder, self._say, self.uri = remote, folder, say, remote.uri
         self._known: bytes | None = None  # the holder, as this process last saw it
         self._sent: dict[str, Stamp | None] = {}
         self._is_lost = False  # the storage does not answer, or the run is another process's
@@ -117,7 +117,8 @@ class StoredRun:
         """Become the holder, and send what is here. Raises ConfigError: the storage failed; RunExists: another was faster."""
         with _as_fault():
             if self._remote.read(HOLDER) != self._known:
-                raise RunExists(f"run {self._folder.name!r} was just begun by another process", self._remote.uri)
+                remedy = "wait for it, or choose another name"
+                raise RunExists(f"run {self._folder.name!r} was just begun by another process", self.uri, remedy)
             now = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
             if self._known is not None and (before := json.loads(self._known))["host"] != holder["host"]:
@@ -141,9 +142,9 @@ class StoredRun:
             except FAILURES as error:
                 if wait_s is None:
                     remedy = "the local folder has everything; the same command on this machine goes on from there"
-                    text = f"the storage {self._remote.uri} failed {len(WAITS_S) + 1} times ({reason(error)})"
+                    text = f"the storage {self.uri} failed {len(WAITS_S) + 1} times ({reason(error)})"
                     raise RaysimError(text, f"run {self._folder.path}", remedy) from error
-                self._say(f"storage {self._remote.uri} failed ({reason(error)}); trying again in {wait_s:g} s")
+                self._say(f"storage {self.uri} failed ({reason(error)}); trying again in {wait_s:g} s")
                 time.sleep(wait_s)
         self._is_lost = False
 
@@ -153,7 +154,7 @@ class StoredRun:
             try:
                 self._push()
             except (*FAILURES, RaysimError) as error:
-                self._say(f"not all of {self._folder.path} was sent to {self._remote.uri} ({reason(error)})")
+                self._say(f"not all of {self._folder.path} was sent to {self.uri} ({reason(error)})")
 
     def _push(self) -> None:
         holder = self._remote.read(HOLDER)
@@ -161,7 +162,7 @@ class StoredRun:
             other = json.loads(holder) if holder else {"host": "nobody", "process": "-", "since": "it was deleted"}
             text = f"run {self._folder.name!r} was taken over by {other['host']} (process {other['process']})"
             remedy = "this process ends; let one at a time have a run"
-            raise RaysimError(f"{text} at {other['since']}", self._remote.uri, remedy)
+            raise RaysimError(f"{text} at {other['since']}", self.uri, remedy)
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
         total, left, began = sum(now[name][0] for name in news), len(news), time.monotonic()
@@ -172,7 +173,7 @@ class StoredRun:
             self._sent[name], left = now[name], left - 1
             if not is_told and left and time.monotonic() - began > QUIET_S:
                 is_told = True
-                self._say(f"sending {len(news)} files ({total / 1e6:.0f} MB) to {self._remote.uri}")
+                self._say(f"sending {len(news)} files ({total / 1e6:.0f} MB) to {self.uri}")
 
         try:
             self._delete(name for name in gone if name in MARKS)  # first of all: the run goes on
@@ -199,7 +200,7 @@ class StoredRun:
         names = [name for name in _whole_parts(there) if name != HOLDER]
         if names:
             size = sum(there[name][0] for name in names) / 1e6
-            self._say(f"fetching {len(names)} files ({size:.1f} MB) from {self._remote.uri}")
+            self._say(f"fetching {len(names)} files ({size:.1f} MB) from {self.uri}")
         self._remote.fetch(folder, names)
         here = stamps(folder)
         self._sent = {name: here.get(name) for name in there if name != HOLDER}

@@ -67,6 +67,7 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
                     _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
                 finally:
                     fill_twins(sweep)
+        copy.fetch()
         fill_twins(sweep)
         return {trial.name: outcome(sweep, trial) for trial in sweep.trials}
 
