@@ -346,7 +346,7 @@ def doctor(
         str | None,
         typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
     ] = None,
-    storage: Annotated[Path, typer.Option(help="folder for run directories")] = Path("runs"),
+    storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
     """Check this installation, what a job would upload, and every node of a running cluster."""

@@ -47,7 +47,6 @@ from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
 from raysim.stop import stop_faults
-from raysim.storage import storage_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
 
@@ -70,8 +69,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     own_faults = check_own(config)
     if own_faults:
         raise ConfigError(faults + own_faults, source)
-    faults += [] if has_room else check_resources(config)
-    faults += storage_faults(config.storage) + check_metrics(config) + logger_faults(config.loggers)
+    faults += ([] if has_room else check_resources(config)) + check_metrics(config) + logger_faults(config.loggers)
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 

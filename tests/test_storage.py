@@ -146,7 +146,7 @@ def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_pat
         with pytest.raises(
             ConfigError, match=r"storage: s3://bucket/runs cannot be read \(.*AWS_ENDPOINT_URL\)"
         ) as caught:
-            a_plan(root, "s3://bucket/runs")
+            execute(a_plan(root, "s3://bucket/runs"))
         assert time.monotonic() - began < 20
         assert len(caught.value.faults) == 1
     silent.close()
@@ -154,7 +154,7 @@ def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_pat
 
 def test_missing_bucket_is_named(root, on_s3):
     with pytest.raises(ConfigError, match="there is no bucket 'nosuch'"):
-        a_plan(root, "s3://nosuch/runs")
+        execute(a_plan(root, "s3://nosuch/runs"))
 
 
 # --- the same bits, from anywhere -------------------------------------------------------------------------------------
