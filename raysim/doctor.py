@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from raysim.config import folder_of, home_folder
 from raysim.core.errors import DataError
 from raysim.core.uri import is_uri
-from raysim.filesystems import FAILURES, reason, remote_folder
+from raysim.filesystems import FAILURES, reached_folder, reason
 from raysim.terminal import say
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def at_uri(storage: str) -> Iterator[Finding]:
     """Whether the storage at a URI can be written from here, and free space for the local folders of its runs."""
     yield from disks(folder_of(storage, "runs"))
     try:
-        folder, probe = remote_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
+        folder, probe = reached_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
         folder.write(probe, b"")
         folder.delete([probe])
         yield (

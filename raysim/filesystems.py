@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,30 +102,46 @@ class RemoteFolder:
 
 
 def remote_folder(uri: str) -> RemoteFolder:
-    """The folder at a URI; asked once whether it can be read.
+    """The folder at a URI; nobody is asked yet whether it can be read.
 
     Raises:
-      DataError: the URI is not understood, or there is no answer in time.
+      DataError: the URI is not understood.
     """
     if fault := uri_fault(uri):
         raise DataError(fault)
-    return _reached(uri)
+    with _explained(uri):
+        return _opened(uri)
 
 
-@lru_cache(maxsize=64)
-def _reached(uri: str) -> RemoteFolder:
-    try:
-        system, path = _limited(uri)
-        folder = RemoteFolder(system, path.rstrip("/"), uri)
-        if system.type_name in OBJECT_STORES:
+def reached_folder(uri: str) -> RemoteFolder:
+    """The folder at a URI, whose bucket is there and can be listed.
+
+    Raises:
+      DataError: it is not, or there is no answer in time.
+    """
+    folder = remote_folder(uri)
+    with _explained(uri):
+        if folder.system.type_name in OBJECT_STORES:
             bucket = folder.path.partition("/")[0]
-            if system.get_file_info(bucket).type == fs.FileType.NotFound:
+            if folder.system.get_file_info(bucket).type == fs.FileType.NotFound:
                 raise FileNotFoundError(f"there is no bucket {bucket!r}")
-        system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
+        folder.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
+    return folder
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    try:
+        yield
     except (*FAILURES, NotImplementedError) as error:
         mend = "correct it, or see to its server, credentials and network (an S3 of your own: AWS_ENDPOINT_URL)"
         raise DataError(f"{uri} cannot be read ({reason(error)})", mend=mend) from error
-    return folder
+
+
+@lru_cache(maxsize=64)
+def _opened(uri: str) -> RemoteFolder:
+    system, path = _limited(uri)
+    return RemoteFolder(system, path.rstrip("/"), uri)
 
 
 def _limited(uri: str) -> tuple[fs.FileSystem, str]:

@@ -71,7 +71,7 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             node=this_node(),
         )
         threads = {"threads_per_trainer": recipe.num_threads}
-        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), **wanted.named, **threads}
+        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
         folder.write_json(folder.environment, environment(facts))
         server = RayServer(
             partial(make_server, recipe),

@@ -23,11 +23,10 @@ from filelock import FileLock
 
 from raysim.config import Config, folder_of
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
-from raysim.core.settings import Settings
 from raysim.core.uri import is_uri, joined
 from raysim.data.faults import explained
 from raysim.files import write_file
-from raysim.filesystems import FAILURES, RemoteFolder, Stamp, changed, reason, remote_folder, stamps
+from raysim.filesystems import FAILURES, RemoteFolder, Stamp, changed, reached_folder, reason, stamps
 from raysim.run_folder import MARKS, RunFolder
 
 Say = Callable[[str], None]
@@ -46,7 +45,7 @@ def storage_faults(storage: str) -> list[Fault]:
     """Whether the storage, where it is a URI, can be reached."""
     try:
         if is_uri(storage):
-            remote_folder(storage)
+            reached_folder(storage)
     except DataError as error:
         return [Fault("storage", str(error))]
     return []
@@ -62,7 +61,7 @@ def open_run_folder(config: Config, say: Say) -> tuple[RunFolder, StoredRun | No
     if not is_uri(config.storage):
         return RunFolder.make(local, config.name), None
     with _as_fault():
-        storage = remote_folder(config.storage)
+        storage = reached_folder(config.storage)
         folder = RunFolder.make(local, config.name, lambda name: bool(storage.below(name).files()))
         return folder, StoredRun(storage.below(folder.path.relative_to(local).as_posix()), folder, say)
 
@@ -104,13 +103,13 @@ class StoredRun:
         """
         with _as_fault():
             self._known = self._remote.read(HOLDER)
-            state = self._read_state()
+            holder, sent = self._read_state()
             there = self._remote.files()
-            if self._known is not None and state.get("holder") == self._known.decode():
-                sent = {name: tuple(stamp) for name, stamp in state["sent"].items()}
+            if self._known is not None and holder == self._known.decode():
                 self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
                 self._push()  # what an earlier process could not send
             else:
+                self._clear(there, sent)
                 self._mirror(there)
 
     def claim(self) -> None:
@@ -190,13 +189,30 @@ class StoredRun:
                 self._remote.delete([name])
             del self._sent[name]
 
-    def _mirror(self, there: Mapping[str, Stamp]) -> None:
-        """Make the local folder what the remote one is."""
+    def _clear(self, there: Mapping[str, Stamp], sent: Mapping[str, Stamp]) -> None:
+        """Empty the local folder. A checkpoint that never got there, or is gone from there, is put aside with its run."""
         folder = self._folder.path
         (folder / HOLDER).unlink(missing_ok=True)
+        here = stamps(folder)
+        names = changed(here, sent) if there else list(here)
+        aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
+        is_kept = any(name.endswith("/checkpoint.json") for name in names)
+        if is_kept:
+            aside.mkdir()
+            self._say(f"the local folder has checkpoints that {self.uri} has not; they are now in {aside}")
         for path in folder.iterdir():
-            if path.name != ".lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.name == ".lock":
+                continue
+            if is_kept:
+                path.rename(aside / path.name)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _mirror(self, there: Mapping[str, Stamp]) -> None:
+        """Fetch what is there to the empty local folder."""
+        folder = self._folder.path
         names = [name for name in _whole_parts(there) if name != HOLDER]
         if names:
             size = sum(there[name][0] for name in names) / 1e6
@@ -205,10 +221,12 @@ class StoredRun:
         here = stamps(folder)
         self._sent = {name: here.get(name) for name in there if name != HOLDER}
 
-    def _read_state(self) -> Settings:
+    def _read_state(self) -> tuple[str, dict[str, Stamp]]:
+        """(the holder when files were last sent from here, the files that were sent)."""
         with suppress(OSError, ValueError):
-            return dict(json.loads((self._folder.path / HOLDER).read_text()))
-        return {}
+            state = json.loads((self._folder.path / HOLDER).read_text())
+            return state["holder"], {name: tuple(stamp) for name, stamp in state["sent"].items()}
+        return "", {}
 
     def _write_state(self) -> None:
         sent = {name: stamp for name, stamp in self._sent.items() if stamp is not None}
@@ -296,7 +314,7 @@ class Copy:
 
     def __init__(self, place: str):
         self.folder = folder_of(place, "copies")
-        self._remote = remote_folder(place) if is_uri(place) else None
+        self._remote = reached_folder(place) if is_uri(place) else None
         self._state = self.folder / ".copy.json"
 
     def fetch(self, below: str = "") -> None:

@@ -49,7 +49,7 @@ def on_s3(endpoint, monkeypatch, tmp_path):
     """s3://bucket/..., a folder of this test's own, with the server's address and keys in the environment."""
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": endpoint, "RAYSIM_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    filesystems._reached.cache_clear()
+    filesystems._opened.cache_clear()
     return f"s3://bucket/{tmp_path.name}/runs"
 
 
@@ -141,7 +141,7 @@ def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_pat
         ports = [closed.getsockname()[1], silent.getsockname()[1]]
     for port in ports:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        filesystems._reached.cache_clear()
+        filesystems._opened.cache_clear()
         began = time.monotonic()
         with pytest.raises(
             ConfigError, match=r"storage: s3://bucket/runs cannot be read \(.*AWS_ENDPOINT_URL\)"
@@ -246,7 +246,7 @@ def test_newest_state_counts_wherever_it_was_made(root, tmp_path, machine, expec
     assert json.loads((tmp_path / "there" / "a" / "summary.json").read_text()) == longer
 
 
-def test_run_deleted_there_begins_anew(root, tmp_path, machine):
+def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine, capfd):
     place, begun = f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
         execute(a_plan(root, place), on_round=stop_after(1))
@@ -254,6 +254,9 @@ def test_run_deleted_there_begins_anew(root, tmp_path, machine):
     remote.delete(remote.files())
     execute(a_plan(root, place, rounds=1, seed=9), on_start=lambda *values: begun.append(values[1]))
     assert begun == [0]
+    (aside,) = folder_of(place, "runs").glob("a.aside-*")
+    assert str(aside) in capfd.readouterr().err
+    assert list(aside.glob("checkpoints/round-*"))
 
 
 def test_process_whose_run_was_taken_over_ends_and_leaves_it_alone(root, tmp_path, machine, expected):
