@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -88,7 +88,13 @@ class RemoteFolder:
         _in_parallel(fetch, names)
 
     def delete(self, names: Iterable[str]) -> None:
-        _in_parallel(lambda name: self.system.delete_file(f"{self.path}/{name}"), names)
+        """Delete files, as far as they are there."""
+
+        def delete(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self.system.delete_file(f"{self.path}/{name}")
+
+        _in_parallel(delete, names)
 
     def _replace(self, name: str, fill: Callable[[str], None]) -> None:
         target = f"{self.path}/{name}"
@@ -149,13 +155,16 @@ def _limited(uri: str) -> tuple[fs.FileSystem, str]:
     parts = urlsplit(uri)
     query = parse_qs(parts.query)
     if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
-        uri += f"{'&' if parts.query else '?'}retry_limit_seconds={ATTEMPTS * ANSWER_S:g}"
+        uri += f"{'&' if parts.query else '?'}retry_limit_seconds={CONNECT_S:g}"
     if parts.scheme != "s3":
         system, path = fs.FileSystem.from_uri(uri)
         return system, path
     if not ({"region", "endpoint_override"} & query.keys() or os.environ.get("AWS_ENDPOINT_URL")):
         # pyarrow asks Amazon for the bucket's region, and has no limit to that.
-        socket.create_connection(("s3.us-east-1.amazonaws.com", 443), CONNECT_S).close()
+        try:
+            socket.create_connection(("s3.us-east-1.amazonaws.com", 443), CONNECT_S).close()
+        except OSError as error:
+            raise OSError(f"Amazon's S3: {error}") from error
     system, path = fs.FileSystem.from_uri(uri)
     make, (options,) = system.__reduce__()  # as it is pickled: the one way to all that pyarrow read from the URI
     limits = {"connect_timeout": CONNECT_S, "request_timeout": ANSWER_S}

@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -175,18 +175,18 @@ class StoredRun:
                 self._say(f"sending {len(news)} files ({total / 1e6:.0f} MB) to {self.uri}")
 
         try:
-            self._delete(name for name in gone if name in MARKS)  # first of all: the run goes on
+            self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
             for stage in range(len(STAGES)):
                 self._remote.send(self._folder.path, [name for name in news if _stage(name) == stage], sent)
             for stage in reversed(range(len(STAGES) - 1)):
-                self._delete(name for name in gone if _stage(name) == stage)
+                self._delete([name for name in gone if _stage(name) == stage])
         finally:
             self._write_state()
 
-    def _delete(self, names: Iterable[str]) -> None:
-        for name in list(names):
-            with suppress(FileNotFoundError):
-                self._remote.delete([name])
+    def _delete(self, names: Sequence[str]) -> None:
+        if names:
+            self._remote.delete(names)
+        for name in names:
             del self._sent[name]
 
     def _clear(self, there: Mapping[str, Stamp], sent: Mapping[str, Stamp]) -> None:

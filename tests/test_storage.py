@@ -347,6 +347,11 @@ def test_only_changes_travel_and_in_an_order_that_keeps_a_checkpoint_whole(tmp_p
     ]
 
 
+def test_part_of_the_clients_rows_that_another_has_too_is_left_there():
+    names = [f"clients.parquet/rounds-{a:06d}-{b:06d}.parquet" for a, b in ((0, 2), (3, 7), (3, 4), (8, 8))]
+    assert storage._whole_parts(["config.yaml", *names]) == ["config.yaml", names[0], names[1], names[3]]
+
+
 def test_unnamed_runs_of_two_machines_get_two_folders(root, tmp_path, machine, monkeypatch):
     monkeypatch.setattr(time, "strftime", lambda *values: "run-now")
     for name in ("first", "second"):
