@@ -162,7 +162,8 @@ def _limited(uri: str) -> tuple[fs.FileSystem, str]:
     if parts.scheme != "s3":
         system, path = fs.FileSystem.from_uri(uri)
         return system, path
-    if not ({"region", "endpoint_override"} & query.keys() or os.environ.get("AWS_ENDPOINT_URL")):
+    endpoints = [os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")]
+    if not ({"region", "endpoint_override"} & query.keys() or any(endpoints)):
         # pyarrow asks Amazon for the bucket's region, and has no limit to that.
         try:
             socket.create_connection(("s3.us-east-1.amazonaws.com", 443), CONNECT_S).close()
@@ -190,6 +191,11 @@ def stamps(folder: Path) -> dict[str, Stamp]:
                 state = os.stat(os.path.join(place, name))
                 found[(Path(place) / name).relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
     return found
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is hidden, or lies in a hidden folder."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def changed(now: Mapping[str, Stamp], before: Mapping[str, Stamp | None]) -> list[str]:

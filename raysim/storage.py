@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 
 from filelock import FileLock
 
@@ -26,7 +27,7 @@ from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunEx
 from raysim.core.uri import is_uri, joined
 from raysim.data.faults import explained
 from raysim.files import write_file
-from raysim.filesystems import FAILURES, RemoteFolder, Stamp, changed, reached_folder, reason, stamps
+from raysim.filesystems import FAILURES, RemoteFolder, Stamp, changed, is_hidden, reached_folder, reason, stamps
 from raysim.run_folder import MARKS, RunFolder
 
 Say = Callable[[str], None]
@@ -37,7 +38,7 @@ HOLDER = ".holder.json"
 #: Seconds before each new try of a file system that failed in the middle of a run.
 WAITS_S = (2.0, 10.0, 30.0)
 
-#: Seconds of copying after which a line says so.
+#: Seconds of sending after which a line says so, once in a run.
 QUIET_S = 3.0
 
 
@@ -94,6 +95,7 @@ class StoredRun:
         self._known: bytes | None = None  # the holder, as this process last saw it
         self._sent: dict[str, Stamp | None] = {}
         self._is_lost = False  # the storage does not answer, or the run is another process's
+        self._is_slow = False  # and that was said
 
     def pull(self) -> None:
         """Make the local folder hold the newest state of the run. What another process changed goes before what is here.
@@ -120,7 +122,7 @@ class StoredRun:
                 raise RunExists(f"run {self._folder.name!r} was just begun by another process", self.uri, remedy)
             now = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
-            if self._known is not None and (before := json.loads(self._known))["host"] != holder["host"]:
+            if self._known is not None and (before := _holder(self._known))["host"] != holder["host"]:
                 text = f"{before['host']} (process {before['process']}) held this run since {before['since']}"
                 self._say(f"{text}; if it still runs there, it ends at its next checkpoint")
             self._known = json.dumps(holder).encode()
@@ -158,30 +160,33 @@ class StoredRun:
     def _push(self) -> None:
         holder = self._remote.read(HOLDER)
         if holder != self._known:
-            other = json.loads(holder) if holder else {"host": "nobody", "process": "-", "since": "it was deleted"}
+            other = _holder(holder or b"")
             text = f"run {self._folder.name!r} was taken over by {other['host']} (process {other['process']})"
             remedy = "this process ends; let one at a time have a run"
-            raise RaysimError(f"{text} at {other['since']}", self.uri, remedy)
+            what = f"{text} at {other['since']}" if holder else f"run {self._folder.name!r} was deleted"
+            raise RaysimError(what, self.uri, remedy)
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
-        total, left, began = sum(now[name][0] for name in news), len(news), time.monotonic()
-        is_told = False
-
-        def sent(name: str) -> None:
-            nonlocal left, is_told
-            self._sent[name], left = now[name], left - 1
-            if not is_told and left and time.monotonic() - began > QUIET_S:
-                is_told = True
-                self._say(f"sending {len(news)} files ({total / 1e6:.0f} MB) to {self.uri}")
-
+        size = sum(now[name][0] for name in news) / 1e6
+        told = Timer(
+            QUIET_S, self._say_once, [f"sending {len(news)} files ({size:.1f} MB) to {self.uri} takes a while"]
+        )
+        told.start()
         try:
             self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
             for stage in range(len(STAGES)):
-                self._remote.send(self._folder.path, [name for name in news if _stage(name) == stage], sent)
+                names = [name for name in news if _stage(name) == stage]
+                self._remote.send(self._folder.path, names, lambda name: self._sent.update({name: now[name]}))
             for stage in reversed(range(len(STAGES) - 1)):
                 self._delete([name for name in gone if _stage(name) == stage])
         finally:
+            told.cancel()
             self._write_state()
+
+    def _say_once(self, line: str) -> None:
+        if not self._is_slow:
+            self._is_slow = True
+            self._say(line)
 
     def _delete(self, names: Sequence[str]) -> None:
         if names:
@@ -213,13 +218,13 @@ class StoredRun:
     def _mirror(self, there: Mapping[str, Stamp]) -> None:
         """Fetch what is there to the empty local folder."""
         folder = self._folder.path
-        names = [name for name in _whole_parts(there) if name != HOLDER]
+        names = [name for name in _whole_parts(there) if not is_hidden(name)]
         if names:
             size = sum(there[name][0] for name in names) / 1e6
             self._say(f"fetching {len(names)} files ({size:.1f} MB) from {self.uri}")
         self._remote.fetch(folder, names)
         here = stamps(folder)
-        self._sent = {name: here.get(name) for name in there if name != HOLDER}
+        self._sent = {name: here.get(name) for name in there if name in here or _is_ours(name)}
 
     def _read_state(self) -> tuple[str, dict[str, Stamp]]:
         """(the holder when files were last sent from here, the files that were sent)."""
@@ -248,9 +253,17 @@ def _stage(name: str) -> int:
     return 3 if name.endswith("/checkpoint.json") else 2
 
 
+def _holder(content: bytes) -> dict[str, object]:
+    """Who holds a run, as HOLDER says."""
+    with suppress(ValueError):
+        return {"host": "?", "process": "?", "since": "?", **json.loads(content)}
+    return {"host": "?", "process": "?", "since": "?"}
+
+
 def _is_ours(name: str) -> bool:
     """Whether only a run writes such a file; others may be the user's."""
-    return name in MARKS or name.startswith(("checkpoints/", "clients.parquet/", "arrays/"))
+    is_part = name.rpartition("/")[2].startswith(".") and name.endswith(".part")
+    return name in MARKS or is_part or name.startswith(("checkpoints/", "clients.parquet/", "arrays/"))
 
 
 def _whole_parts(names: Iterable[str]) -> list[str]:
@@ -364,5 +377,4 @@ class Copy:
 
 
 def _is_read(name: str) -> bool:
-    parts = name.split("/")
-    return "checkpoints" not in parts and not any(part.startswith(".") for part in parts)
+    return "checkpoints" not in name.split("/") and not is_hidden(name)
