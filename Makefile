@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-cluster test-gpu lint bench bench-peers fuzz clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu lint bench bench-peers fuzz clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ test-minima test-newest: test-%:
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(PINS) -e '.[dev]'
 	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The cluster tests in these environments, once they are there.
+test-minima-cluster test-newest-cluster: test-%-cluster:
+	$(VENV)-$*/bin/python -m pytest -m cluster
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster

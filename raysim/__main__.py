@@ -83,6 +83,8 @@ def run(
             raise ConfigError(faults, source)
         sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
         return
+    from raysim.storage import address
+
     began = command_began()
     with ExitStack() as stack:
         if parsed is not None and parsed.resources.backend == "ray":
@@ -93,6 +95,8 @@ def run(
     if out.is_terminal and finished.summary["stopped_by"]:
         out.print()  # the live line was not the last one
     out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))
+    if at := address(finished.folder, str(finished.config["storage"])):
+        out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}")
     out.print(f"TensorBoard:   tensorboard --logdir {finished.folder}")
 
@@ -259,10 +263,11 @@ def methods(
 @app.command()
 def report(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="run directories, or folders that hold some", metavar="[PATH...]")
+        list[str] | None, typer.Argument(help="run directories, folders that hold some, or URIs", metavar="[PATH...]")
     ] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH")
+        Path | None,
+        typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH, or reports/NAME"),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
@@ -288,11 +293,15 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.core.uri import is_uri
     from raysim.reporting.command import show_report
+    from raysim.storage import local_copy
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    show_report(paths or [], settings, out_dir, out)
+    if paths and is_uri(paths[0]):
+        out_dir = out_dir or Path("reports") / paths[0].partition("?")[0].rstrip("/").rpartition("/")[2]
+    show_report([local_copy(path) for path in paths or []], settings, out_dir, out)
 
 
 def _shipped_names() -> list[str]:
@@ -337,7 +346,7 @@ def doctor(
         str | None,
         typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
     ] = None,
-    storage: Annotated[Path, typer.Option(help="folder for run directories")] = Path("runs"),
+    storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
     working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
     """Check this installation, what a job would upload, and every node of a running cluster."""

@@ -16,6 +16,7 @@ from raysim.core.errors import DataError
 from raysim.core.settings import Raw, Settings
 from raysim.own_code import named
 from raysim.results import Run, Runs
+from raysim.storage import local_copy
 from raysim.sweep import scaled
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def report(
     """Tables, tests and figures of finished runs, written to a folder and returned.
 
     Args:
-      runs: runs, or folders of runs.
-      out: folder for the report; by default `report` beside the runs.
+      runs: runs, or folders of runs, or URIs of such.
+      out: folder for the report; by default `report` beside the runs, or beside the local copies of runs at URIs.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.
@@ -115,7 +116,7 @@ def report(
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]
-    folders = [each.folder if isinstance(each, Run) else Path(each) for each in runs]
+    folders = [each.folder if isinstance(each, Run) else local_copy(each) for each in runs]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
     common = runs.folder if isinstance(runs, Runs) and runs.folder is not None else folders[0]

@@ -15,7 +15,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.config import home_folder
+from raysim.config import folder_of, home_folder
+from raysim.core.errors import DataError
+from raysim.core.uri import is_uri
+from raysim.filesystems import FAILURES, reached_folder, reason
 from raysim.terminal import say
 
 if TYPE_CHECKING:
@@ -45,15 +48,16 @@ MOST_FILES = 50_000
 Finding = tuple[bool, str]
 
 
-def examine(address: str | None, storage: Path, working_dir: Path) -> bool:
+def examine(address: str | None, storage: str, working_dir: Path) -> bool:
     """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
 
     Args:
       address: of a running Ray (host:port or auto) or of its dashboard (http://...); without one no cluster is looked at.
-      storage: folder for run directories, relative to RAYSIM_HOME. working_dir: what a job would upload.
+      storage: folder for run directories, relative to RAYSIM_HOME, or a URI. working_dir: what a job would upload.
     """
-    storage, is_good = home_folder() / storage, True
-    for is_ok, line in chain(installation(), disks(storage), [upload(working_dir)], cluster(address, storage)):
+    folder, is_good = None if is_uri(storage) else home_folder() / storage, True
+    place = at_uri(storage) if folder is None else disks(folder)
+    for is_ok, line in chain(installation(), place, [upload(working_dir)], cluster(address, folder)):
         say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
         is_good = is_good and is_ok
     return is_good
@@ -99,6 +103,23 @@ def disks(storage: Path) -> Iterator[Finding]:
     except OSError as error:
         remedy = "set storage, or RAYSIM_HOME, to a folder that can"
         yield False, f"storage {storage} cannot be written ({error}): {remedy}"
+
+
+def at_uri(storage: str) -> Iterator[Finding]:
+    """Whether the storage at a URI can be written from here, and free space for the local folders of its runs."""
+    yield from disks(folder_of(storage, "runs"))
+    try:
+        folder, probe = reached_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
+        folder.write(probe, b"")
+        folder.delete([probe])
+        yield (
+            True,
+            f"storage {storage} can be written from here; nodes that run trials of a sweep need the same credentials",
+        )
+    except DataError as error:
+        yield False, f"storage: {error}"
+    except FAILURES as error:
+        yield False, f"storage {storage} cannot be written ({reason(error)}): see to the rights of its credentials"
 
 
 def _disk(folder: Path, name: str) -> Finding:
@@ -151,7 +172,7 @@ def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) ->
 # --- a cluster --------------------------------------------------------------------------------------------------------
 
 
-def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
+def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
     """Every node of a running Ray, and its dashboard."""
     if not address:
         remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
@@ -170,7 +191,7 @@ def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
             yield True, f"connected to Ray at {address}"
             yield dashboard(url)
             with contextlib.suppress(OSError):  # a finding of its own already
-                probe = _write_probe(storage)
+                probe = None if storage is None else _write_probe(storage)
             yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
     except ConnectionError as error:
         token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
@@ -194,17 +215,19 @@ def dashboard(url: str) -> Finding:
     return True, f"the dashboard at {url} takes jobs"
 
 
-def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path) -> Iterator[Finding]:
+def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path | None) -> Iterator[Finding]:
     """What is well and what is not on each node.
 
     Args:
       here: versions of the driver, which those of the nodes must equal.
+      storage: a folder that all of them should see; None: it is at a URI.
     """
     for node in nodes:
         if node.error:
             yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
         else:
-            checks = (_versions(node, here), _gpus(node), _store(node), _temp(node), _storage(node, storage))
+            checks = [_versions(node, here), _gpus(node), _store(node), _temp(node)]
+            checks += [] if storage is None else [_storage(node, storage)]
             yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
     closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
     if closed:

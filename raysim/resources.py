@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault
 from raysim.engine.plan import fitting
+
+#: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto.
+AUTO_GPU = 0.25
+
+#: Names that are no custom resources.
+RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
+
+KEYS = {"CPU": "resources.trainers", "GPU": "resources.gpus_per_trainer"}
 
 
 class Resources(NamedTuple):
@@ -21,53 +29,103 @@ class Resources(NamedTuple):
 
 def check_resources(config: Config) -> list[Fault]:
     """Whether this machine has what a run asks for; what a cluster has is known only once connected."""
-    wanted, cores = config.resources, os.cpu_count() or 1
+    wanted, cores, faults = config.resources, os.cpu_count() or 1, []
+    if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
+        text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"
+        faults.append(Fault("resources.gpus_per_trainer", text))
+    if taken := [name for name in wanted.custom if name in RESERVED or name.startswith(("node:", "accelerator_type:"))]:
+        text = f"{', '.join(taken)} is Ray's own; set resources.cpus_per_trainer, gpus_per_trainer or accelerator_type"
+        faults.append(Fault("resources.custom", text))
     if wanted.backend == "serial" or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
-        return []
+        return faults
     total = wanted.trainers * wanted.cpus
-    if total <= cores:
-        return []
-    need = f"{wanted.trainers} trainers with {wanted.cpus:g} CPUs each need {total:g}, this machine has {cores}"
-    remedy = "lower resources.trainers or resources.cpus_per_trainer, or set auto"
-    return [Fault("resources.trainers", f"{need}; {remedy}")]
+    if total > cores:
+        need = f"{wanted.trainers} trainers with {wanted.cpus:g} CPUs each need {total:g}, this machine has {cores}"
+        remedy = "lower resources.trainers or resources.cpus_per_trainer, or set auto"
+        faults.append(Fault("resources.trainers", f"{need}; {remedy}"))
+    return faults
 
 
-def resolve_resources(config: Config, cpus: float, gpus: float, rooms: Sequence[tuple[float, float]] = ()) -> Resources:
-    """What a run takes of so many CPUs and GPUs; without a GPU everything runs on CPUs.
+def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> Resources:
+    """What a run takes of what there is; without a GPU everything runs on CPUs. docs/placement.md has examples.
 
-    `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each.
+    `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each, and for each the largest
+    part of a GPU with which all of them fit.
 
     Args:
-      rooms: (CPUs, GPUs) of each node, or bundle, where there are several: no trainer lies on two.
+      rooms: resources, by Ray's names, of each node or bundle: no trainer lies on two.
     Raises:
       ConfigError: more was asked for than there is.
     """
     wanted = config.resources
-    needs_gpu = bool(gpus and wanted.gpus_per_trainer)
-    least_share = 0.25 if wanted.gpus_per_trainer == "auto" else wanted.gpus_per_trainer
-    share = least_share if needs_gpu else 0.0
-    places = [room for room in rooms or [(cpus, gpus)] if room[1] or not share]
-    fits = [fitting(room_cpus, room_gpus, wanted.cpus, share) for room_cpus, room_gpus in places]
-    trainers = max(1, sum(fits)) if wanted.trainers == "auto" else wanted.trainers
-    if needs_gpu and wanted.gpus_per_trainer == "auto":
-        on_each = -(-trainers // int(gpus)) if gpus >= 1 else trainers / gpus
-        if wanted.trainers == "auto":  # the fullest GPU decides
-            counts = [-(-count // int(room[1])) for count, room in zip(fits, places, strict=True) if room[1] >= 1]
-            on_each = max([on_each, *counts])
-        share = 1.0 if on_each <= 1 else int(1e4 / on_each) / 1e4
-    offers = {
-        "resources.trainers": ("CPUs", wanted.cpus, cpus),
-        "resources.gpus_per_trainer": ("GPUs", share, gpus),
-    }
+    if faults := [fault for name in wanted.named if (fault := _missing(name, rooms))]:
+        raise ConfigError(faults, "the resources")
+    named = [room for room in rooms if all(room.get(name, 0.0) >= each for name, each in wanted.named.items())]
+    gpus = sum(room.get("GPU", 0.0) for room in named)
+    is_auto = wanted.gpus_per_trainer == "auto"
+    gpu = 0.0 if not gpus or wanted.gpus_per_trainer == 0 else AUTO_GPU if is_auto else float(wanted.gpus_per_trainer)
+    places = [room for room in named if room.get("GPU") or not gpu]
+
+    def fits(gpu: float) -> int:
+        return sum(fitting(room, {"CPU": wanted.cpus, "GPU": gpu, **wanted.named}) for room in places)
+
+    trainers = max(1, fits(gpu)) if wanted.trainers == "auto" else wanted.trainers
+    if gpu and is_auto:
+        parts = [1.0 if count == 1 else int(1e4 / count) / 1e4 for count in range(1, trainers + 1)]
+        smallest = parts[-1] if gpus >= 1 else int(1e4 * gpus / trainers) / 1e4
+        gpu = next((part for part in parts if fits(part) >= trainers), smallest)
+    taken = Resources(trainers, wanted.cpus, gpu)
+    share = share_of(taken, config)
     faults = [
         Fault(
-            key,
-            f"{trainers} trainers with {each:g} {kind} each need more than the {there:g} {kind} "
-            "that Ray offers this job",
+            KEYS.get(name, "resources.custom"),
+            f"{trainers} trainers with {each:g} {_plural(name)} each need more than the {there:g} {_plural(name)} that "
+            "Ray offers this job; lower resources.trainers or that share, or set auto",
         )
-        for key, (kind, each, there) in offers.items()
-        if trainers * each > there + 1e-9
+        for name, each in share.items()
+        if trainers * each > (there := sum(room.get(name, 0.0) for room in places)) + 1e-9
     ]
+    if not faults and fits(gpu) < trainers:
+        text = f"{trainers} trainers with {_text(share)} each were asked for, and the nodes have room for {fits(gpu)}"
+        there = "; ".join(_text(named_resources(room)) for room in places)
+        faults = [Fault("resources.trainers", f"{text} ({there}); lower it or the share of each, or set auto")]
     if faults:
         raise ConfigError(faults, "the resources")
-    return Resources(trainers, wanted.cpus, share)
+    return taken
+
+
+def share_of(taken: Resources, config: Config) -> dict[str, float]:
+    """What each trainer takes, by Ray's names."""
+    gpu = {"GPU": taken.gpus_per_trainer} if taken.gpus_per_trainer else {}
+    return {"CPU": taken.cpus_per_trainer, **gpu, **config.resources.named}
+
+
+def named_resources(room: Mapping[str, float]) -> dict[str, float]:
+    """What a node has of CPUs, GPUs and resources of the user's own, without those that Ray counts by itself."""
+    return {
+        name: each
+        for name, each in room.items()
+        if each and name not in ("memory", "object_store_memory") and not name.startswith("node:")
+    }
+
+
+def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
+    """A resource that no node has, with those that there are."""
+    if any(room.get(name) for room in rooms):
+        return None
+    kind, _, value = name.rpartition(":")
+    if kind:
+        types = {each.rpartition(":")[2] for room in rooms for each in room if each.startswith(f"{kind}:")}
+        there = f"there are {', '.join(sorted(types))}" if types else "no node says what its GPUs are"
+        return Fault("resources.accelerator_type", f"no node has {value!r}; {there}")
+    own = {each for room in rooms for each in named_resources(room) if each not in RESERVED and ":" not in each}
+    there = f"there are {', '.join(sorted(own))}" if own else "start its nodes with `ray start --resources`"
+    return Fault("resources.custom", f"no node has {name!r}; {there}")
+
+
+def _plural(name: str) -> str:
+    return f"{name}s" if name in ("CPU", "GPU") else name
+
+
+def _text(share: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {each:g}" for name, each in share.items()) + "}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.run_folder import RunFolder, Status
+from raysim.storage import local_copy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,17 +190,19 @@ class Runs(Sequence[Run]):
 def load(folder: str | Path) -> Run | Runs:
     """A run directory as a `Run`; a folder of runs, a sweep for example, as `Runs`.
 
+    Args:
+      folder: a folder, or a URI such as s3://bucket/runs/a, of which a local copy is read.
     Raises:
-      DataError: no such folder, or no run in it.
+      DataError: no such folder, or no run in it; the URI cannot be read.
     """
-    path = Path(folder)
+    path = local_copy(folder)
     if RunFolder(path).is_run:
         return Run(path)
     if not path.is_dir():
         raise DataError("no such folder", str(path), "give a run directory, or a folder of runs")
     runs = [Run(files.path) for files in RunFolder.below(path)]
     if not runs:
-        raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")
+        raise DataError("no run directory", str(folder), "give a folder below which `raysim run` wrote runs")
     return Runs(runs, path)
 
 

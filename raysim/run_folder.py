@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,11 @@ class RunFolder:
         self.confusion = path / "confusion.csv"
 
     @staticmethod
-    def make(storage: Path, name: str | None) -> RunFolder:
+    def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
         """The directory of a run below a folder, made if it is not there; a fresh one for a run without a name.
 
+        Args:
+          is_taken: whether a fresh name is known elsewhere.
         Raises:
           ConfigError: it cannot be made.
         """
@@ -116,6 +118,8 @@ class RunFolder:
             storage.mkdir(parents=True, exist_ok=True)
             for attempt in itertools.count():
                 path = storage / (f"{fresh}-{attempt}" if attempt else fresh)
+                if is_taken(path.name):
+                    continue
                 with suppress(FileExistsError):
                     path.mkdir()
                     return RunFolder(path)

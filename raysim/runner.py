@@ -20,6 +20,7 @@ from raysim.build import Plan
 from raysim.config import Config, methods_label
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.settings import Settings
+from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
 from raysim.data.describe import partition_table
 from raysim.data.manifest import Manifest
@@ -35,6 +36,7 @@ from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
 from raysim.start import started_server
 from raysim.stop import reason_to_stop
+from raysim.storage import held, open_run_folder
 from raysim.terminal import err
 
 
@@ -57,14 +59,18 @@ def execute(
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     config, num_rounds = plan.config, plan.num_rounds
-    folder = RunFolder.make(Path(config.storage), config.name)
+    folder, stored = open_run_folder(config, _say)
+    push = stored.push if stored else lambda: None
     with _file_errors_named(folder), folder.locked(wait_s):
         folder.remove_leftovers()
+        if stored:
+            stored.pull()
         store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
-        checkpoint = open_run(plan, folder, store)
+        checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
         first_round = checkpoint.next_round if checkpoint else 0
         folder.clear("STOPPED", "FAILED")
-        with _failure_marked(folder, "" if config.name else folder.name), started_server(plan, folder) as server:
+        name = "" if config.name else folder.name
+        with held(stored), _failure_marked(folder, name), started_server(plan, folder) as server:
             if checkpoint is not None:
                 restore(server, checkpoint, store)
             recorder = Recorder(
@@ -75,11 +81,12 @@ def execute(
                 blocks=plan.layout.blocks,
                 classes=plan.info.classes,
             )
-            loggers = Loggers(config.loggers, folder, lambda line: err.print(line, markup=False))
+            loggers = Loggers(config.loggers, folder, _say)
             with closing(recorder), ended(loggers):
                 recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
                 loggers.start(config.model_dump(mode="json"))
                 loggers.rounds(recorder.rows, first_round)
+                push()  # records of rounds after the checkpoint are gone
                 on_start(folder.path, first_round, num_rounds)
                 rounds_run, reason = simulate(
                     server,
@@ -90,7 +97,7 @@ def execute(
                     checkpoint_every_s=config.checkpoint.every_s,
                     on_round=_refusing_early_end(plan, on_round),
                     reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
-                    on_saved=lambda next_round: loggers.rounds(recorder.rows, next_round),
+                    on_saved=lambda next_round: (loggers.rounds(recorder.rows, next_round), push()),
                 )
                 recorder.num_rounds = rounds_run
                 write_file(folder.model, save(final_model(plan, server)))
@@ -110,16 +117,22 @@ def execute(
             return summary
 
 
-def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+def _say(line: str) -> None:
+    err.print(line, markup=False)
+
+
+def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "") -> Checkpoint | None:
     """The checkpoint to go on from if the folder holds such a run; else its configuration is written there.
 
     A run goes on that is unfinished, or that wants more rounds than it has: more `rounds`, or another `stop`.
 
+    Args:
+      uri: where the run lies, if that is not the folder.
     Raises:
       RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: a run
       with another configuration or other data, or more rounds where the length of the run decides its earlier rounds.
     """
-    config, name, where = plan.config, folder.name, str(folder.path)
+    config, name, where = plan.config, folder.name, uri or str(folder.path)
     other = "choose another name, or delete that folder"
     is_finished, weights = folder.status.name == "completed", weights_sha256(config.model.pretrained)
     now = config.model_dump(mode="json")
@@ -166,7 +179,7 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
         faults.append(Fault("model.pretrained", text))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
-    checkpoint = store.latest(lambda line: err.print(line, markup=False))
+    checkpoint = store.latest(_say)
     if checkpoint is not None and (missing := folder.missing_records(checkpoint.next_round)):
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {name!r} cannot be resumed: {missing}", where, remedy)
@@ -222,7 +235,7 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
         raise Interrupted(number, None, name) from error
     except BaseException as error:
         with suppress(OSError):  # of a full disk; the first error says so
-            folder.mark("FAILED", f"{error}\n\n{traceback.format_exc()}")
+            folder.mark("FAILED", masked(f"{error}\n\n{traceback.format_exc()}"))
         raise
 
 

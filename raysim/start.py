@@ -16,7 +16,7 @@ from raysim.engine.simulation import ServerHandle
 from raysim.engine.trainer import SerialPool
 from raysim.environment import environment
 from raysim.models import build_model
-from raysim.resources import resolve_resources
+from raysim.resources import resolve_resources, share_of
 from raysim.run_folder import RunFolder
 
 
@@ -55,12 +55,12 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
     if config.model.pretrained == "default":  # fetched once, before all trainers ask for the library's weights at once
         build_model(plan.spec, seed=config.seed)
     from raysim.engine.ray.server import RayServer
-    from raysim.engine.ray.session import available, is_in_group, placements, ray_session, this_node
+    from raysim.engine.ray.session import is_in_group, placements, ray_session, this_node
 
     with ray_session():
         from raysim.data.pipeline import write_with_ray_data
 
-        taken = resolve_resources(config, *available(), placements())
+        taken = resolve_resources(config, placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_with_ray_data
         shards = build_shards(plan.manifest, data_cache(config) / "shards", write)
@@ -71,14 +71,13 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             node=this_node(),
         )
         threads = {"threads_per_trainer": recipe.num_threads}
-        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), **threads}
+        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
         folder.write_json(folder.environment, environment(facts))
         server = RayServer(
             partial(make_server, recipe),
             partial(make_trainer, recipe),
             num_trainers=taken.trainers,
-            cpus_per_trainer=taken.cpus_per_trainer,
-            gpus_per_trainer=taken.gpus_per_trainer,
+            share=share_of(taken, config),
             keeps_memory=plan.keeps_memory,
             placement=wanted.placement,
             is_growing=wanted.trainers == "auto",

@@ -10,6 +10,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from raysim.core.uri import masked
+
 #: Where this variable is set, a traceback goes to the terminal as Python prints it.
 DEBUG_VARIABLE = "RAYSIM_DEBUG"
 
@@ -23,8 +25,9 @@ def sentence(error: BaseException) -> str:
         errno.EACCES,
         errno.EPERM,
     ):
-        return f"cannot write ({error}). Free space there, or set storage and data.root to folders that can be written"
-    words = " ".join(str(error).split())[:500]
+        remedy = "Free space there, or set storage and data.root to folders that can be written"
+        return f"cannot write ({masked(str(error))}). {remedy}"
+    words = masked(" ".join(str(error).split()))[:500]
     return (
         f"{type(error).__name__}: {words}. This is a fault of raysim, or of a package that it uses{_kept(error)}. "
         f"{DEBUG_VARIABLE}=1 shows it here"
@@ -33,7 +36,7 @@ def sentence(error: BaseException) -> str:
 
 def _kept(error: BaseException) -> str:
     """The place of a file with the traceback, in words; nothing where none can be written."""
-    text = "".join(traceback.format_exception(error))
+    text = masked("".join(traceback.format_exception(error)))
     name = time.strftime(f"raysim-error-%Y%m%d-%H%M%S-{os.getpid()}.txt")
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
         with suppress(OSError):

@@ -49,10 +49,11 @@ def settings(root: Path, tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def ray_cluster(tmp_path_factory):
     """A local Ray of three CPUs and one logical GPU, as a user might have started it."""
     import ray
 
+    os.environ.setdefault("RAYSIM_CACHE", str(tmp_path_factory.mktemp("cache")))  # of the workers
     ray.init(
         address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
     )

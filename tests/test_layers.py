@@ -16,7 +16,7 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/training": [CORE, TRAINING],
     # The user's own readers, partitions and models are found by `raysim.own_code`, which knows no more than `core`.
     "raysim/own_code.py": [CORE],
-    "raysim/data": [CORE, DATA, "raysim.files", "raysim.own_code"],
+    "raysim/data": [CORE, DATA, "raysim.files", "raysim.filesystems", "raysim.own_code"],
     "raysim/models": [CORE, "raysim.models", "raysim.own_code"],
     "methods/livar/figures.py": ["methods.livar", "raysim.reporting.panels"],  # the pictures of an experiment
     "methods": [CORE, TRAINING, "methods"],
@@ -26,6 +26,15 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/recipes.py": [CORE, CONFIG],
     "raysim/editor.py": [CORE, CONFIG, "methods"],
     "raysim/files.py": [],
+    "raysim/filesystems.py": [CORE, "raysim.files"],
+    "raysim/storage.py": [
+        CORE,
+        CONFIG,
+        "raysim.data.faults",
+        "raysim.files",
+        "raysim.filesystems",
+        "raysim.run_folder",
+    ],
     "raysim/run_folder.py": [CORE, "raysim.files"],
     "raysim/pictures.py": [],
     "raysim/album.py": [],
@@ -51,6 +60,8 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/sweep.py": {"ray", "torch", "pydantic"},
     "raysim/recipes.py": {"ray", "torch"},
     "raysim/engine": {"pydantic", "yaml"},
+    "raysim/filesystems.py": {"ray", "torch", "pydantic"},
+    "raysim/storage.py": {"ray", "torch", "pydantic"},
     "raysim/run_folder.py": {"ray", "torch", "pydantic"},
     "raysim/reporting": {"ray", "torch"},
 }

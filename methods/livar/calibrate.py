@@ -30,6 +30,7 @@ from raysim.build import Plan
 from raysim.check import check
 from raysim.config import CalibrateGroup, Config, located, parse_config
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError
+from raysim.core.uri import is_uri
 from raysim.files import write_file
 from raysim.models.pretrained import read_weights
 from raysim.run_folder import RunFolder
@@ -151,6 +152,11 @@ def _own_faults(config: Config) -> list[Fault]:
             "rounds",
             config.rounds != 1,
             f"must be 1, got {config.rounds}: clients and joint training start from one point",
+        ),
+        (
+            "storage",
+            is_uri(config.storage),
+            f"must be a folder here, got {config.storage}: the table is written beside the runs",
         ),
         ("partition.scheme", config.is_joint, "joint leaves nothing to merge; choose how the clients' data differ"),
         ("methods", not counts, f"must begin with livar, which counts the importances, got {first!r}; or drop it"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from pathlib import Path
 
 from raysim.config.schema import Config
+from raysim.core.uri import is_uri
 
 #: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -31,7 +34,7 @@ def home_folder() -> Path:
 
 def located_root(root: str, name: str) -> str:
     """`data.root`, absolute, for the set of that name; a URI stays as it is."""
-    if "://" in root:
+    if is_uri(root):
         return root
     here = Path(root).expanduser().absolute()
     return str(here if (here / name).is_dir() else home_folder() / Path(root).expanduser())
@@ -43,7 +46,7 @@ def located(config: Config) -> Config:
     A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
     """
     root = located_root(config.data.root, config.data.name)
-    storage = str(home_folder() / Path(config.storage).expanduser())
+    storage = config.storage if is_uri(config.storage) else str(home_folder() / Path(config.storage).expanduser())
     places = {"root": root}
     if config.data.files is not None:
         places["files"] = str(Path(config.data.files).expanduser().absolute())
@@ -57,5 +60,26 @@ def located(config: Config) -> Config:
 
 def data_cache(config: Config) -> Path:
     """Where shards, and copies of remote sets, are kept: beside the prepared sets if these are local."""
-    root = config.data.root
-    return (Path(config.storage) / "cache" if "://" in root else Path(root)).absolute()
+    root, storage = config.data.root, config.storage
+    if not is_uri(root):
+        return Path(root).absolute()
+    return cache_folder() / "data" if is_uri(storage) else (Path(storage) / "cache").absolute()
+
+
+def cache_folder() -> Path:
+    """Where copies of what lies at URIs are kept: RAYSIM_CACHE, or else raysim in XDG_CACHE_HOME or ~/.cache."""
+    given = os.environ.get("RAYSIM_CACHE")
+    folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "raysim"
+    return folder.expanduser().absolute()
+
+
+def folder_of(place: str, kind: str) -> Path:
+    """The local folder for a place: a folder itself; for a URI, one in the cache that is named after it.
+
+    Args:
+      kind: "runs" for where runs work, "copies" for where they are read.
+    """
+    if not is_uri(place):
+        return Path(place)
+    words = re.sub(r"[^\w.-]+", "-", place.partition("?")[0])[-60:].strip("-")
+    return cache_folder() / kind / f"{words}-{hashlib.sha256(place.rstrip('/').encode()).hexdigest()[:12]}"

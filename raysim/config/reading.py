@@ -13,6 +13,7 @@ from raysim.config.shipped import config_file
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign, name_and_options
+from raysim.core.uri import is_uri, masked, uri_fault
 
 #: Bytes of the name of a file or folder; file systems allow 255, and endings are added.
 LONGEST_NAME = 200
@@ -209,10 +210,13 @@ def _unusable_paths(config: Config) -> dict[Fault, bool]:
     named += [("data.name", data.name), ("data.root", data.root), ("data.files", data.files)]
     named += [("data.validation_set.external.name", external), ("model.pretrained", config.model.pretrained)]
     named += [("data.test_sets", name) for name in data.test_sets]
-    return {Fault(key, text): True for key, path in named if path and (text := _path_fault(path))}
+    return {Fault(key, text): True for key, path in named if path and (text := _path_fault(key, path))}
 
 
-def _path_fault(path: str) -> str:
+def _path_fault(key: str, path: str) -> str:
+    if is_uri(path):
+        fault = f"must be a file or folder here, got {masked(path)}; copy it"
+        return uri_fault(path) if key in ("storage", "data.root") else fault
     try:
         Path(path).expanduser()
     except RuntimeError:

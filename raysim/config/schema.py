@@ -184,6 +184,12 @@ class ResourcesGroup(Group):
         "auto", "cores and threads of a trainer, serial too; auto: 1"
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPU fraction of a trainer")
+    custom: dict[str, Annotated[float, Field(gt=0)]] = key(
+        {}, "further resources of a trainer, by the names that Ray was started with, as {mig_1g_10gb: 1}"
+    )
+    accelerator_type: str | None = key(
+        None, "trainers only on nodes with such GPUs, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
+    )
     placement: Literal["pack", "spread"] = key("pack", "trainers on few nodes, or over many")
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
@@ -195,6 +201,12 @@ class ResourcesGroup(Group):
     def cpus(self) -> float:
         """Cores of a trainer; auto is one."""
         return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
+
+    @property
+    def named(self) -> dict[str, float]:
+        """What a trainer takes besides CPUs and GPUs. A GPU's type is a resource that Ray gives every node once."""
+        kind = {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
+        return {**self.custom, **kind}
 
 
 class TuneGroup(Group):
@@ -276,7 +288,11 @@ class Config(Group):
     """The whole configuration of a run; see `raysim run --print-config` for every key with its default."""
 
     name: str | None = key(None, "run name: letters, digits, . _ + = - and /", pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$")
-    storage: str = key("runs", "folder for run directories, relative to RAYSIM_HOME where that is set")
+    storage: str = key(
+        "runs",
+        "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
+        "docs/storage.md",
+    )
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     resume: Literal["auto", "never"] = "auto"

@@ -1,9 +1,11 @@
-"""Errors that users see: what happened (with the value), where, and how to mend it."""
+"""Errors that users see: what happened (with the value), where, and how to mend it. Credentials in URIs are masked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from raysim.core.uri import masked
 
 
 class RaysimError(Exception):
@@ -15,7 +17,7 @@ class RaysimError(Exception):
 
     def __str__(self) -> str:
         text = self.what + (f" in {self.where}" if self.where else "")
-        return text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else "")
+        return masked(text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else ""))
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.message}"
+        return masked(f"{self.key}: {self.message}")
 
 
 class ConfigError(RaysimError):

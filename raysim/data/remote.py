@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import pyarrow as pa
 from filelock import FileLock
-from pyarrow import fs
 
+from raysim.core.uri import is_uri as is_remote
 from raysim.data.arrow import describe
 from raysim.data.faults import explained
-from raysim.files import replaced_file
+from raysim.filesystems import FAILURES, remote_folder
 
-
-def is_remote(root: str) -> bool:
-    """Whether a data root is a URI rather than a folder."""
-    return "://" in root
+__all__ = ["fetch_set", "is_remote"]
 
 
 def fetch_set(root: str, name: str, cache: Path) -> Path:
@@ -31,19 +27,18 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
       DataError: the URI is not understood, or the set is not there.
     """
     mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes there"
-    with explained(f"cannot read set {name!r}", root, mend, pa.ArrowException, OSError):
-        system, base = fs.FileSystem.from_uri(root)
+    with explained(f"cannot read set {name!r}", root, mend, *FAILURES):
+        there = remote_folder(root)
         local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
         (local / name).mkdir(parents=True, exist_ok=True)
         with FileLock(local / f".{name}.lock"):
-            source, target = f"{base}/{name}/{name}", local / name / f"{name}.arrow"
-            with system.open_input_stream(f"{source}.json") as file:
-                description = file.read()
+            target = local / name / f"{name}.arrow"
+            description = there.read(f"{name}/{name}.json")
+            if description is None:
+                raise FileNotFoundError(f"there is no {name}/{name}.json")
             known = describe(target)
             if not (target.is_file() and known.is_file() and known.read_bytes() == description):
                 known.unlink(missing_ok=True)
-                with replaced_file(target) as copy:
-                    here = fs.LocalFileSystem()
-                    fs.copy_files(f"{source}.arrow", str(copy), source_filesystem=system, destination_filesystem=here)
+                there.fetch(local, [f"{name}/{name}.arrow"])
                 known.write_bytes(description)  # last: it makes the set complete
     return local

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -72,14 +72,19 @@ class Phase:
         return num_local_steps(num_examples, self.settings, skip_single=skip_single, share=share)
 
 
-def fitting(cpus: float, gpus: float, cpus_per_trainer: float, gpus_per_trainer: float) -> int:
-    """How many trainers fit on a node with so many CPUs and GPUs; a share must lie on one GPU: 0.4 fits twice."""
-    by_cpu = int(cpus / cpus_per_trainer + 1e-9)
-    if not gpus_per_trainer:
-        return by_cpu
-    is_whole = gpus_per_trainer >= 1 or gpus < 1
-    by_gpu = int(gpus / gpus_per_trainer + 1e-9) if is_whole else int(gpus) * int(1 / gpus_per_trainer + 1e-9)
-    return min(by_cpu, by_gpu)
+def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
+    """How many trainers with a share of each resource fit on a node, or in a bundle, that has so much of each.
+
+    A share of a GPU lies on one GPU: 0.4 fits twice.
+    """
+
+    def count(name: str, each: float) -> int:
+        there = room.get(name, 0.0)
+        if name == "GPU" and each < 1 <= there:
+            return int(there) * int(1 / each + 1e-9)
+        return int(there / each + 1e-9)
+
+    return min(count(name, each) for name, each in share.items() if each)
 
 
 def choose_cohort(population: int, size: int, *, seed: int, round_index: int) -> np.ndarray:

@@ -76,7 +76,7 @@ def simulate(
     checkpoint_every_s: float,
     on_round: Callable[[RoundRecord], object],
     reason_to_stop: Callable[[], str] = lambda: "",
-    on_saved: Callable[[int], None] = lambda _: None,
+    on_saved: Callable[[int], object] = lambda _: None,
 ) -> tuple[int, str]:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
@@ -100,8 +100,9 @@ def simulate(
         recorder.flush()
         memories = ((client, server.client_memory(client)) for client in server.changed_clients())
         store.save(next_round, server.snapshot(), memories)
-        saved_at, next_saved = time.monotonic(), next_round
+        next_saved = next_round
         on_saved(next_round)
+        saved_at = time.monotonic()
 
     if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end
         return first_round, reason

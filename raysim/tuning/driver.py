@@ -20,6 +20,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.run_folder import Mark, RunFolder
+from raysim.storage import Copy
 from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
@@ -50,7 +51,9 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
       Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
+    copy = Copy(sweep.place)
     with RunFolder(sweep.folder).locked(kind="sweep"):
+        copy.fetch()
         before = start_sweep(sweep)
         for name, faults in sweep.refused.items():
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
@@ -64,6 +67,7 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
                     _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
                 finally:
                     fill_twins(sweep)
+        copy.fetch()
         fill_twins(sweep)
         return {trial.name: outcome(sweep, trial) for trial in sweep.trials}
 
@@ -111,7 +115,7 @@ class _Watch(tune.Callback):
     """Marks trials that Tune ends, and says a line for each; now and then one about how far the others are."""
 
     def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None]):
-        self._sweep, self._say = sweep, say
+        self._sweep, self._say, self._copy = sweep, say, Copy(sweep.place)
         self._trials = {trial.name: trial for trial in waiting}
         self._num_rounds = {trial.name: trial.num_rounds for trial in waiting}
         self._rounds = dict.fromkeys(self._trials, 0)
@@ -152,9 +156,11 @@ class _Watch(tune.Callback):
         """Mark a trial that did not come to its own end, and say a line about it."""
         if name not in self._trials:  # it was finished before this sweep began
             return
+        self._copy.fetch(name)
         folder = RunFolder(self._sweep.folder / name)
         if folder.status.name == "unfinished":
             folder.mark(mark, f"{message}\n")
+            self._copy.send()
         self._num_ended += 1
         self._rounds[name] = self._num_rounds[name]
         self._spoke_at = time.monotonic()

@@ -24,6 +24,7 @@ from raysim.files import write_file
 from raysim.record import judged
 from raysim.run_folder import Mark, RunFolder
 from raysim.runner import changes
+from raysim.storage import Copy
 from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.plan import Sweep, SweepTrial
 
@@ -149,6 +150,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
         head = f"# Trial {best.name} of {sweep.folder.name}: {metric} {outcomes[best.name].score}\n"
         config = yaml.safe_dump(_as_run(best), sort_keys=False)
         write_file(sweep.folder / "best.yaml", (head + config).encode())
+    Copy(sweep.place).send()
 
 
 def _as_run(trial: SweepTrial) -> dict[str, object]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 from raysim import sweep
 from raysim.build import Plan
 from raysim.check import check
-from raysim.config import Config, TuneGroup, located, nearest, parse_config, read_config
+from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.find import MAPPINGS
 from raysim.run_folder import FREE_KEYS
+from raysim.storage import place_of, storage_faults
 from raysim.tuning.metrics import metric_fault
 
 #: Draws one value of a domain: (generator) -> value.
@@ -61,16 +62,18 @@ class Sweep:
     """A checked sweep.
 
     Attributes:
-      folder: `<storage>/<name>`.
+      folder: `<storage>/<name>`; where the storage is a URI, the local copy of what is there.
       base: the keys that are the sweep's own, its `tune` group above all.
       refused: trial -> its faults, where `tune.skip_refused` leaves such trials out.
+      place: `<storage>/<name>`, a path or a URI.
     """
 
     folder: Path
     base: Config
     trials: tuple[SweepTrial, ...]
     raw: sweep.Raw
-    refused: Mapping[str, tuple[Fault, ...]] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Fault, ...]]
+    place: str
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -157,13 +160,16 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
     whole = dict(sweep.scaled(raw, source) if is_scaled else raw)
     base = _base(whole, source)
     name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
-    storage = Path(located(base).storage)
+    storage = located(base).storage
+    if faults := storage_faults(storage):
+        raise ConfigError(faults, source)
+    place_of_sweep = place_of(storage, name)
     singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
     refused: dict[str, tuple[Fault, ...]] = {}
     first: dict[str, str] = {}
     trials = []
     for single in singles:
-        place = {"storage": str(storage), "name": f"{name}/{single.name}", "resume": "auto"}
+        place = {"storage": storage, "name": f"{name}/{single.name}", "resume": "auto"}
         try:
             plan = check({**single.raw, **place}, source)
         except ConfigError as error:
@@ -180,7 +186,7 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
         raise ConfigError(_refusals(refused, len(singles)), source)
     if faults := _tune_faults(base.tune, trials):
         raise ConfigError(faults, source)
-    return Sweep(storage / name, base, tuple(trials), whole, refused)
+    return Sweep(folder_of(place_of_sweep, "copies"), base, tuple(trials), whole, refused, place_of_sweep)
 
 
 def _base(raw: sweep.Raw, source: str) -> Config:

@@ -13,6 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from raysim.config import Config, nearest
 from raysim.core.errors import ConfigError, Fault
 from raysim.engine.ray.session import offered
+from raysim.resources import named_resources
 from raysim.tuning.plan import Draw, Sweep
 
 DOMAINS = (
@@ -74,7 +75,7 @@ def bundles_of(config: Config, gpus: float) -> list[Bundle]:
     if wanted.backend == "serial":
         return [{"CPU": cpus}]
     share = AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
-    trainer = {"CPU": cpus, **({"GPU": share} if gpus and share else {})}
+    trainer = {"CPU": cpus, **({"GPU": share} if gpus and share else {}), **wanted.named}
     return [{}, *([trainer] * (1 if wanted.trainers == "auto" else wanted.trainers))]
 
 
@@ -120,8 +121,8 @@ def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle |
 
 
 def ray_nodes() -> list[Bundle]:
-    """CPUs and GPUs of each node of the running Ray."""
-    return [{name: node[name] for name in ("CPU", "GPU") if node.get(name)} for node in offered()]
+    """CPUs, GPUs and resources of the user's own of each node of the running Ray."""
+    return [named_resources(node) for node in offered()]
 
 
 def _text(bundle: Bundle) -> str:

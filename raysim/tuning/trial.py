@@ -17,6 +17,7 @@ from raysim.engine.simulation import Stopped
 from raysim.own_code import packed, receive
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
+from raysim.storage import local_copy, place_of
 from raysim.sweep import Raw
 from raysim.tuning.metrics import SUMMARY_METRICS
 
@@ -47,7 +48,7 @@ def make_trainable(
 def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
     # Tune reads this in this process before it lets in the next trial.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
-    folder = RunFolder(Path(raw["storage"]) / raw["name"])
+    folder = RunFolder(local_copy(place_of(raw["storage"], raw["name"])))
     reporter = _Reporter(settings)
     try:
         if folder.status.is_finished:  # for the scheduler to compare with
@@ -58,7 +59,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:
                 # This sweep's scheduler has not seen what a resumed trial did before.
-                reporter.report_again(folder.progress_rows(before=first_round))
+                reporter.report_again(RunFolder(path).progress_rows(before=first_round))
 
             execute(plan, on_start=start, on_round=reporter.round, wait_s=WAIT_S)
     except Stopped:

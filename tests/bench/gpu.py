@@ -234,8 +234,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
                 partial(make_server, recipe),
                 partial(make_trainer, recipe),
                 num_trainers=number,
-                cpus_per_trainer=1,
-                gpus_per_trainer=0.2,
+                share={"CPU": 1, "GPU": 0.2},
                 keeps_memory=plan.keeps_memory,
             )
             server.wait_until_ready()

@@ -55,7 +55,7 @@ def two_workers(tmp_path_factory):
     prepare("digits", root)
     with Cluster(hidden=root if can_hide_folders() else None) as cluster:
         cluster.add("one", cpus=2)
-        cluster.add("two", cpus=2, gpus=1)
+        cluster.add("two", cpus=2, gpus=1, mig=2)
         yield cluster, root
 
 
@@ -80,16 +80,22 @@ def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, 
 
 @pytest.mark.cluster
 def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_workers, root, tmp_path):
-    """`auto` puts trainers where GPUs are. They are on one node, so half as much travels as from two."""
+    """`auto` puts trainers where GPUs are, or where a resource of the user's own is.
+
+    They are on one node, so half as much travels as from two.
+    """
     cluster, hidden = two_workers
-    config = write_config(tmp_path / "run.yaml", hidden, name="gpu", rounds=2, resources={"backend": "ray"})
-    cluster.run(config).finish()
+    config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources={"backend": "ray"})
+    cluster.run(config, "name=gpu").finish()
+    cluster.run(config, "name=mig", "resources.gpus_per_trainer=0", "resources.custom={mig: 1}").finish()
     plan = plan_of(root, rounds=2, **FEDERATION)
-    digest, rows = outcome(config, "gpu")
-    assert digest == run(plan, root).params_sha256()
-    for row in rows:
-        assert (row["system/trainers"], row["system/nodes"]) == (2, 1)
-        assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
+    expected = run(plan, root).params_sha256()
+    for name in ("gpu", "mig"):
+        digest, rows = outcome(config, name)
+        assert digest == expected, name
+        for row in rows:
+            assert (row["system/trainers"], row["system/nodes"]) == (2, 1)
+            assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
 
 
 def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -55,8 +56,9 @@ class Cluster:
         self._drivers: list[subprocess.Popen] = []
         self._start("head", options)
 
-    def add(self, name: str, cpus: float = 1, gpus: float = 0) -> None:
-        self._start(name, [f"--address={self.address}", f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}"])
+    def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
+        shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
+        self._start(name, [f"--address={self.address}", *shares])
 
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name

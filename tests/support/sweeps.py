@@ -25,7 +25,7 @@ METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fed
 
 
 def a_sweep(root, tmp_path, space, tune=None, **groups):
-    raw = raw_config(root, [], name="s", storage=str(tmp_path / "runs"), **groups)
+    raw = raw_config(root, [], **{"name": "s", "storage": str(tmp_path / "runs"), **groups})
     raw["tune"] = {"param_space": space, **(tune or {})}
     return plan_sweep(raw, "a test", draws)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, TypeVar
@@ -31,14 +31,14 @@ class TrainerStarter:
     """How and where trainers are started.
 
     Attributes:
+      share: of each resource, by Ray's names, that a trainer has.
       group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
       nodes: where the first ones have room, outside of a group.
       begun: by index, those whose processes start already, beside the server's.
     """
 
     make_trainer: Callable[[], Trainer]
-    cpus: float
-    gpus: float
+    share: Mapping[str, float]
     num_trainers: int
     placement: str
     group: PlacementGroup | None = None
@@ -61,12 +61,19 @@ class TrainerStarter:
             place = NodeAffinitySchedulingStrategy(node, soft=True)
         else:
             place = "SPREAD" if self.placement == "spread" else "DEFAULT"
-        actor = ray.remote(TrainerActor).options(num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place)
+        custom = {name: each for name, each in self.share.items() if name not in ("CPU", "GPU")}
+        actor = ray.remote(TrainerActor).options(
+            num_cpus=self.share["CPU"], num_gpus=self.gpus, resources=custom, scheduling_strategy=place
+        )
         return actor.remote(self.make_trainer, self.gpus)
+
+    @property
+    def gpus(self) -> float:
+        return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
         """Trainers that all nodes of the cluster together have room for."""
-        return sum(fitting(cpus, gpus, self.cpus, self.gpus) for cpus, gpus in placements())
+        return sum(fitting(room, self.share) for room in placements())
 
 
 class ServerActor:
@@ -116,6 +123,7 @@ class RayServer:
     The server stays on the driver's node: a run survives the loss of any other.
 
     Args:
+      share: of each resource, by Ray's names, that a trainer gets.
       wait_s: seconds to wait for room for all trainers before giving up.
       placement: "pack" trainers on few nodes, or "spread" them over many.
       is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
@@ -128,21 +136,17 @@ class RayServer:
         make_trainer: Callable[[], Trainer],
         *,
         num_trainers: int,
-        cpus_per_trainer: float,
-        gpus_per_trainer: float,
+        share: Mapping[str, float],
         keeps_memory: bool,
         wait_s: float = 30.0,
         placement: str = "pack",
         is_growing: bool = False,
         client_timeout_s: float | None = None,
     ):
-        bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
         group = ray.util.get_current_placement_group()
-        nodes = _places([bundle] * num_trainers, placement, wait_s) if group is None else []
+        nodes = _places([dict(share)] * num_trainers, placement, wait_s) if group is None else []
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(
-            make_trainer, cpus_per_trainer, gpus_per_trainer, num_trainers, placement, group, nodes
-        )
+        starter = TrainerStarter(make_trainer, share, num_trainers, placement, group, nodes)
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()
@@ -183,7 +187,7 @@ def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> l
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=placement.upper())
     if not group.wait(wait_s):
         remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+        free = {name: amount for name, amount in ray.available_resources().items() if name in bundles[0]}
         raise RaysimError(
             f"no room within {wait_s:g} s for {len(bundles)} trainers with {bundles[0]} each; free now: {free}",
             "the Ray cluster",

@@ -123,22 +123,15 @@ def _check_reachable(address: str) -> None:
         raise RaysimError(f"no Ray cluster answers ({error})", f"RAY_ADDRESS={address}", mend) from error
 
 
-def available() -> tuple[float, float]:
-    """(CPUs, GPUs) that this job may use: those of its placement group if it has one, else of the running Ray."""
-    places = placements()
-    return sum(cpus for cpus, _ in places), sum(gpus for _, gpus in places)
-
-
 def is_in_group() -> bool:
     """Whether this process lives in a placement group: it is then a trial of a sweep, and the group is all it has."""
     return ray.util.get_current_placement_group() is not None
 
 
-def placements() -> list[tuple[float, float]]:
-    """(CPUs, GPUs) of each place that a trainer must fit into: the bundles of the placement group, else the nodes."""
+def placements() -> list[dict[str, float]]:
+    """Resources of each place that a trainer must fit into: the bundles of the placement group, else the nodes."""
     group = ray.util.get_current_placement_group()
-    places = offered() if group is None else group.bundle_specs
-    return [(place.get("CPU", 0), place.get("GPU", 0)) for place in places]
+    return offered() if group is None else list(group.bundle_specs)
 
 
 def offered() -> list[dict[str, float]]:

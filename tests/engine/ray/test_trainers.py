@@ -177,8 +177,7 @@ def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
             partial(make_server, recipe),
             partial(make_trainer, recipe),
             num_trainers=9,
-            cpus_per_trainer=1,
-            gpus_per_trainer=0,
+            share={"CPU": 1},
             keeps_memory=False,
             wait_s=2,
         )
