@@ -18,6 +18,7 @@ from raysim.environment import environment
 from raysim.models import build_model
 from raysim.resources import resolve_resources, share_of
 from raysim.run_folder import RunFolder
+from raysim.terminal import err
 
 
 @contextmanager
@@ -79,6 +80,8 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             num_trainers=taken.trainers,
             share=share_of(taken, config),
             keeps_memory=plan.keeps_memory,
+            wait_s=wanted.wait_s,
+            say=lambda line: err.print(line, markup=False),
             placement=wanted.placement,
             is_growing=wanted.trainers == "auto",
             client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,

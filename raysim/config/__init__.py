@@ -7,6 +7,7 @@ from raysim.config.places import (
     folder_of,
     home_folder,
     located,
+    located_path,
     located_root,
     shipped_folder,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "is_recipe_name",
     "lay_over",
     "located",
+    "located_path",
     "located_root",
     "method_names",
     "methods_label",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from raysim.engine.pool import Pool
 from raysim.engine.process import keep_freed_memory
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.session import Actor, placements, plain_errors
-from raysim.engine.ray.slots import TrainerActor
+from raysim.engine.ray.slots import NoTrainer, TrainerActor
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 
@@ -124,7 +125,7 @@ class RayServer:
 
     Args:
       share: of each resource, by Ray's names, that a trainer gets.
-      wait_s: seconds to wait for room for all trainers before giving up.
+      wait_s: seconds to wait for room for all trainers before giving up; say: is told in a line what it waits for.
       placement: "pack" trainers on few nodes, or "spread" them over many.
       is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
       client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
@@ -139,12 +140,15 @@ class RayServer:
         share: Mapping[str, float],
         keeps_memory: bool,
         wait_s: float = 30.0,
+        say: Callable[[str], None] = lambda line: None,
         placement: str = "pack",
         is_growing: bool = False,
         client_timeout_s: float | None = None,
     ):
+        began, self._say = time.monotonic(), say
         group = ray.util.get_current_placement_group()
-        nodes = _places([dict(share)] * num_trainers, placement, wait_s) if group is None else []
+        nodes = _places([dict(share)] * num_trainers, placement, wait_s, say) if group is None else []
+        self._deadline = began + (wait_s if group is None else 0.0)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starter = TrainerStarter(make_trainer, share, num_trainers, placement, group, nodes)
         # All at once: each process first imports PyTorch.
@@ -159,8 +163,22 @@ class RayServer:
         )
         self._actors.append(self.actor)
 
-    #: Returns once every actor has built its parts: the first round then starts at once.
-    wait_until_ready = _in_actor(Server.ready)
+    def wait_until_ready(self) -> None:
+        """Return once every actor has built its parts: the first round then starts at once.
+
+        Raises:
+          NoTrainer: another job took the room that was found, and has it still when the time to wait for room is over.
+        """
+        while True:
+            try:
+                self._ready()
+                return
+            except NoTrainer as error:
+                if time.monotonic() > self._deadline:
+                    raise
+                self._say(f"waiting for room: {error.what}; another job took it")
+
+    _ready = _in_actor(Server.ready)
     run_round = _in_actor(Server.run_round)
     snapshot = _in_actor(Server.snapshot)
     restore = _in_actor(Server.restore)
@@ -175,8 +193,12 @@ class RayServer:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them
 
 
-def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> list[str]:
-    """A node for each trainer, such that there is room for all of them, or a clear error instead of a silent wait.
+#: Seconds after which a wait for room is told first. Each further line comes after twice the time.
+FIRST_WORD_S = 3.0
+
+
+def _places(bundles: list[dict[str, float]], placement: str, wait_s: float, say: Callable[[str], None]) -> list[str]:
+    """A node for each trainer, such that there is room for all of them; a line now and then says what it waits for.
 
     The placement group that finds the room is given up at once: with a node lost for good, Ray would look for a place for
     its bundles as fast as it can, for ever.
@@ -185,14 +207,21 @@ def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> l
       RaysimError: the resources are not free within `wait_s` seconds.
     """
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=placement.upper())
-    if not group.wait(wait_s):
+    began, pause_s = time.monotonic(), FIRST_WORD_S
+    try:
+        while not group.wait(max(0.0, min(pause_s, began + wait_s - time.monotonic()))):
+            waited_s = time.monotonic() - began
+            free = {name: amount for name, amount in ray.available_resources().items() if name in bundles[0]}
+            wanted = f"{len(bundles)} trainers with {bundles[0]} each; free now: {free}"
+            if waited_s >= wait_s:
+                raise RaysimError(
+                    f"no room within {wait_s:g} s for {wanted}",
+                    "the Ray cluster",
+                    "lower resources.trainers or the share of each, or raise resources.wait_s and wait until other jobs end",
+                )
+            say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}")
+            pause_s *= 2
+        found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    finally:  # after a signal, too: what is not taken must not stand in the way of others
         remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if name in bundles[0]}
-        raise RaysimError(
-            f"no room within {wait_s:g} s for {len(bundles)} trainers with {bundles[0]} each; free now: {free}",
-            "the Ray cluster",
-            "lower resources.trainers or the share of each, or wait until other jobs have ended",
-        )
-    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    remove_placement_group(group)
     return [found[index] for index in range(len(bundles))]
