@@ -66,13 +66,14 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/reporting": {"ray", "torch"},
 }
 WITHOUT_TUNE = {f"raysim/tuning/{name}.py" for name in ("plan", "planner", "outcome", "command", "search")}
-TUNING = WITHOUT_TUNE | {f"raysim/tuning/{name}.py" for name in ("driver", "trial", "resources", "ranges")}
+TUNING = WITHOUT_TUNE | {f"raysim/tuning/{name}.py" for name in ("driver", "trial", "resources", "ranges", "ready")}
 # Everything in raysim/engine/ray may import Ray.
 RAY_FILES = {"raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - WITHOUT_TUNE  # part of the root: Tune by configuration
 ROOTS = {
     "raysim/check.py",
     "raysim/check_own.py",
+    "raysim/check_data.py",
     "raysim/find.py",
     "raysim/resources.py",
     "raysim/build.py",

@@ -20,6 +20,7 @@ from raysim.data.arrow import ImageSet
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.own_scheme import own_parts
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
+from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
 
@@ -81,6 +82,7 @@ class Manifest:
         row; None for a set without domains.
       test_sizes: (num_clients,) int64 test rows of each client, client after client; None where nobody has own ones.
       test_sets: further test sets.
+      preprocess: what is done to the images of all these rows once.
       division: the rows before `spec.validation_set` makes the validation set of those held out for it.
     """
 
@@ -93,6 +95,7 @@ class Manifest:
     class_counts: np.ndarray
     division: Division
     num_examples: int
+    preprocess: Preprocess
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
     validation_counts: np.ndarray | None = None
@@ -115,6 +118,8 @@ class Manifest:
             digest.update(b"external" + self.external[1].encode())
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
+        if self.preprocess.is_any:
+            digest.update(f"preprocess {json.dumps(asdict(self.preprocess))}".encode())
         return digest.hexdigest()
 
     @property
@@ -131,6 +136,7 @@ class Manifest:
             "spec": asdict(self.spec),
             "sizes": self.sizes,
             **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
+            **({"preprocess": asdict(self.preprocess)} if self.preprocess.is_any else {}),
         }
         return json.dumps(fields, default=np.ndarray.tolist) + "\n"
 
@@ -168,6 +174,7 @@ def make_manifest(
         class_counts=_counts(clients, labels, (num_classes,)),
         division=division,
         num_examples=len(images),
+        preprocess=make_preprocess(images),
         validation_labels=None if is_own else targets,
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import shutil
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from raysim.core.errors import ConfigError
-from raysim.engine.ray.session import ray_session
+from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.own_code import packed
 from raysim.run_folder import Mark, RunFolder
@@ -27,6 +28,7 @@ from raysim.storage import Copy
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
+from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable, point_of
 
@@ -40,6 +42,9 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
+
+#: How often a trial goes on elsewhere after its process was lost, as with its node.
+MOST_LOSSES = 3
 
 #: Seconds between lines about progress, and how many of these there are at most.
 PROGRESS_S, MOST_LINES = 30.0, 40
@@ -71,9 +76,12 @@ def run_sweep(
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
+                made = make_ready([trial.config for trial in waiting], say)
                 source = _Source(sweep, waiting, _Watch(sweep, waiting, say))
                 try:
-                    _tune(source, nodes, tunes_own)
+                    _tune(source, nodes, tunes_own, made)
+                    while source.take_lost():
+                        _tune(source, ray_nodes(), tunes_own, made)
                 finally:
                     sweep = source.sweep
                     fill_twins(sweep)
@@ -92,7 +100,7 @@ def _opening(sweep: Sweep, num_waiting: int) -> str:
     return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
 
 
-def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback]) -> None:
+def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
     sweep, settings = source.sweep, source.sweep.base.tune
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     work = sweep.folder / ".tune"
@@ -103,7 +111,7 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
     quiet = QUIET if sweep.search else {**QUIET, "TUNE_MAX_PENDING_TRIALS_PG": "200"}
     with mock.patch.dict(os.environ, quiet), collected_signals(_end_trials) as received:
         tune.Tuner(
-            make_trainable(packed(sweep.raw), gpus, settings),
+            make_trainable(packed(sweep.raw), gpus, settings, made),
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
                 mode=settings.mode,
@@ -142,6 +150,12 @@ class _Source(Searcher):
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its source of trials to a file that nobody here reads back
 
+    def take_lost(self) -> bool:
+        """Whether trials lost their process since this was last asked; they are next, and go on from their checkpoints."""
+        lost, self.watch.lost = self.watch.lost, []
+        self._queue.extend(lost)
+        return bool(lost)
+
     def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out
         while not self._queue:
             if self.sweep.search is None or not self.sweep.search.num_left:
@@ -176,6 +190,8 @@ class _Watch(tune.Callback):
         self._rounds: dict[str, int] = {}
         self._spoke_at = time.monotonic()
         self._num_ended = self._num_lines = 0
+        self.lost: list[SweepTrial] = []
+        self._losses: Counter[str] = Counter()
         self.expect(waiting)
 
     def expect(self, trials: Sequence[SweepTrial]) -> None:
@@ -205,7 +221,14 @@ class _Watch(tune.Callback):
             self._ended(known.name, "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        self._ended(str(trial), "FAILED", _error_of(trial))
+        name = str(trial)
+        if name in self._trials and _is_loss(trial):
+            self._losses[name] += 1
+            if self._losses[name] <= MOST_LOSSES:
+                self.lost.append(self._trials[name])
+                self._say(f"  {name} lost its process or its node; it will go on from its last checkpoint")
+                return
+        self._ended(name, "FAILED", _error_of(trial))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
         now = time.monotonic()
@@ -245,6 +268,12 @@ def _error_of(trial: Trial) -> str:
     lines = Path(file).read_text(errors="replace").splitlines()[1:] if file and Path(file).is_file() else []
     reason = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
     return f"{reason} It goes on from its last checkpoint when the sweep is started again."
+
+
+def _is_loss(trial: Trial) -> bool:
+    """Whether a trial ended because its process or its node did, not by an error of its own."""
+    file = trial.pickled_error_file
+    return bool(file) and Path(file).is_file() and isinstance(pickle.loads(Path(file).read_bytes()), LOSSES)
 
 
 def _end_trials() -> None:

@@ -22,6 +22,7 @@ from raysim.runner import execute
 from raysim.storage import local_copy, place_of
 from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.planner import SweepTrial
+from raysim.tuning.ready import AllReady, ready_for
 from raysim.tuning.resources import group_of
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
@@ -38,19 +39,21 @@ def point_of(trial: SweepTrial) -> Point:
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
 
-def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup) -> Callable[[Point], None]:
+def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
     """The function that Tune runs for each point, each time in the placement group of that trial.
 
     Args:
       own: what the trials need of the user's own code.
       gpus: of the whole cluster.
+      made: the data and weights of the trials.
     """
 
-    def run_trial(point: Point) -> None:
+    def run_trial(point: Point, made: AllReady) -> None:
         receive(own)
-        _run_trial(_settings_of(point), str(point["trial"]), settings)
+        _run_trial(_settings_of(point), str(point["trial"]), settings, made)
 
-    return tune.with_resources(run_trial, lambda point: group_of(Config.model_validate(_settings_of(point)), gpus))
+    run = tune.with_parameters(run_trial, made=made)
+    return tune.with_resources(run, lambda point: group_of(Config.model_validate(_settings_of(point)), gpus))
 
 
 def _settings_of(point: Point) -> Settings:
@@ -58,7 +61,7 @@ def _settings_of(point: Point) -> Settings:
     return settings
 
 
-def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
+def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:
     # Tune reads this in this process before it lets in the next trial.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
     folder = RunFolder(local_copy(place_of(raw["storage"], raw["name"])))
@@ -67,7 +70,8 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
         if folder.status.is_finished:  # for the scheduler to compare with
             reporter.report_again(folder.progress_rows())
         else:
-            plan = check(raw, f"trial {name}", has_room=True)
+            ready = ready_for(Config.model_validate(raw), made)
+            plan = check(raw, f"trial {name}", has_room=True, ready=ready)
             reporter.num_rounds = plan.num_rounds
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:
