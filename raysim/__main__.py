@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
+from raysim.core.errors import ConfigError
 from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
 from raysim.own_code import refuse_shadows
 from raysim.terminal import Progress, command_began, err, note_home, out, run_table, say
-from raysim.unexpected import DEBUG_VARIABLE, sentence
+from raysim.unexpected import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raysim.core.settings import Raw
 
-
-#: Faults in what the user gave; all other errors are failures of the run.
-GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -296,17 +293,11 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
-    from raysim.config import home_folder, located_path
-    from raysim.core.uri import is_uri
     from raysim.reporting.command import show_report
-    from raysim.storage import local_copy
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    if paths and is_uri(paths[0]):
-        out_dir = out_dir or Path("reports") / paths[0].partition("?")[0].rstrip("/").rpartition("/")[2]
-    folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
-    show_report(folders, settings, out_dir and home_folder() / out_dir, out)
+    show_report(paths or [], settings, out_dir, out)
 
 
 def _shipped_names() -> list[str]:
@@ -390,19 +381,10 @@ def main() -> None:
     try:
         refuse_shadows()
         app()
-    except RaysimError as error:
-        err.print(f"{type(error).__name__}: {error}", markup=False)
-        sys.exit(2 if isinstance(error, GIVEN) else 1)
     except Exception as error:
-        from raysim.engine.simulation import Interrupted
-
-        if isinstance(error, Interrupted):
-            err.print(str(error), markup=False)
-            sys.exit(128 + error.signal_number)
-        if DEBUG_VARIABLE in os.environ:
-            raise
-        err.print(sentence(error), markup=False)
-        sys.exit(1)
+        line, status = told(error)
+        err.print(line, markup=False)
+        sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Errors that nobody foresaw: one sentence for the terminal, the traceback in a file."""
+"""What a command says of errors: one sentence; of those that nobody foresaw, the traceback goes to a file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,28 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
 from raysim.core.uri import masked
 
 #: Where this variable is set, a traceback goes to the terminal as Python prints it.
 DEBUG_VARIABLE = "RAYSIM_DEBUG"
+
+
+#: Faults in what the user gave; all other errors are failures of the run.
+GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
+
+
+def told(error: Exception) -> tuple[str, int]:
+    """(what a command says of an error, its exit status). One that nobody foresaw is raised where DEBUG_VARIABLE is set."""
+    if isinstance(error, RaysimError):
+        return f"{type(error).__name__}: {error}", 2 if isinstance(error, GIVEN) else 1
+    from raysim.engine.simulation import Interrupted  # loads PyTorch
+
+    if isinstance(error, Interrupted):
+        return str(error), 128 + error.signal_number
+    if DEBUG_VARIABLE in os.environ:
+        raise error
+    return sentence(error), 1
 
 
 def sentence(error: BaseException) -> str:
