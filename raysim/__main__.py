@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, DataError
 from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
 from raysim.own_code import refuse_shadows
 from raysim.terminal import Progress, command_began, err, note_home, out, run_table, say
