@@ -81,6 +81,11 @@ def execute(
                 classes=plan.info.classes,
             )
             loggers = Loggers(config.loggers, folder, _say)
+
+            def saved(next_round: int) -> None:
+                loggers.rounds(recorder.rows, next_round)
+                push()
+
             with closing(recorder), ended(loggers):
                 recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
                 loggers.start(config.model_dump(mode="json"))
@@ -96,7 +101,7 @@ def execute(
                     checkpoint_every_s=config.checkpoint.every_s,
                     on_round=_refusing_early_end(plan, on_round),
                     reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
-                    on_saved=lambda next_round: (loggers.rounds(recorder.rows, next_round), push()),
+                    on_saved=saved,
                 )
                 recorder.num_rounds = rounds_run
                 write_file(folder.model, save(final_model(plan, server)))

@@ -207,7 +207,7 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
         config = with_whole_files(run.config)
         trials.append(SweepTrial(name, {}, config.model_dump(), config, run.num_rounds, run.manifest.checksum))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
-    _, outcomes = run_sweep(Sweep(plan.folder, base, tuple(trials), plan.raw), say)
+    _, outcomes = run_sweep(Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder)), say)
     failed = {name: end.message for name, end in outcomes.items() if not end.is_finished}
     if failed:
         listed = "; ".join(f"{name}: {message}" for name, message in failed.items())

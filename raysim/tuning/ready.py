@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 import ray
 
@@ -47,7 +48,8 @@ def ready_for(config: Config, made: AllReady) -> Ready | None:
     ref = made.get(_key(config))
     if ref is None:
         return None
-    ready: Ready = ray.get(ref)
+    ready = ray.get(ref)
+    assert isinstance(ready, Ready)
     return ready
 
 
@@ -62,7 +64,7 @@ def _key(config: Config) -> str:
 def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator[tuple[str, Ready]]:
     found = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
     manifests = {manifest.checksum: manifest for _, manifest in found.values()}
-    folders = {}
+    folders: dict[tuple[Path, str], Path] = {}
     for cache in {data_cache(config) for config in configs.values()}:
         here = [key for key, config in configs.items() if data_cache(config) == cache]
         wanted = list({found[key][1].checksum for key in here})
