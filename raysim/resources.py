@@ -87,8 +87,8 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> R
     ]
     if not faults and fits(gpu) < trainers:
         text = f"{trainers} trainers with {_text(share)} each were asked for, and the nodes have room for {fits(gpu)}"
-        rooms = "; ".join(_text(named_resources(room)) for room in places)
-        faults = [Fault("resources.trainers", f"{text} ({rooms}); lower it or the share of each, or set auto")]
+        listed = "; ".join(_text(named_resources(room)) for room in places)
+        faults = [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
     if faults:
         raise ConfigError(faults, "the resources")
     return taken
