@@ -68,6 +68,10 @@ class SetInfo:
         lists = {key: tuple(fields[key]) for key in ("classes", "shape", "domains") if key in fields}
         return SetInfo(**(fields | lists))
 
+    def to_json(self) -> str:
+        """What `read` reads."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
 
 def describe(path: Path) -> Path:
     """The JSON description beside a set's Arrow file."""
@@ -101,12 +105,12 @@ def write_set(
             batch = Batch(*columns)
             shape = shape or batch.images.shape[1:]
             batch = _checked(batch, shape, limits, name, count)
-            record = _to_record(batch)
+            record = record_of(batch.columns)
             if writer is None:
                 schema, writer = record.schema, pa.ipc.new_file(str(data), record.schema)
             if record.schema != schema:
                 raise DataError("some batches have a domain or a split and some not", name, "give it to all or to none")
-            _update(digest, batch)
+            update(digest, batch)
             writer.write_batch(record)
             count += len(batch.labels)
         if writer is None or shape is None:
@@ -114,7 +118,7 @@ def write_set(
         writer.close()
         checksum = digest.hexdigest()
         info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
-        description.write_text(json.dumps(asdict(info), indent=1) + "\n")
+        description.write_text(info.to_json())
         # The description makes the set complete: the old one goes before the data change, the new one comes after.
         describe(path).unlink(missing_ok=True)
     return info
@@ -139,18 +143,18 @@ def _checked(batch: Batch, shape: tuple[int, ...], limits: Mapping[str, int], na
     return Batch.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
 
 
-def _update(digest: hashlib._Hash, batch: Batch) -> None:
+def update(digest: hashlib._Hash, batch: Batch) -> None:
+    """Add a batch to the checksum of a set."""
     for values in batch.columns.values():
         digest.update(values.data)
 
 
-def _to_record(batch: Batch) -> pa.RecordBatch:
-    images, *others = batch.columns.values()
+def record_of(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
+    """Columns, `image` first, as Arrow has them; nothing is copied."""
+    images, *others = columns.values()
     kind = pa.fixed_shape_tensor(pa.uint8(), list(images.shape[1:]))
     pixels = pa.FixedSizeListArray.from_arrays(_column(images.reshape(-1)), int(np.prod(kind.shape)))
-    return pa.record_batch(
-        [pa.ExtensionArray.from_storage(kind, pixels), *map(_column, others)], names=list(batch.columns)
-    )
+    return pa.record_batch([pa.ExtensionArray.from_storage(kind, pixels), *map(_column, others)], names=list(columns))
 
 
 # Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
@@ -161,17 +165,17 @@ def _column(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, content])
 
 
-def _from_record(record: pa.RecordBatch) -> Batch:
-    """Views of the mapped file."""
+def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
+    """The inverse of `record_of`: views of the record, which are views of the file where that is mapped."""
     columns = {name: np.from_dlpack(record[name]) for name in record.schema.names if name != "image"}
     pixels = np.from_dlpack(record["image"].storage.flatten())
-    return Batch.of({"image": pixels.reshape(-1, *record.schema.field("image").type.shape), **columns})
+    return {"image": pixels.reshape(-1, *record.schema.field("image").type.shape), **columns}
 
 
 class ImageSet:
     """A memory-mapped set: no pixel is read before it is asked for.
 
-    batches: as they were written, views of the mapped file.
+    batches: as they were written, views of the mapped file; starts: (len(batches) + 1,), their first rows, and the end.
     """
 
     def __init__(self, path: Path):
@@ -184,14 +188,14 @@ class ImageSet:
             self.info = SetInfo.read(path)
         with explained("not a readable Arrow IPC file", path, _AGAIN, pa.ArrowInvalid, OSError):
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            self.batches = [_from_record(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-        self._starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
+            self.batches = [Batch.of(columns_of(reader.get_batch(i))) for i in range(reader.num_record_batches)]
+        self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
             raise DataError(what, str(path), _AGAIN)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self.starts[-1])
 
     @property
     def labels(self) -> np.ndarray:
@@ -216,7 +220,7 @@ class ImageSet:
         """Read the whole set; DataError if it does not have the checksum of its description."""
         digest = hashlib.sha256()
         for batch in self.batches:
-            _update(digest, batch)
+            update(digest, batch)
         if digest.hexdigest() != self.info.checksum:
             what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
             raise DataError(what, str(self.path), f"the file was damaged or changed; {_AGAIN}")
@@ -225,10 +229,10 @@ class ImageSet:
         """(images, labels) of the given rows, in their order; reads only these."""
         images = np.empty((len(rows), *self.info.shape), np.uint8)
         labels = np.empty(len(rows), np.int64)
-        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        owners = np.searchsorted(self.starts, rows, side="right") - 1
         for index in np.unique(owners):
             places, batch = np.flatnonzero(owners == index), self.batches[index]
-            local = rows[places] - self._starts[index]
+            local = rows[places] - self.starts[index]
             images[places], labels[places] = batch.images[local], batch.labels[local]
         return images, labels
 

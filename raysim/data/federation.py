@@ -5,95 +5,60 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, describe, write_set
+from raysim.data.arrow import ImageSet, describe
 from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
-from raysim.data.validation import fit_to
+from raysim.data.preprocess import Preprocess
+from raysim.data.shard_files import CLIENTS_PER_SHARD, Write, shard_plan, write_files, write_serially
 
 #: Of the index; folders of another form are built again.
 FORM = 2
 
-#: Clients per shard file: a shard is written by one task and mapped whole.
-CLIENTS_PER_SHARD = 64
+
+def build_shards(manifest: Manifest, cache: Path, write: Write = write_serially) -> Path:
+    """The folder with a manifest's shards, see `build_all_shards`."""
+    return build_all_shards([manifest], cache, write)[0]
 
 
-@dataclass(frozen=True)
-class ShardTask:
-    """One file to write: these rows of the set, in this order.
-
-    Attributes:
-      labels: to be written instead of the set's own.
-      like: the set whose classes and image shape the file gets; None: those of the set the rows are from.
-    """
-
-    set_path: str
-    target: str
-    rows: np.ndarray
-    labels: np.ndarray | None = None
-    like: str | None = None
-
-
-def write_shard(task: ShardTask) -> None:
-    """Copy rows of a set into one Arrow file with a single record batch, so that it maps as one array."""
-    source = ImageSet(Path(task.set_path))
-    info = source.info if task.like is None else ImageSet(Path(task.like)).info
-    images, labels = source.take(task.rows)
-    batch = (fit_to(images, info.shape), labels if task.labels is None else task.labels)
-    target = Path(task.target)
-    write_set(target, target.stem, info.classes, [batch], source=task.set_path)
-
-
-def shard_tasks(manifest: Manifest, folder: Path) -> list[ShardTask]:
-    """The files of a federation: clients contiguous, CLIENTS_PER_SHARD to a file, then the held-out sets."""
-    tasks = []
-    for number, start in enumerate(range(0, len(manifest.clients), CLIENTS_PER_SHARD)):
-        rows = np.concatenate(manifest.clients[start : start + CLIENTS_PER_SHARD])
-        tasks.append(ShardTask(manifest.set_path, str(folder / f"clients-{number:05d}.arrow"), rows))
-    if len(manifest.validation):
-        path, target = manifest.external[0] if manifest.external else manifest.set_path, folder / "validation.arrow"
-        labels = manifest.validation_labels
-        tasks.append(ShardTask(path, str(target), manifest.validation, labels, like=manifest.set_path))
-    if len(manifest.test):
-        tasks.append(ShardTask(manifest.set_path, str(folder / "test.arrow"), manifest.test))
-    for other in manifest.test_sets:
-        place = str(folder / f"test-{other.name}.arrow")
-        tasks.append(ShardTask(other.path, place, other.rows, other.labels, like=manifest.set_path))
-    return tasks
-
-
-def write_serially(tasks: list[ShardTask]) -> None:
-    """Write shards in this process (runs without Ray)."""
-    for task in tasks:
-        write_shard(task)
-
-
-def build_shards(manifest: Manifest, cache: Path, write: Callable[[list[ShardTask]], None] = write_serially) -> Path:
-    """The folder with a manifest's shards: built once, whole or not at all, and reused by every run that needs it.
+def build_all_shards(
+    manifests: Sequence[Manifest],
+    cache: Path,
+    write: Write = write_serially,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[Path]:
+    """The folders with the manifests' shards: built once, whole or not at all, and reused by every run that needs them.
 
     Runs that start together wait for the one that builds; a folder whose files are missing, cut short or unreadable is
-    built again.
+    built again. Manifests of one set are built together: each row is read and preprocessed once for all of them.
 
     Args:
-      write: writes the files of all tasks; the Ray Data pipeline does it in parallel.
+      write: writes the rows to the files; the Ray Data pipeline does it in parallel.
+      on_progress: on_progress(rows written, rows in all) of what is built together.
     Raises:
       DataError: no space, or no permission, to write them.
     """
-    folder = cache / manifest.checksum[:24]
+    folders = {manifest.checksum: cache / manifest.checksum[:24] for manifest in manifests}
     mend = "free some space there, or set data.root to a folder that can be written"
-    with explained("cannot write shards", cache, mend, OSError):
+    with explained("cannot write shards", cache, mend, OSError), ExitStack() as locks:
         cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / f".{folder.name}.lock"):
+        for folder in sorted(folders.values()):  # in one order: two that build the same ones cannot wait for each other
+            locks.enter_context(FileLock(cache / f".{folder.name}.lock"))
+        together: dict[tuple[str, Preprocess], dict[Path, Manifest]] = {}
+        for manifest in manifests:
+            folder = folders[manifest.checksum]
             if not is_sound(folder, manifest):
-                _build(manifest, folder, write)
-    return folder
+                together.setdefault((manifest.set_path, manifest.preprocess), {})[folder] = manifest
+        for missing in together.values():
+            _build(missing, write, on_progress)
+    return [folders[manifest.checksum] for manifest in manifests]
 
 
 def is_sound(folder: Path, manifest: Manifest) -> bool:
@@ -129,19 +94,23 @@ def _index_text(manifest: Manifest, **more: object) -> str:
     return json.dumps(index | more, default=np.ndarray.tolist) + "\n"
 
 
-def _build(manifest: Manifest, folder: Path, write: Callable[[list[ShardTask]], None]) -> None:
-    for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
-        shutil.rmtree(leftover, ignore_errors=True)
-    building = folder.parent / f".{folder.name}.{os.getpid()}.part"
-    building.mkdir()
+def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable[[int, int], None]) -> None:
+    parts = {folder: folder.parent / f".{folder.name}.{os.getpid()}.part" for folder in missing}
+    for folder in missing:
+        for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
+            shutil.rmtree(leftover, ignore_errors=True)
     try:
-        write(shard_tasks(manifest, building))
-        sizes = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
-        (building / "index.json").write_text(_index_text(manifest, files=sizes))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(building, folder)
+        for part in parts.values():
+            part.mkdir()
+        write_files(shard_plan([(missing[folder], parts[folder]) for folder in missing]), write, on_progress)
+        for folder, manifest in missing.items():
+            sizes = {path.name: path.stat().st_size for path in sorted(parts[folder].iterdir())}
+            (parts[folder] / "index.json").write_text(_index_text(manifest, files=sizes))
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(parts[folder], folder)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        for part in parts.values():
+            shutil.rmtree(part, ignore_errors=True)
 
 
 class Federation:

@@ -138,15 +138,17 @@ def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     """
     if images.shape[1:] == shape:
         return images
-    import torch  # here: workers that only move data need none of it
-    import torch.nn.functional as F
-
     height, width, channels = shape
     if images.shape[3] not in (1, channels):
         what = f"images with {images.shape[3]} channels for a set with {channels}"
-        mend = "choose an external set with as many channels, or a grey one"
-        raise DataError(what, "data.validation_set.external", mend)
+        raise DataError(what, "data.validation_set.external", "choose a set with as many channels, or a grey one")
     result = np.empty((len(images), *shape), np.uint8)
+    if images.shape[1:3] == shape[:2]:
+        result[...] = images
+        return result
+    import torch  # here: workers that only move data need none of it
+    import torch.nn.functional as F
+
     for start in range(0, len(images), 256):  # floats of a part at a time
         part = torch.from_numpy(np.ascontiguousarray(images[start : start + 256])).permute(0, 3, 1, 2).float()
         part = F.interpolate(part, size=(height, width), mode="bilinear", antialias=True, align_corners=False)

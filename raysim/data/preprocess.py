@@ -1,0 +1,133 @@
+"""What is done to every image once, when its shard is written: a size, colours, a function of the user's own.
+
+    def flatten_light(images, *, strength=1.0):    # images: (n, height, width, channels) uint8, not to be changed in place
+        ...
+        return images                              # (n, ...) uint8 of any one height, width and number of channels
+
+A result may depend on its own image alone: images come in parts of any length. Shards hold pixels of 8 bits, so features
+of a frozen network, which are real numbers, have no place in them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from raysim.core.errors import DataError
+from raysim.core.own import place_of
+from raysim.core.settings import Raw
+from raysim.data.arrow import ImageSet
+from raysim.data.validation import fit_to
+from raysim.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
+
+#: Images that a function of the user's own is tried on before anything is written.
+NUM_TRIED = 3
+
+NO_OPTIONS: Raw = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Work on images, the same for all rows of a federation, whichever set they are from.
+
+    Attributes:
+      fitted: (height, width, channels) that they are fitted to first, see `fit_to`; shape: what comes out.
+      own: `module:function` that gets the fitted images, or empty; options: its options, as JSON; made_by: digest of its file.
+    """
+
+    fitted: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    own: str = ""
+    options: str = "{}"
+    made_by: str = ""
+
+    def words(self, shape: tuple[int, int, int]) -> str:
+        """A text that two of them share if they do the same to a set of this shape; empty if that is nothing."""
+        if not self.own:
+            return "" if self.fitted == shape else json.dumps(self.fitted)
+        return json.dumps([self.fitted, self.own, self.options, self.made_by])
+
+    def code(self) -> OwnCode:
+        """What another process needs, see `raysim.own_code.receive`, before it calls `work`."""
+        return packed(self.own)
+
+    def work(self, images: np.ndarray) -> np.ndarray:
+        """(n, *shape) uint8 of (n, height, width, channels) uint8.
+
+        Raises:
+          DataError, OwnCodeError: the function fails, or returns anything else.
+        """
+        images = fit_to(images, self.fitted)
+        if not self.own or not len(images):
+            return np.empty((0, *self.shape), np.uint8) if not len(images) else images
+        found = _call(self.own, json.loads(self.options), images)
+        if found.shape[1:] != self.shape:
+            what = f"images of shape {found.shape[1:]} where its first ones were of shape {self.shape}"
+            raise DataError(what, _where(self.own), "return images of one shape")
+        return found
+
+
+def find_preprocess(name: str) -> Callable[..., object]:
+    """The function behind `module:function`, with its own options as its signature; raises LookupError."""
+    return with_given(own_function(name, "preprocess"), ("images",))
+
+
+def make_preprocess(
+    images: ImageSet, size: int | None, is_rgb: bool, own: str = "", options: Raw = NO_OPTIONS
+) -> Preprocess:
+    """The work on a set, tried on its first images.
+
+    Args:
+      size: height and width, None: as they are; is_rgb: whether grey images get three channels.
+    Raises:
+      DataError, OwnCodeError: the function fails, returns no such images, or another image where it gets one alone.
+    """
+    height, width, channels = images.info.shape
+    fitted = (size or height, size or width, 3 if is_rgb and channels == 1 else channels)
+    if not own:
+        return Preprocess(fitted, fitted)
+    few = fit_to(images.take(np.arange(min(NUM_TRIED, len(images))))[0], fitted)
+    found = _call(own, options, few)
+    if not (_call(own, options, few[-1:]) == found[-1:]).all():
+        what = "an image alone comes out otherwise than among others"
+        raise DataError(what, _where(own), "let each result depend on its own image alone")
+    height, width, channels = found.shape[1:]
+    text = json.dumps(options, sort_keys=True, default=str)
+    return Preprocess(fitted, (height, width, channels), own, text, _digest(own_function(own, "preprocess")))
+
+
+def received(preprocess: Preprocess, own: OwnCode) -> Preprocess:
+    """The work, in a process that may not know the user's function yet."""
+    receive(own)
+    return preprocess
+
+
+def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
+    found = find_preprocess(name)(images=images, **options)
+    if not (
+        isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)
+    ):
+        is_array = isinstance(found, np.ndarray)
+        got = f"an array of shape {found.shape} and type {found.dtype}" if is_array else type(found).__name__
+        mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
+        raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
+    return found
+
+
+def _where(name: str) -> str:
+    return f"data.preprocess, {place_of(own_function(name, 'preprocess'))}"
+
+
+def _digest(function: Callable[..., object]) -> str:
+    """Of the file that holds a function: what it calls there counts, too."""
+    try:
+        return sha256(Path(inspect.getfile(inspect.unwrap(function))).read_bytes()).hexdigest()
+    except (OSError, TypeError):  # written in a notebook
+        return source_digest(function)

@@ -1,0 +1,369 @@
+"""From the rows of prepared sets to shard files: the plan, and the steps that the serial and the Ray Data writer share.
+
+The manifest says beforehand which row goes where, so rows need no shuffle: the files are laid out at their full length, a
+window of rows is read, worked on, and written to its places in the files, in any order and by any process. A file counts
+once all its places are filled: then it gets its checksum and its description, without which no reader takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from raysim.core.errors import DataError
+from raysim.data.arrow import Batch, ImageSet, SetInfo, columns_of, describe, record_of, update
+from raysim.data.faults import check_range, explained, full_disk
+from raysim.data.manifest import Manifest
+from raysim.data.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+#: Clients per shard file, which is mapped whole.
+CLIENTS_PER_SHARD = 64
+
+#: Of the pixels of a window, as they are read or as they are written, whichever are more.
+WINDOW_BYTES = 32 << 20
+
+#: Of the pixels that are gathered for one write.
+WRITE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set that rows come from.
+
+    Attributes:
+      path: of its Arrow file, on this machine or as a URI of a file system that pyarrow knows.
+      first: number of its first row among the rows of all sources; starts: first rows of its record batches, and the end.
+    """
+
+    path: str
+    first: int
+    starts: tuple[int, ...]
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file to write: where, for how many rows, and the set whose rows they are."""
+
+    path: str
+    count: int
+    source: str
+
+
+class Window(NamedTuple):
+    """Rows [start, end) of a source, all in memory at a time."""
+
+    source: Source
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.end - self.start) * self.source.row_bytes
+
+
+class Filled(NamedTuple):
+    """Rows that were written: (n,) number of the file, place in it, label."""
+
+    numbers: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Which row of which set goes to which place of which file.
+
+    Attributes:
+      rows, numbers, places, labels: (m,), sorted by row: number of the row among those of all sources, number of the file,
+        place in it, and the label it gets there, -1 for its own. A row may go to many places, as in a sweep.
+      images_at: the byte of each file at which its first image begins.
+    """
+
+    sources: tuple[Source, ...]
+    files: tuple[ShardFile, ...]
+    rows: np.ndarray
+    numbers: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    images_at: int
+
+    def windows(self) -> list[Window]:
+        """What is to be read: the windows that hold any wanted row."""
+        made_bytes, windows = int(np.prod(self.preprocess.shape)), []
+        for source in self.sources:
+            length = max(1, WINDOW_BYTES // max(source.row_bytes, made_bytes))
+            for start in range(0, source.starts[-1], length):
+                end = min(start + length, source.starts[-1])
+                first, last = np.searchsorted(self.rows, (source.first + start, source.first + end))
+                if first < last:
+                    windows.append(Window(source, start, end))
+        return windows
+
+
+#: Writes all windows of a plan and tells what each has filled.
+Write = Callable[[ShardPlan], Iterable[Filled]]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class _Wanted(NamedTuple):
+    """A file of a federation: these rows of a set, in this order, perhaps with other labels than their own."""
+
+    name: str
+    set_path: str
+    rows: np.ndarray
+    labels: np.ndarray | None = None
+
+
+def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
+    """The files of a federation: clients contiguous, CLIENTS_PER_SHARD to a file, then the held-out sets."""
+    own = manifest.set_path
+    for number, start in enumerate(range(0, len(manifest.clients), CLIENTS_PER_SHARD)):
+        rows = np.concatenate(manifest.clients[start : start + CLIENTS_PER_SHARD])
+        yield _Wanted(f"clients-{number:05d}", own, rows)
+    if len(manifest.validation):
+        path = manifest.external[0] if manifest.external else own
+        yield _Wanted("validation", path, manifest.validation, manifest.validation_labels)
+    if len(manifest.test):
+        yield _Wanted("test", own, manifest.test)
+    for other in manifest.test_sets:
+        yield _Wanted(f"test-{other.name}", other.path, other.rows, other.labels)
+
+
+def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
+    """The files of federations that share their set and its preprocessing, each in its folder: rows are read once for all."""
+    manifest = folders[0][0]
+    wanted = [(each, folder / f"{each.name}.arrow") for manifest, folder in folders for each in _wanted(manifest)]
+    sources: dict[str, Source] = {}
+    first = 0
+    for each, _ in wanted:
+        if each.set_path not in sources:
+            images = ImageSet(Path(each.set_path))
+            starts, row_bytes = tuple(images.starts.tolist()), int(np.prod(images.info.shape))
+            sources[each.set_path] = Source(each.set_path, first, starts, row_bytes)
+            first += len(images)
+    rows = np.concatenate([each.rows + sources[each.set_path].first for each, _ in wanted])
+    order = np.argsort(rows, kind="stable")
+    labels = [np.full(len(each.rows), -1, np.int64) if each.labels is None else each.labels for each, _ in wanted]
+    sizes = [len(each.rows) for each, _ in wanted]
+    return ShardPlan(
+        sources=tuple(sources.values()),
+        files=tuple(ShardFile(str(path), len(each.rows), each.set_path) for each, path in wanted),
+        rows=rows[order],
+        numbers=np.repeat(np.arange(len(wanted), dtype=np.int32), sizes)[order],
+        places=np.concatenate([np.arange(size) for size in sizes])[order],
+        labels=np.concatenate(labels)[order],
+        classes=ImageSet(Path(manifest.set_path)).info.classes,
+        preprocess=manifest.preprocess,
+        images_at=_image_place(manifest.preprocess.shape),
+    )
+
+
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
+def read_window(window: Window) -> pa.Table:
+    """Columns image, label and row (its number among those of all sources); a file of this machine is mapped, not copied."""
+    source = window.source
+    records = []
+    with explained("cannot read the set", source.path, "look at the file", pa.ArrowInvalid, OSError):
+        if "://" in source.path:
+            system, path = fs.FileSystem.from_uri(source.path)
+            file = system.open_input_file(path)
+        else:
+            file = pa.memory_map(source.path)
+        reader = pa.ipc.open_file(file)
+        for index, (start, end) in enumerate(pairwise(source.starts)):
+            low, high = max(start, window.start), min(end, window.end)
+            if low < high:
+                columns = columns_of(reader.get_batch(index).slice(low - start, high - low).select(["image", "label"]))
+                records.append(record_of({**columns, "row": np.arange(source.first + low, source.first + high)}))
+    return pa.Table.from_batches(records)
+
+
+def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
+    """The rows of a window with their images as the shards have them."""
+    records = []
+    for record in table.to_batches():
+        columns = columns_of(record)
+        records.append(record_of({**columns, "image": preprocess.work(columns["image"])}))
+    return pa.Table.from_batches(records)
+
+
+def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
+    """Write the rows of a window to their places in the files. A second time, after a lost worker, changes nothing.
+
+    Raises:
+      DataError: no space on the disk.
+    """
+    written = []
+    for record in table.to_batches():
+        columns = columns_of(record)
+        first, last = np.searchsorted(plan.rows, (columns["row"][0], columns["row"][-1] + 1))
+        order = first + np.lexsort((plan.places[first:last], plan.numbers[first:last]))
+        local, numbers, places = plan.rows[order] - columns["row"][0], plan.numbers[order], plan.places[order]
+        for start, end in _runs(numbers):
+            file = plan.files[numbers[start]]
+            with full_disk(Path(file.path).parent):
+                _write_rows(file.path, plan.images_at, columns["image"], local[start:end], places[start:end])
+        labels = plan.labels[order]
+        written.append(Filled(numbers, places, np.where(labels < 0, columns["label"][local], labels)))
+    return Filled(*map(np.concatenate, zip(*written, strict=True)))
+
+
+def _write_rows(path: str, images_at: int, images: np.ndarray, local: np.ndarray, places: np.ndarray) -> None:
+    """Write images[local] to these places (rising) of a file whose first image begins at byte `images_at`."""
+    size, limit = images[0].nbytes, max(1, WRITE_BYTES // images[0].nbytes)
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        for start, end in _runs(places - np.arange(len(places))):
+            for low in range(start, end, limit):
+                chosen = local[low : min(low + limit, end)]
+                # A single row is written from where it lies.
+                pixels = images[chosen] if len(chosen) > 1 else images[chosen[0]]
+                _write_at(descriptor, pixels, images_at + int(places[low]) * size)
+    finally:
+        os.close(descriptor)
+
+
+def _write_at(descriptor: int, values: np.ndarray, at: int) -> None:
+    content = memoryview(np.ascontiguousarray(values).reshape(-1)).cast("B")
+    while content:
+        done = os.pwrite(descriptor, content, at)
+        content, at = content[done:], at + done
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int]]:
+    """(start, end) of each run of equal neighbours."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return list(pairwise(edges)) if len(values) else []
+
+
+def write_serially(plan: ShardPlan) -> Iterator[Filled]:
+    """All windows in this process, one after the other."""
+    for window in plan.windows():
+        yield scatter(plan, work_on(plan.preprocess, read_window(window)))
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int], None]) -> None:
+    """Write the files of a plan; each gets its description, which makes it complete, once all its places are filled.
+
+    Args:
+      on_progress: on_progress(rows written, rows in all).
+    Raises:
+      DataError: no space, a label outside the classes, or places that nobody has filled.
+    """
+    for file in plan.files:
+        with full_disk(Path(file.path).parent):
+            _lay_out(file, plan.preprocess.shape)
+    labels = [np.full(file.count, -1, np.int64) for file in plan.files]
+    left, num_done = np.array([file.count for file in plan.files]), 0
+    with ThreadPoolExecutor() as pool:
+        finished = [pool.submit(_finish, plan, number, labels[number]) for number in np.flatnonzero(left == 0)]
+        for filled in write(plan):
+            for start, end in _runs(filled.numbers):
+                number, places = filled.numbers[start], filled.places[start:end]
+                left[number] -= np.count_nonzero(labels[number][places] < 0)
+                labels[number][places] = filled.labels[start:end]
+                if not left[number]:
+                    finished.append(pool.submit(_finish, plan, number, labels[number]))
+            num_done += len(filled.numbers)
+            on_progress(num_done, len(plan.rows))
+        if left.any():
+            raise DataError(
+                f"{left.sum()} rows were not written", plan.files[int(left.argmax())].path, "start it again"
+            )
+        for future in finished:
+            future.result()
+
+
+def _record(images: np.ndarray, labels: np.ndarray) -> pa.RecordBatch:
+    return record_of({"image": images, "label": labels})
+
+
+def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
+    """Write all but the pixels of a file with one record batch, of zeros; where the pixels will be, it takes no space."""
+    with open(file.path, "wb+") as target:
+        size = file.count * int(np.prod(shape))
+        target.truncate(size)
+        zeros = np.zeros(0, np.uint8) if not size else np.memmap(target, np.uint8, "r", shape=(size,))
+        record = _record(zeros.reshape(file.count, *shape), np.zeros(file.count, np.int64))
+        target.seek(0)
+        with pa.ipc.new_file(pa.PythonFile(_Sparse(target, size), "w"), record.schema) as writer:
+            writer.write_batch(record)
+        target.truncate()
+
+
+class _Sparse(io.RawIOBase):
+    """A file that skips what has the size of the pixels; few pixels are written, since anything could have their size."""
+
+    def __init__(self, file: BinaryIO, size: int):
+        self._file, self._size = file, size
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def write(self, content: ReadableBuffer) -> int:
+        size = memoryview(content).nbytes
+        if size == self._size > WRITE_BYTES:
+            self._file.seek(size, os.SEEK_CUR)
+        else:
+            self._file.write(content)
+        return size
+
+
+def _image_place(shape: tuple[int, int, int]) -> int:
+    """The byte at which the pixels of such a file begin: what stands before them has one length, whatever their number."""
+    sink = pa.BufferOutputStream()
+    record = _record(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
+    with pa.ipc.new_file(sink, record.schema) as writer:
+        writer.write_batch(record)
+    content = sink.getvalue()
+    return _pixels(pa.ipc.open_file(content).get_batch(0)).address - content.address
+
+
+def _pixels(record: pa.RecordBatch) -> pa.Buffer:
+    return record["image"].storage.flatten().buffers()[1]
+
+
+def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
+    """Write the labels of a file whose images are there, and its description, with the checksum of what was read back."""
+    file = plan.files[number]
+    path = Path(file.path)
+    check_range(labels, len(plan.classes), f"{path.stem}, row")
+    with full_disk(path.parent):
+        whole = pa.memory_map(str(path)).read_buffer()
+        record = pa.ipc.open_file(whole).get_batch(0)
+        if file.count:
+            if _pixels(record).address - whole.address != plan.images_at:
+                raise RuntimeError(f"the pixels of {path} do not begin at byte {plan.images_at}")
+            with open(path, "rb+") as target:
+                _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
+        digest = hashlib.sha256()
+        update(digest, Batch.of(columns_of(record)))
+        info = SetInfo(path.stem, plan.classes, plan.preprocess.shape, file.count, digest.hexdigest(), file.source)
+        describe(path).write_text(info.to_json())
