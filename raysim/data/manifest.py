@@ -20,7 +20,7 @@ from raysim.data.arrow import ImageSet
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.own_scheme import own_parts
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
-from raysim.data.preprocess import Preprocess
+from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import ValidationSpec, arrange, external_rows
 
@@ -77,7 +77,6 @@ class Manifest:
       validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
       external: (path, checksum) of the set that `validation` counts rows of; None: this set.
       validation_counts: (classes,) int64 of the validation set as it is scored.
-      shape: (height, width, channels) of the set's images, before the preprocessing.
       num_draws: draws that the partition took until every client had enough.
       domains: names; domain_counts: (num_clients, domains, classes) int64; test_domains: (n,) int64 domain of each test
         row; None for a set without domains.
@@ -96,7 +95,6 @@ class Manifest:
     class_counts: np.ndarray
     division: Division
     num_examples: int
-    shape: tuple[int, int, int]
     preprocess: Preprocess
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
@@ -120,8 +118,8 @@ class Manifest:
             digest.update(b"external" + self.external[1].encode())
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
-        if words := self.preprocess.words(self.shape):
-            digest.update(f"preprocess {words}".encode())
+        if self.preprocess.is_any:
+            digest.update(f"preprocess {json.dumps(asdict(self.preprocess))}".encode())
         return digest.hexdigest()
 
     @property
@@ -175,8 +173,7 @@ def make_manifest(
         class_counts=_counts(clients, labels, (num_classes,)),
         division=division,
         num_examples=len(images),
-        shape=images.info.shape,
-        preprocess=Preprocess(images.info.shape, images.info.shape),
+        preprocess=make_preprocess(images),
         validation_labels=None if is_own else targets,
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),

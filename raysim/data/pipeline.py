@@ -1,4 +1,10 @@
-"""The Ray Data pipelines that decode images and shard a partitioned set: the only place where ray.data is used."""
+"""The Ray Data pipelines that decode images and shard a partitioned set: the only place where ray.data is used.
+
+Shards: rows of prepared sets (`SetDatasource`) -> `map_batches`, the preprocessing -> `map_batches`, each row to its client's
+place in the shard files -> the driver counts the places and completes the files (`shard_files.write_files`). On one node
+Ray Data runs the three steps of a window in one task, and no pixel passes the object store; with several nodes, files are
+read and written where they lie, on the driver's, and the preprocessing runs on all. Ray Data bounds the blocks on their way.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +12,83 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import ray.data
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.core.errors import DataError
-from raysim.data.federation import ShardTask, write_shard
-
-if TYPE_CHECKING:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from raysim.core.errors import RaysimError
+from raysim.data.preprocess import Preprocess, received
+from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
+from raysim.own_code import OwnCode
 
 Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]
 
 
-class _Placed(TypedDict, total=False):
-    """Options of `Dataset.map` that say where its tasks run."""
+class SetDatasource(Datasource):  # type: ignore[misc]
+    """Rows of prepared sets, with the columns image, label and row: a read task for each window."""
 
-    scheduling_strategy: NodeAffinitySchedulingStrategy
-    num_cpus: int
-    concurrency: int | None
+    def __init__(self, windows: Sequence[Window]):
+        super().__init__()
+        self._windows = windows
+
+    def get_name(self) -> str:
+        return "PreparedSet"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return sum(window.size_bytes for window in self._windows)
+
+    def get_read_tasks(self, parallelism: int, *limits: object, **more: object) -> list[ReadTask]:
+        """One task for each window, however many are asked for: a window is what fits into memory."""
+        return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
 
 
-def write_with_ray_data(tasks: list[ShardTask]) -> None:
-    """Write all shards in parallel on the running Ray: each task maps the set's Arrow file and gathers its own rows.
-
-    Memory is bounded by one shard a worker, whatever the size of the set, and no pixel passes the object store. With
-    several nodes the tasks stay on this one, whose disk holds the set and gets the shards; trainers fetch from there.
-    """
-    for _ in _mapped(_write, tasks):
-        pass
+def _read(window: Window) -> Iterator[pa.Table]:
+    yield read_window(window)
 
 
-def _write(task: ShardTask) -> np.ndarray:
-    write_shard(task)
-    return np.zeros(0, np.uint8)
+def _metadata(window: Window) -> BlockMetadata:
+    known = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
+    # Ray 2.44 wants all fields, among them a schema, which later ones do not have.
+    return BlockMetadata(**{field.name: known.get(field.name) for field in fields(BlockMetadata)})
+
+
+def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
+    """`shard_files.write_serially` on the running Ray, windows in any order."""
+    windows, here, anywhere = plan.windows(), _on_this_node(), _anywhere()
+    place = {key: here[key] for key in ("scheduling_strategy", "num_cpus") if key in here}
+    with _plain():
+        rows = ray.data.read_datasource(
+            SetDatasource(windows),
+            override_num_blocks=len(windows),
+            ray_remote_args=place or None,
+            concurrency=here.get("concurrency"),
+        )
+        batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
+        if plan.has_work:
+            rows = rows.map_batches(
+                partial(_preprocessed, plan.preprocess, plan.preprocess.code()), **batches, **anywhere
+            )
+        filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
+        for batch in filled.iter_batches(batch_size=None, batch_format="numpy"):
+            yield Filled(**batch)
+
+
+def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.Table:
+    return work_on(received(preprocess, own), table)
+
+
+def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
+    return pa.table(scatter(plan, table)._asdict())
 
 
 def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:
@@ -49,50 +96,64 @@ def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.nd
 
     The backlog is bounded by the object store, so that sets larger than memory pass through.
     """
-    import ray
-
     is_ours = not ray.is_initialized()
     if is_ours:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     try:
-        yield from _mapped(work, items)
+        with _plain():
+            rows = [{"item": pickle.dumps(item)} for item in items]
+            dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
+            dataset.context.execution_options.preserve_order = True
+            for row in dataset.map(partial(_worked, work), **_on_this_node()).iter_rows():
+                yield row["result"]
     finally:
         if is_ours:
             ray.shutdown()
 
 
-def _mapped(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:
-    """work(item) for each item, in order. A DataError of a worker arrives as it was raised, not wrapped in Ray's errors."""
-    import ray.data
-
-    ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    rows = [{"item": pickle.dumps(item)} for item in items]
-    dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
-    dataset.context.execution_options.preserve_order = True
-    for row in dataset.map(partial(_attempt, work), **_on_this_node()).iter_rows():
-        if row["fault"]:
-            raise DataError(*row["fault"])
-        yield row["result"]
+def _worked(work: Work[Item], row: dict[str, bytes]) -> dict[str, np.ndarray]:
+    return {"result": work(pickle.loads(row["item"]))}
 
 
-def _attempt(work: Work[Item], row: dict[str, bytes]) -> dict[str, object]:
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Ray Data without its own words; a RaysimError of a worker arrives as it was raised, not wrapped in Ray's errors."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False  # the command has its own
+    context.raise_original_map_exception = True
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     try:
-        return {"result": work(pickle.loads(row["item"])), "fault": []}
-    except DataError as error:
-        return {"result": np.zeros(0, np.uint8), "fault": [error.what, error.where, error.mend]}
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, RaysimError):
+            raise error.cause from None
+        raise
+
+
+class _Placed(TypedDict, total=False):
+    """Options of Ray Data's maps that say where their tasks run."""
+
+    scheduling_strategy: NodeAffinitySchedulingStrategy | str
+    num_cpus: int
+    concurrency: int | None
 
 
 def _on_this_node() -> _Placed:
-    """Where a pipeline's tasks run if there are several nodes: here, where the files are.
+    """Where tasks run that read or write files, if there are several nodes: here, where the files are.
 
     No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    if sum(node["Alive"] for node in ray.nodes()) == 1:
+    if _is_alone():
         return {}
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
     return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}
+
+
+def _anywhere() -> _Placed:
+    """Where tasks run that only compute: with the others on a single node, else on all nodes."""
+    return {} if _is_alone() else {"scheduling_strategy": "SPREAD", "num_cpus": 1}
+
+
+def _is_alone() -> bool:
+    return sum(node["Alive"] for node in ray.nodes()) == 1

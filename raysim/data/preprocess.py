@@ -38,21 +38,22 @@ class Preprocess:
     """Work on images, the same for all rows of a federation, whichever set they are from.
 
     Attributes:
-      fitted: (height, width, channels) that they are fitted to first, see `fit_to`; shape: what comes out.
+      original: (height, width, channels) of the set that the federation is made of; fitted: what images of every set are
+        fitted to first, see `fit_to`; shape: what comes out.
       own: `module:function` that gets the fitted images, or empty; options: its options, as JSON; made_by: digest of its file.
     """
 
+    original: tuple[int, int, int]
     fitted: tuple[int, int, int]
     shape: tuple[int, int, int]
     own: str = ""
     options: str = "{}"
     made_by: str = ""
 
-    def words(self, shape: tuple[int, int, int]) -> str:
-        """A text that two of them share if they do the same to a set of this shape; empty if that is nothing."""
-        if not self.own:
-            return "" if self.fitted == shape else json.dumps(self.fitted)
-        return json.dumps([self.fitted, self.own, self.options, self.made_by])
+    @property
+    def is_any(self) -> bool:
+        """Whether it does anything to the set that it was made for."""
+        return bool(self.own) or self.fitted != self.original
 
     def code(self) -> OwnCode:
         """What another process needs, see `raysim.own_code.receive`, before it calls `work`."""
@@ -80,7 +81,7 @@ def find_preprocess(name: str) -> Callable[..., object]:
 
 
 def make_preprocess(
-    images: ImageSet, size: int | None, is_rgb: bool, own: str = "", options: Raw = NO_OPTIONS
+    images: ImageSet, size: int | None = None, is_rgb: bool = False, own: str = "", options: Raw = NO_OPTIONS
 ) -> Preprocess:
     """The work on a set, tried on its first images.
 
@@ -89,10 +90,10 @@ def make_preprocess(
     Raises:
       DataError, OwnCodeError: the function fails, returns no such images, or another image where it gets one alone.
     """
-    height, width, channels = images.info.shape
+    original = height, width, channels = images.info.shape
     fitted = (size or height, size or width, 3 if is_rgb and channels == 1 else channels)
     if not own:
-        return Preprocess(fitted, fitted)
+        return Preprocess(original, fitted, fitted)
     few = fit_to(images.take(np.arange(min(NUM_TRIED, len(images))))[0], fitted)
     found = _call(own, options, few)
     if not (_call(own, options, few[-1:]) == found[-1:]).all():
@@ -100,7 +101,7 @@ def make_preprocess(
         raise DataError(what, _where(own), "let each result depend on its own image alone")
     height, width, channels = found.shape[1:]
     text = json.dumps(options, sort_keys=True, default=str)
-    return Preprocess(fitted, (height, width, channels), own, text, _digest(own_function(own, "preprocess")))
+    return Preprocess(original, fitted, (height, width, channels), own, text, _digest(own_function(own, "preprocess")))
 
 
 def received(preprocess: Preprocess, own: OwnCode) -> Preprocess:

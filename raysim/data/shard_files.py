@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ class Source:
     path: str
     first: int
     starts: tuple[int, ...]
-    row_bytes: int
+    shape: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Window(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return (self.end - self.start) * self.source.row_bytes
+        return (self.end - self.start) * math.prod(self.source.shape)
 
 
 class Filled(NamedTuple):
@@ -104,11 +105,16 @@ class ShardPlan:
     preprocess: Preprocess
     images_at: int
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the images of any source change on their way."""
+        return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
+
     def windows(self) -> list[Window]:
         """What is to be read: the windows that hold any wanted row."""
-        made_bytes, windows = int(np.prod(self.preprocess.shape)), []
+        windows = []
         for source in self.sources:
-            length = max(1, WINDOW_BYTES // max(source.row_bytes, made_bytes))
+            length = max(1, WINDOW_BYTES // max(math.prod(source.shape), math.prod(self.preprocess.shape)))
             for start in range(0, source.starts[-1], length):
                 end = min(start + length, source.starts[-1])
                 first, last = np.searchsorted(self.rows, (source.first + start, source.first + end))
@@ -157,8 +163,7 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
     for each, _ in wanted:
         if each.set_path not in sources:
             images = ImageSet(Path(each.set_path))
-            starts, row_bytes = tuple(images.starts.tolist()), int(np.prod(images.info.shape))
-            sources[each.set_path] = Source(each.set_path, first, starts, row_bytes)
+            sources[each.set_path] = Source(each.set_path, first, tuple(images.starts.tolist()), images.info.shape)
             first += len(images)
     rows = np.concatenate([each.rows + sources[each.set_path].first for each, _ in wanted])
     order = np.argsort(rows, kind="stable")
@@ -305,7 +310,7 @@ def _record(images: np.ndarray, labels: np.ndarray) -> pa.RecordBatch:
 def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
     """Write all but the pixels of a file with one record batch, of zeros; where the pixels will be, it takes no space."""
     with open(file.path, "wb+") as target:
-        size = file.count * int(np.prod(shape))
+        size = file.count * math.prod(shape)
         target.truncate(size)
         zeros = np.zeros(0, np.uint8) if not size else np.memmap(target, np.uint8, "r", shape=(size,))
         record = _record(zeros.reshape(file.count, *shape), np.zeros(file.count, np.int64))
