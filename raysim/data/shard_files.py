@@ -308,10 +308,12 @@ def _record(images: np.ndarray, labels: np.ndarray) -> pa.RecordBatch:
 
 
 def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
-    """Write all but the pixels of a file with one record batch, of zeros; where the pixels will be, it takes no space."""
+    """Write all but the pixels of a file with one record batch; its space is taken, so that a full disk shows at once."""
     with open(file.path, "wb+") as target:
         size = file.count * math.prod(shape)
         target.truncate(size)
+        if size and hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(target.fileno(), 0, size)
         zeros = np.zeros(0, np.uint8) if not size else np.memmap(target, np.uint8, "r", shape=(size,))
         record = _record(zeros.reshape(file.count, *shape), np.zeros(file.count, np.int64))
         target.seek(0)
