@@ -31,11 +31,13 @@ from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.find import build_methods, find_augmentation, further_metrics
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.models.pretrained import weights_sha256
 from raysim.own_code import OwnCode, packed, receive
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
+from raysim.weights import NO_WEIGHTS, Weights
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -59,7 +61,7 @@ def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Paramete
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    shards: folder on the driver's node; node: Ray's id of that node, from where other nodes get its files;
+    shards, weights: folder and file on the driver's node; node: Ray's id of it, from where other nodes get them;
     own: the user's own functions, or where they are, see `raysim.own_code`.
     """
 
@@ -71,10 +73,11 @@ class Recipe:
     wants_gpu: bool = False
     node: str = ""
     own: OwnCode = field(default_factory=OwnCode)
+    weights: Weights = NO_WEIGHTS
 
     @property
     def spec(self) -> ModelSpec:
-        return model_spec(self.config, self.num_classes, self.shape)
+        return with_weights(model_spec(self.config, self.num_classes, self.shape), self.weights, self.node)
 
     def methods(self) -> list[Method]:
         methods, faults = build_methods(self.config.methods)
@@ -84,18 +87,46 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """What the driver of a sweep has made for its trials, so that a node without its disk needs nothing of it.
+
+    Attributes:
+      info, manifest: see `Plan`; shards, node, weights: see `Recipe`.
+    """
+
+    info: SetInfo
+    manifest: Manifest
+    shards: str
+    node: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A configuration that was checked as far as it can be without starting anything."""
+    """A configuration that was checked as far as it can be without starting anything.
+
+    Attributes:
+      info: the set, with the shape of its images after `data.preprocess`.
+      ready: what was made of it before; None: the run makes it.
+    """
 
     config: Config
     info: SetInfo
     manifest: Manifest
     layout: Layout
     methods: tuple[Method, ...]
+    ready: Ready | None = None
 
     @property
     def spec(self) -> ModelSpec:
-        return model_spec(self.config, len(self.info.classes), self.info.shape)
+        spec = model_spec(self.config, len(self.info.classes), self.info.shape)
+        return spec if self.ready is None else with_weights(spec, self.ready.weights, self.ready.node)
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of the user's own file of weights; "" where none is given, or the library's are."""
+        given = self.config.model.pretrained
+        return self.ready.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
 
     @property
     def keeps_memory(self) -> bool:
@@ -114,15 +145,22 @@ class Plan:
             return "local.schedule cosine"
         return next((method.name for method in self.methods if method.is_phase), "")
 
-    def recipe(self, shards: Path, *, num_threads: int = 1, wants_gpu: bool = False, node: str = "") -> Recipe:
+    def recipe(
+        self,
+        shards: Path,
+        *,
+        num_threads: int = 1,
+        wants_gpu: bool = False,
+        node: str = "",
+        weights: Weights = NO_WEIGHTS,
+    ) -> Recipe:
         """What crosses to the processes of this run."""
-        config, weights = self.config, self.config.model.pretrained
-        if weights not in (None, "default"):  # actors may have another working directory
-            group = config.model.model_copy(update={"pretrained": str(Path(weights).expanduser().absolute())})
+        config, given, info = self.config, self.config.model.pretrained, self.info
+        if given not in (None, "default"):  # actors may have another working directory
+            group = config.model.model_copy(update={"pretrained": str(Path(given).expanduser().absolute())})
             config = config.model_copy(update={"model": group})
-        info = self.info
         own = packed(config.model_dump(mode="json"))
-        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, node, own)
+        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, node, own, weights)
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
@@ -134,6 +172,17 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     data = config.data
     height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
     return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
+
+
+def with_weights(spec: ModelSpec, weights: Weights, node: str) -> ModelSpec:
+    """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
+    if not weights.path:
+        return spec
+    if Path(weights.path).is_file() or not node:
+        return replace(spec, pretrained=weights.path)
+    from raysim.engine.ray.shards import fetched_file
+
+    return replace(spec, pretrained=str(fetched_file(weights.path, weights.sha256, node)))
 
 
 def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, int]) -> ModelSpec:

@@ -5,44 +5,45 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 
-from raysim.build import Plan, cached_by_value, cached_skeleton, input_transform, layout_for, model_spec, spec_of
-from raysim.check_own import check_metrics, check_own, open_own_set
+from raysim.build import (
+    Plan,
+    Ready,
+    cached_by_value,
+    cached_skeleton,
+    input_transform,
+    layout_for,
+    model_spec,
+    spec_of,
+    with_weights,
+)
+from raysim.check_data import draw_partition, open_sets, or_faults
+from raysim.check_own import check_metrics, check_own
 from raysim.check_training import training_faults
 from raysim.config import (
-    JOB_VARIABLE,
     Config,
     ModelGroup,
-    data_cache,
     located,
     nearest,
     parse_config,
     parse_options,
     without,
 )
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError, OwnCodeError
+from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
-from raysim.data.arrow import ImageSet, SetInfo
-from raysim.data.faults import explained
-from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
-from raysim.data.remote import fetch_set, is_remote
-from raysim.data.sources import SOURCES, prepare, set_path
-from raysim.data.validation import ValidationSpec
-from raysim.find import build_methods, describe, read_mapping
+from raysim.data.arrow import SetInfo
+from raysim.data.manifest import Manifest
+from raysim.find import build_methods, describe
 from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
@@ -55,11 +56,12 @@ BUNDLED = ("digits", "shapes")
 T = TypeVar("T")
 
 
-def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> Plan:
+def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, ready: Ready | None = None) -> Plan:
     """Check a raw configuration completely, without starting Ray or writing a run.
 
     Args:
       has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
+      ready: what was made of its data before; its files are then not looked at, nor needed.
     Raises:
       ConfigError: with every fault found.
     """
@@ -74,13 +76,16 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
         faults += figure_faults(config.report.figures)
-    sets, data_faults = _or_faults(lambda: _open_sets(config), "data")
+    sets, data_faults = or_faults(lambda: open_sets(config) if ready is None else ready, "data")
     faults += data_faults
     if sets is None:
         raise ConfigError(faults, source)
-    info = sets.images.info
+    info = sets.info
     spec = model_spec(config, len(info.classes), info.shape)
-    manifest, partition_faults = _or_faults(lambda: _draw_partition(config, sets), "partition")
+    spec = spec if ready is None else with_weights(spec, ready.weights, ready.node)
+    manifest, partition_faults = or_faults(
+        lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
+    )
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
@@ -92,7 +97,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False) -> 
     )
     if texts or layout is None:
         raise ConfigError([Fault("methods", text) for text in texts], source)
-    return Plan(config, info, manifest, layout, tuple(methods))
+    return Plan(config, info, manifest, layout, tuple(methods), ready)
 
 
 def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Manifest]:
@@ -101,8 +106,8 @@ def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Ma
     if config is None:
         raise ConfigError(faults, source)
     config = located(config)
-    sets = _open_sets(config)
-    return sets.images.info, _draw_partition(config, sets)
+    sets = open_sets(config)
+    return sets.info, draw_partition(config, sets)
 
 
 def inspect_model(
@@ -147,81 +152,6 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Sets:
-    """The prepared sets of a run: its own, the one that the validation set comes from, further test sets by name."""
-
-    images: ImageSet
-    external: ImageSet | None
-    tests: Mapping[str, ImageSet]
-
-
-def _or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
-    """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
-    try:
-        return make(), []
-    except OwnCodeError as error:
-        return None, [Fault(key, str(error))]
-    except DataError as error:
-        key = "partition" if error.where.startswith("partition ") else "data"
-        return None, [Fault(key, str(error))]
-
-
-def _open_sets(config: Config) -> _Sets:
-    """Open every set that the configuration names.
-
-    Raises:
-      DataError: one is not there and cannot be made, or is damaged.
-    """
-    external = config.data.validation_set.external.name
-    return _Sets(
-        _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config)),
-        _open_set(config, external) if external else None,
-        {name: _open_set(config, name) for name in config.data.test_sets},
-    )
-
-
-def _open_set(config: Config, name: str) -> ImageSet:
-    return _sound(ImageSet(_set_file(config, name)))
-
-
-def _sound(images: ImageSet) -> ImageSet:
-    """A set that has the checksum of its description."""
-    state = images.path.stat()
-    _verify(images.path, state.st_size, state.st_mtime_ns)
-    return images
-
-
-@lru_cache(maxsize=256)
-def _verify(path: Path, size: int, changed: int) -> None:
-    """Read a set whole: once in a process while its file stays as it is."""
-    ImageSet(path).verify()
-
-
-def _set_file(config: Config, name: str) -> Path:
-    if is_remote(config.data.root):
-        return set_path(fetch_set(config.data.root, name, data_cache(config)), name)
-    root = Path(config.data.root)
-    path = set_path(root, name)
-    if path.is_file():
-        return path
-    if name in BUNDLED:
-        try:
-            prepare(name, root)
-        except OSError as error:
-            raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
-    elif name not in SOURCES:
-        raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
-    elif JOB_VARIABLE in os.environ:
-        raise DataError(
-            f"no prepared set {name!r}",
-            str(path),
-            f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
-            "folder that the cluster has, or to a URI such as s3://bucket/data",
-        )
-    return path
-
-
 def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     """Whether the input pipeline fits images of this shape."""
     data = config.data
@@ -249,73 +179,8 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
         pixels = torch.zeros(2, *shape, dtype=torch.uint8)
         trial = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
         with torch.random.fork_rng(devices=[]):
-            faults += _or_faults(trial, "data.augment")[1]
+            faults += or_faults(trial, "data.augment")[1]
     return faults
-
-
-# --- the partition ----------------------------------------------------------------------------------------------------
-
-#: A set's file and checksum; a partition depends on no more of a set.
-_Source = tuple[Path, str]
-
-
-def _draw_partition(config: Config, sets: _Sets) -> Manifest:
-    """The partition of the sets; the same one is drawn once in a process.
-
-    Raises:
-      DataError: it cannot be drawn.
-    """
-
-    def source(images: ImageSet) -> _Source:
-        return images.path, images.info.checksum
-
-    external = source(sets.external) if sets.external else None
-    tests = tuple((name, source(images)) for name, images in sets.tests.items())
-    manifest = _manifest_of(partition_spec(config), source(sets.images), external, tests)
-    if isinstance(manifest, DataError):
-        raise manifest
-    return manifest
-
-
-@lru_cache(maxsize=64)
-def _manifest_of(
-    spec: PartitionSpec, images: _Source, external: _Source | None, tests: tuple[tuple[str, _Source], ...]
-) -> Manifest | DataError:
-    others = {name: ImageSet(path) for name, (path, _) in tests}
-    try:
-        return make_manifest(ImageSet(images[0]), spec, ImageSet(external[0]) if external else None, others)
-    except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
-        return error
-
-
-def partition_spec(config: Config) -> PartitionSpec:
-    """The data layer's view of the configuration; keys of one name mean the same in both."""
-    part, data, chosen = config.partition, config.data, config.data.validation_set
-    scheme, options = name_and_options(part.scheme)
-    file = part.file if scheme == "file" and part.file else ""
-    return PartitionSpec(
-        **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
-        scheme=scheme,
-        options=json.dumps(options, sort_keys=True, default=str) if options else "",
-        file=file,
-        file_sha256=_digest(file) if file else "",
-        **data.model_dump(include={"test", "validation", "split"}),
-        form="" if config.is_joint else part.form or "",
-        num_clients=config.num_clients,
-        within_clients=data.split_within_clients,
-        validation_set=ValidationSpec(
-            **chosen.model_dump(exclude={"external"}),
-            mapping=read_mapping(chosen.external.mapping) if chosen.external.mapping else (),
-            unique=chosen.external.unique,
-        ),
-        seed=config.seed if part.seed is None else part.seed,
-    )
-
-
-def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
-    mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
-    with explained("cannot be read", f"partition file {path}", mend, OSError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------

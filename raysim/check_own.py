@@ -11,6 +11,7 @@ from raysim.core.settings import name_and_options
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.own_reader import find_reader, prepare_own
 from raysim.data.own_scheme import find_scheme
+from raysim.data.preprocess import find_preprocess
 from raysim.data.sources import SOURCES, set_path
 from raysim.find import find_augmentation, find_metric
 from raysim.own_code import own_function
@@ -22,6 +23,8 @@ def check_own(config: Config) -> list[Fault]:
     faults += own_faults("data.augment", config.data.augment, find_augmentation)
     if config.data.reader is not None:
         faults += own_faults("data.reader", config.data.reader, find_reader)
+    if config.data.preprocess is not None and config.data.preprocess.own is not None:
+        faults += own_faults("data.preprocess.own", config.data.preprocess.own, find_preprocess)
     return faults
 
 

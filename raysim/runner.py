@@ -29,7 +29,6 @@ from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore
 from raysim.engine.transport import unpack
 from raysim.files import write_file
 from raysim.loggers import Loggers, ended
-from raysim.models.pretrained import weights_sha256
 from raysim.models.trained import trained_tensors
 from raysim.record import Recorder
 from raysim.run_folder import RunFolder, changes
@@ -121,7 +120,7 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore) -> Checkpoin
     """
     config, name, where = plan.config, folder.name, str(folder.path)
     other = "choose another name, or delete that folder"
-    is_finished, weights = folder.status.name == "completed", weights_sha256(config.model.pretrained)
+    is_finished, weights = folder.status.name == "completed", plan.weights_sha256
     now = config.model_dump(mode="json")
     if not folder.config.exists():
         if is_finished:

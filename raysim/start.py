@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from raysim.build import Plan, make_server, make_trainer
+from raysim.build import Plan, Recipe, make_server, make_trainer
 from raysim.config import data_cache
-from raysim.data.federation import build_shards, write_serially
+from raysim.data.federation import build_all_shards
+from raysim.data.shard_files import Write, write_serially
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
 from raysim.engine.trainer import SerialPool
 from raysim.environment import environment
-from raysim.models import build_model
 from raysim.resources import resolve_resources
 from raysim.run_folder import RunFolder
+from raysim.terminal import Lines, err
+from raysim.weights import NO_WEIGHTS, held_weights
 
 
 @contextmanager
@@ -36,9 +39,8 @@ def started_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
 
 def _serial_server(plan: Plan, folder: RunFolder) -> Server:
     wanted = plan.config.resources
-    shards = build_shards(plan.manifest, data_cache(plan.config) / "shards")
     wants_gpu = wanted.gpus_per_trainer != 0
-    recipe = plan.recipe(shards, num_threads=threads_of(wanted.cpus), wants_gpu=wants_gpu)
+    recipe = _recipe(plan, write_serially, "", num_threads=threads_of(wanted.cpus), wants_gpu=wants_gpu)
     taken = {
         "backend": "serial",
         "trainers": 1,
@@ -52,8 +54,6 @@ def _serial_server(plan: Plan, folder: RunFolder) -> Server:
 @contextmanager
 def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
-    if config.model.pretrained == "default":  # fetched once, before all trainers ask for the library's weights at once
-        build_model(plan.spec, seed=config.seed)
     from raysim.engine.ray.server import RayServer
     from raysim.engine.ray.session import available, is_in_group, placements, ray_session, this_node
 
@@ -63,12 +63,12 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
         taken = resolve_resources(config, *available(), placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_with_ray_data
-        shards = build_shards(plan.manifest, data_cache(config) / "shards", write)
-        recipe = plan.recipe(
-            shards,
+        recipe = _recipe(
+            plan,
+            write,
+            this_node(),
             num_threads=threads_of(taken.cpus_per_trainer),
             wants_gpu=taken.gpus_per_trainer > 0,
-            node=this_node(),
         )
         threads = {"threads_per_trainer": recipe.num_threads}
         facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), **threads}
@@ -89,6 +89,23 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             yield server
         finally:
             server.close()
+
+
+def _recipe(plan: Plan, write: Write, node: str, *, num_threads: int, wants_gpu: bool) -> Recipe:
+    """The recipe of a run, with its shards and weights made unless a sweep's driver has.
+
+    Args:
+      write: the shards' files; node: this node, where other nodes of Ray get what they need, or empty.
+    """
+    if plan.ready is not None:
+        ready = plan.ready
+        return plan.recipe(
+            Path(ready.shards), num_threads=num_threads, wants_gpu=wants_gpu, node=ready.node, weights=ready.weights
+        )
+    cache, lines = data_cache(plan.config), Lines("writing shards", lambda line: err.print(line, markup=False))
+    (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
+    weights = held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS
+    return plan.recipe(shards, num_threads=num_threads, wants_gpu=wants_gpu, node=node, weights=weights)
 
 
 def threads_of(cpus: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,21 @@ class Progress:
         elif is_last or number % max(1, self._total // 100) == 0:
             out.print(line)
             out.file.flush()
+
+
+class Lines:
+    """Plain lines about work whose end is known: none for what is done in 3 s, and then each waits longer."""
+
+    def __init__(self, what: str, say: Callable[[str], None]):
+        self._what, self._say = what, say
+        self._began = time.monotonic()
+        self._next_s = 3.0
+
+    def progress(self, done: int, total: int) -> None:
+        spent = time.monotonic() - self._began
+        if spent >= self._next_s and done < total:
+            self._next_s = 1.5 * spent
+            self._say(f"{self._what}: {100 * done // total} %, {_clock(spent / done * (total - done))} left")
 
 
 def _trainers(folder: Path) -> str:

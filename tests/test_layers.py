@@ -63,6 +63,7 @@ RAY_FILES |= TUNING - {
 ROOTS = {
     "raysim/check.py",
     "raysim/check_own.py",
+    "raysim/check_data.py",
     "raysim/find.py",
     "raysim/resources.py",
     "raysim/build.py",

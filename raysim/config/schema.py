@@ -41,6 +41,18 @@ class ValidationSetGroup(Group):
     external: ExternalGroup = Field(default_factory=ExternalGroup)
 
 
+#: `module:function`.
+Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
+
+
+class PreprocessGroup(Group):
+    resize: int | None = key(None, "height and width", ge=1)
+    rgb: bool = key(False, "grey images get three channels")
+    own: Own | dict[Own, Settings] | None = key(
+        None, "module:function of your own that then gets (n, height, width, channels) uint8 and returns such images"
+    )
+
+
 class DataGroup(Group):
     name: str = key("digits", "which prepared set")
     root: str = key(
@@ -55,6 +67,9 @@ class DataGroup(Group):
     validation: float = key(0.10, "fraction held by the server for validation", ge=0, lt=1)
     validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
+    preprocess: PreprocessGroup | None = key(
+        None, "what is done to every image once, before it is held; what follows here is done again for every batch"
+    )
     normalise: str = key("none", "channel statistics that inputs are normalised by, by name")
     resize: int | None = key(None, "height and width that images are resized to", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key("bilinear", "how images are resized")
@@ -65,10 +80,6 @@ class DataGroup(Group):
         None, "module:function of your own that reads `files`; the set is then prepared by it"
     )
     files: str | None = key(None, "folder or file that `reader` reads")
-
-
-#: `module:function`.
-Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
 
 
 class PartitionGroup(Group):

@@ -1,25 +1,28 @@
-"""Shard files for nodes that cannot see the driver's disk. Nothing here loads PyTorch."""
+"""Files for nodes that cannot see the driver's disk: shards, and weights. Nothing here loads PyTorch."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 import ray
+from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysim.core.errors import RaysimError
 from raysim.engine.ray.session import LOSSES, Actor
 
 #: How often a file is asked for again after its host was lost.
 RETRIES = 5
 
 
-class ShardHost:
-    """Hands out the files of a shard folder; an actor on the driver's node."""
+class FileHost:
+    """Hands out the files of a folder; an actor on the driver's node."""
 
     def __init__(self, folder: str):
         self._folder = Path(folder)
@@ -40,15 +43,46 @@ def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] |
     """
     if (Path(folder) / "index.json").is_file():
         return Path(folder), None
-    local = Path(tempfile.gettempdir()) / f"raysim-shards-{os.getuid()}" / Path(folder).name
+    local = _local_folder() / Path(folder).name
+    return local, lambda file: _copy(folder, node, file, local / file)
 
-    def fetch(file: str) -> None:
-        temporary = local / f".{file}.{os.getpid()}.part"
-        _read(folder, node, file).tofile(temporary)
-        # Several trainers of a node may fetch the same file; each of them puts a whole one there.
-        os.replace(temporary, local / file)
 
-    return local, fetch
+@cache
+def fetched_file(path: str, sha256: str, node: str) -> Path:
+    """A file of the driver's node as the process that calls this can read it; copied once per node where it must be.
+
+    Args:
+      sha256: of its contents.
+      node: id of the driver's node.
+    Raises:
+      RaysimError: it arrived with other contents.
+    """
+    if Path(path).is_file():
+        return Path(path)
+    local = _local_folder() / f"{sha256[:24]}{Path(path).suffix}"
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(local.with_name(f".{local.name}.lock")):
+        for _ in range(2):
+            if local.is_file() and _digest(local) == sha256:
+                return local
+            _copy(str(Path(path).parent), node, Path(path).name, local)
+    raise RaysimError("it arrived with other contents than it has there", path, "leave it as it is while a run starts")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _local_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"raysim-shards-{os.getuid()}"
+
+
+def _copy(folder: str, node: str, file: str, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    _read(folder, node, file).tofile(temporary)
+    # Several trainers of a node may fetch the same file; each of them puts a whole one there.
+    os.replace(temporary, target)
 
 
 def _read(folder: str, node: str, file: str) -> np.ndarray:
@@ -64,13 +98,13 @@ def _read(folder: str, node: str, file: str) -> np.ndarray:
     raise AssertionError("unreachable")
 
 
-@lru_cache(maxsize=1)  # a host ends when nobody keeps it
+@lru_cache(maxsize=2)  # of shards and of weights; a host ends when nobody keeps it
 def _host(folder: str, node: str) -> Actor:
     """The host that all trainers of this job share, started by the first of them that cannot see the folder.
 
     A run that needs none has none. It ends with the trainer that started it; the next who asks starts another.
     """
     here = NodeAffinitySchedulingStrategy(node, soft=False)
-    name = f"raysim-shards-{Path(folder).name}"
+    name = f"raysim-files-{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
     options = {"num_cpus": 0, "name": name, "get_if_exists": True, "scheduling_strategy": here}
-    return ray.remote(ShardHost).options(**options).remote(folder)
+    return ray.remote(FileHost).options(**options).remote(folder)
