@@ -22,6 +22,7 @@ from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.run_folder import Mark, RunFolder
 from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
 from raysim.tuning.plan import Sweep, SweepTrial
+from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
 from raysim.tuning.trial import make_trainable
 
@@ -60,8 +61,9 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
+                made = make_ready([trial.config for trial in waiting], say)
                 try:
-                    _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
+                    _tune(sweep, waiting, nodes, made, _Watch(sweep, waiting, say))
                 finally:
                     fill_twins(sweep)
         fill_twins(sweep)
@@ -75,7 +77,7 @@ def _opening(sweep: Sweep, num_waiting: int) -> str:
     return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
 
 
-def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], watch: _Watch) -> None:
+def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], made: AllReady, watch: _Watch) -> None:
     settings = sweep.base.tune
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     # A scheduler compares with finished trials, too: these report their old rounds again.
@@ -89,7 +91,7 @@ def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with mock.patch.dict(os.environ, QUIET), collected_signals(_end_trials) as received:
         tune.Tuner(
-            make_trainable(raws, groups, settings),
+            make_trainable(raws, groups, settings, made),
             param_space={"trial": tune.grid_search([trial.name for trial in trials])},
             tune_config=tune.TuneConfig(
                 metric=settings.metric,

@@ -11,7 +11,7 @@ from pathlib import Path
 from ray import tune
 
 from raysim.check import check
-from raysim.config import TuneGroup
+from raysim.config import Config, TuneGroup
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.own_code import packed, receive
@@ -19,6 +19,7 @@ from raysim.run_folder import RunFolder
 from raysim.runner import execute
 from raysim.sweep import Raw
 from raysim.tuning.metrics import SUMMARY_METRICS
+from raysim.tuning.ready import AllReady, ready_for
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0
@@ -28,23 +29,25 @@ def make_trainable(
     raws: Mapping[str, Raw],
     groups: Mapping[str, tune.PlacementGroupFactory],
     settings: TuneGroup,
+    made: AllReady,
 ) -> Callable[[Mapping[str, str]], None]:
     """The function that Tune runs for {"trial": name}, each time in the placement group of that trial.
 
     Args:
       raws, groups: trial -> its complete configuration, and what it reserves.
+      made: the data and weights of the trials.
     """
 
     own = packed(raws)
 
-    def run_trial(point: Mapping[str, str]) -> None:
+    def run_trial(point: Mapping[str, str], made: AllReady) -> None:
         receive(own)
-        _run_trial(raws[point["trial"]], point["trial"], settings)
+        _run_trial(raws[point["trial"]], point["trial"], settings, made)
 
-    return tune.with_resources(run_trial, lambda point: groups[point["trial"]])
+    return tune.with_resources(tune.with_parameters(run_trial, made=made), lambda point: groups[point["trial"]])
 
 
-def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
+def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:
     # Tune reads this in this process before it lets in the next trial.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
     folder = RunFolder(Path(raw["storage"]) / raw["name"])
@@ -53,7 +56,8 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:
         if folder.status.is_finished:  # for the scheduler to compare with
             reporter.report_again(folder.progress_rows())
         else:
-            plan = check(raw, f"trial {name}", has_room=True)
+            ready = ready_for(Config.model_validate(raw), made)
+            plan = check(raw, f"trial {name}", has_room=True, ready=ready)
             reporter.num_rounds = plan.num_rounds
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:

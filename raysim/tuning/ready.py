@@ -1,0 +1,79 @@
+"""What all trials of a sweep need, made once before the first one starts: shards and pretrained weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import ray
+
+from raysim.build import Ready, model_spec
+from raysim.check import check_partition
+from raysim.config import Config, data_cache
+from raysim.data.federation import build_all_shards
+from raysim.data.pipeline import write_with_ray_data
+from raysim.engine.ray.session import Ref, plain_errors, this_node
+from raysim.terminal import Lines
+from raysim.weights import held_weights
+
+#: Partitions that are built together: each row is read once for all of them, and their manifests are in memory at a time.
+AT_A_TIME = 32
+
+#: What tells data and weights apart -> Ray's reference to a `Ready`, which lies on the driver's node.
+AllReady = Mapping[str, Ref]
+
+
+def make_ready(configs: Sequence[Config], say: Callable[[str], None]) -> AllReady:
+    """Build the shards of all partitions of these trials and fetch their weights, on the running Ray.
+
+    Args:
+      configs: as `check` has completed them; say: prints a line.
+    Raises:
+      DataError, ModelError: they cannot be made; nothing has been started.
+    """
+    different = {_key(config): config for config in configs}
+    made: dict[str, Ref] = {}
+    with plain_errors():
+        waiting = iter(different.items())
+        while some := list(islice(waiting, AT_A_TIME)):
+            made |= {key: ray.put(ready) for key, ready in _made(dict(some), say)}
+    return made
+
+
+def ready_for(config: Config, made: AllReady) -> Ready | None:
+    """What was made for a trial; None for one that a search chose later: it makes what it needs itself."""
+    ref = made.get(_key(config))
+    if ref is None:
+        return None
+    ready: Ready = ray.get(ref)
+    return ready
+
+
+def _key(config: Config) -> str:
+    """The parts of a configuration that data and weights depend on, and a few more: what is too fine costs nothing."""
+    parts = [config.data, config.partition, config.is_joint, config.seed if config.partition.seed is None else None]
+    weights = [config.model] if config.model.pretrained is not None else []
+    dumped = [part.model_dump(mode="json") if hasattr(part, "model_dump") else part for part in (*parts, *weights)]
+    return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()
+
+
+def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator[tuple[str, Ready]]:
+    found = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
+    manifests = {manifest.checksum: manifest for _, manifest in found.values()}
+    folders = {}
+    for cache in {data_cache(config) for config in configs.values()}:
+        here = [key for key, config in configs.items() if data_cache(config) == cache]
+        wanted = list({found[key][1].checksum for key in here})
+        lines = Lines(f"writing the shards of {len(wanted)} partitions", say)
+        built = build_all_shards(
+            [manifests[one] for one in wanted], cache / "shards", write_with_ray_data, lines.progress
+        )
+        folders |= {(cache, one): folder for one, folder in zip(wanted, built, strict=True)}
+    for key, config in configs.items():
+        info, manifest = found[key]
+        cache = data_cache(config)
+        weights = held_weights(model_spec(config, len(info.classes), info.shape), cache / "weights")
+        shards = str(folders[cache, manifest.checksum])
+        yield key, Ready(info, manifests[manifest.checksum], shards, this_node(), weights)
