@@ -54,7 +54,9 @@ FORBIDDEN = {  # outside packages that a layer must not see
     "raysim/run_folder.py": {"ray", "torch", "pydantic"},
     "raysim/reporting": {"ray", "torch"},
 }
-TUNING = {f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "command", "ready")}
+TUNING = {
+    f"raysim/tuning/{name}.py" for name in ("plan", "driver", "trial", "resources", "outcome", "command", "ready")
+}
 # Everything in raysim/engine/ray may import Ray.
 RAY_FILES = {"raysim/data/pipeline.py"}
 RAY_FILES |= TUNING - {

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 #: Clients per shard file, which is mapped whole.
 CLIENTS_PER_SHARD = 64
 
-#: Of the pixels of a window, as they are read or as they are written, whichever are more.
-WINDOW_BYTES = 32 << 20
+#: Of the pixels of a window, as they are read or as they are written, whichever are more; small sets are cut in eight.
+LEAST_WINDOW, MOST_WINDOW = 8 << 20, 64 << 20
 
 #: Of the pixels that are gathered for one write.
 WRITE_BYTES = 4 << 20
@@ -114,7 +114,9 @@ class ShardPlan:
         """What is to be read: the windows that hold any wanted row."""
         windows = []
         for source in self.sources:
-            length = max(1, WINDOW_BYTES // max(math.prod(source.shape), math.prod(self.preprocess.shape)))
+            row_bytes = max(math.prod(source.shape), math.prod(self.preprocess.shape))
+            size = min(max(LEAST_WINDOW, source.starts[-1] * row_bytes // 8), MOST_WINDOW)
+            length = max(1, size // row_bytes)
             for start in range(0, source.starts[-1], length):
                 end = min(start + length, source.starts[-1])
                 first, last = np.searchsorted(self.rows, (source.first + start, source.first + end))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from raysim.engine.ray.session import ray_session
+from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.run_folder import Mark, RunFolder
 from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
@@ -36,6 +38,9 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
+
+#: How often a trial goes on elsewhere after its process was lost, as with its node.
+MOST_LOSSES = 3
 
 #: Seconds between lines about progress, and how many of these there are at most.
 PROGRESS_S, MOST_LINES = 30.0, 40
@@ -62,8 +67,11 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
                 made = make_ready([trial.config for trial in waiting], say)
+                watch = _Watch(sweep, waiting, say)
                 try:
-                    _tune(sweep, waiting, nodes, made, _Watch(sweep, waiting, say))
+                    _tune(sweep, waiting, nodes, made, watch)
+                    while again := watch.take_lost():
+                        _tune(sweep, again, ray_nodes(), made, watch)
                 finally:
                     fill_twins(sweep)
         fill_twins(sweep)
@@ -119,6 +127,13 @@ class _Watch(tune.Callback):
         self._rounds = dict.fromkeys(self._trials, 0)
         self._spoke_at = time.monotonic()
         self._num_ended = self._num_lines = 0
+        self._lost: list[SweepTrial] = []
+        self._losses: Counter[str] = Counter()
+
+    def take_lost(self) -> list[SweepTrial]:
+        """Trials whose process was lost since this was last asked; they go on from their last checkpoint."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its callbacks to a file that nobody here reads back
@@ -136,7 +151,14 @@ class _Watch(tune.Callback):
         self._ended(str(trial), "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        self._ended(str(trial), "FAILED", _error_of(trial))
+        name = str(trial)
+        if name in self._trials and _is_loss(trial):
+            self._losses[name] += 1
+            if self._losses[name] <= MOST_LOSSES:
+                self._lost.append(self._trials[name])
+                self._say(f"  {name} lost its process or its node; it will go on from its last checkpoint")
+                return
+        self._ended(name, "FAILED", _error_of(trial))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
         now = time.monotonic()
@@ -173,6 +195,12 @@ def _error_of(trial: Trial) -> str:
     lines = Path(file).read_text(errors="replace").splitlines()[1:] if file and Path(file).is_file() else []
     reason = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
     return f"{reason} It goes on from its last checkpoint when the sweep is started again."
+
+
+def _is_loss(trial: Trial) -> bool:
+    """Whether a trial ended because its process or its node did, not by an error of its own."""
+    file = trial.pickled_error_file
+    return bool(file) and Path(file).is_file() and isinstance(pickle.loads(Path(file).read_bytes()), LOSSES)
 
 
 def _end_trials() -> None:

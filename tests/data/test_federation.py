@@ -9,15 +9,17 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, RaysimError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.federation import Federation, build_shards, shard_tasks, write_serially, write_shard
+from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
+from raysim.data.shard_files import shard_plan, write_serially
 from raysim.data.sources import set_path
 
 
@@ -70,8 +72,8 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     source, _ = random_set(tmp_path)
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
 
-    def fails(tasks):
-        write_shard(tasks[0])
+    def fails(plan):
+        yield next(write_serially(plan))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(DataError, match=r"No space left.*Free some space"):
@@ -82,7 +84,7 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     other = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid", seed=1))
     assert other.checksum != manifest.checksum
     assert build_shards(other, tmp_path / "shards") != folder
-    assert len(shard_tasks(manifest, folder)) == 3
+    assert len(shard_plan([(manifest, folder)]).files) == 3
     assert json.loads(manifest.to_json())["checksum"] == manifest.checksum
 
 
@@ -117,10 +119,10 @@ def test_runs_that_start_together_build_once(tmp_path):
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
     builds = []
 
-    def slow(tasks):
-        builds.append(len(tasks))
+    def slow(plan):
+        builds.append(len(plan.files))
         time.sleep(0.2)
-        write_serially(tasks)
+        return write_serially(plan)
 
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(lambda _: build_shards(manifest, tmp_path / "shards", slow), range(4)))
@@ -199,11 +201,12 @@ def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path,
     source, images = random_set(tmp_path)
     manifest = make_manifest(source, PartitionSpec(num_clients=130, scheme="iid"))
     folder = build_shards(manifest, tmp_path / "shards")
-    name, node = f"raysim-shards-{folder.name}", this_node()
+    node = this_node()
     assert shard_fetcher(str(folder), node) == (folder, None)
 
     # The place where a node without the disk would have it; the host gets the real folder.
     hidden = tmp_path / "away" / folder.name
+    name = f"raysim-files-{sha256(str(hidden).encode()).hexdigest()[:16]}"
     elsewhere, fetch = shard_fetcher(str(hidden), node)
     with pytest.raises(ValueError, match=name):  # who sees the folder starts no host
         ray.get_actor(name)
@@ -219,3 +222,32 @@ def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path,
             ray.kill(ray.get_actor(name))
     finally:
         shutil.rmtree(elsewhere, ignore_errors=True)
+
+
+def test_a_single_file_reaches_a_node_that_does_not_see_it_once_and_as_it_was(tmp_path, ray_cluster, monkeypatch):
+    import raysim.engine.ray.shards as shards
+    from raysim.engine.ray.session import this_node
+
+    content, folder = os.urandom(1000), tmp_path / "driver"
+    folder.mkdir()
+    (folder / "weights.pt").write_bytes(content)
+    path, digest = str(folder / "weights.pt"), sha256(content).hexdigest()
+    assert shards.fetched_file(path, digest, this_node()) == Path(path)
+
+    # What this process does not see has another name for it than for the host.
+    hidden, asked = tmp_path / "hidden" / "weights.pt", []
+
+    def read(_, node, file):
+        asked.append(file)
+        return shards._read(str(folder), node, file)
+
+    monkeypatch.setattr(
+        shards, "_copy", lambda _, node, file, target: target.write_bytes(read(_, node, file).tobytes())
+    )
+    monkeypatch.setattr(shards, "_local_folder", lambda: tmp_path / "node")
+    for _ in range(2):
+        shards.fetched_file.cache_clear()
+        assert shards.fetched_file(str(hidden), digest, this_node()).read_bytes() == content
+    assert asked == ["weights.pt"]
+    with pytest.raises(RaysimError, match="arrived with other contents"):
+        shards.fetched_file(str(hidden), "0" * 64, this_node())

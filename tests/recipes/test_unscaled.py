@@ -9,7 +9,7 @@ import medmnist
 import pytest
 from safetensors.torch import save_file
 
-import raysim.check
+import raysim.check_data
 from methods.livar.calibrate import plan_calibration
 from raysim.build import model_spec
 from raysim.check import check, check_partition
@@ -31,7 +31,7 @@ REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}
 def stubs(tmp_path_factory):
     """A data root of stub sets, and `check` that reads them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raysim.check, "ImageSet", StubSet)
+        patch.setattr(raysim.check_data, "ImageSet", StubSet)
         yield make_root(tmp_path_factory.mktemp("stubs"))
 
 

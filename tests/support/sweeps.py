@@ -76,7 +76,7 @@ def trial_processes(ray):
             parents = " ".join(" ".join(parent.cmdline()) for parent in process.parents())
         except psutil.Error:
             continue
-        names = ("TrainerActor", "ServerActor", "ShardHost", "ImplicitFunc")
+        names = ("TrainerActor", "ServerActor", "FileHost", "ImplicitFunc")
         if title.startswith("ray::") and any(name in title for name in names) and session in parents:
             found.append(title)
     return found
