@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from raysim.core.method import Method, Partition
@@ -273,3 +274,40 @@ def no_method():
 def stands_still():
     """Every gradient is zero: nobody moves."""
     return Method("stands_still", grads=lambda inner, client: lambda params, batch: inner(params, batch).zero_())
+
+
+# --- work on images ---------------------------------------------------------------------------------------------------
+
+
+def brightens(images, *, by: int = 1):
+    return images + np.uint8(by)
+
+
+def halves(images):
+    return np.ascontiguousarray(images[:, ::2, ::2])
+
+
+def as_features(images):
+    return images.reshape(len(images), -1).mean(1, keepdims=True)
+
+
+def centres(images):
+    """Depends on the other images."""
+    return images - images.mean(0).astype(np.uint8)
+
+
+def writes_to_images(images):
+    images[:] = 0
+    return images
+
+
+def scatter_killed_once(folder, plan, table):
+    """`pipeline._scattered` whose process dies in the middle of its first window, with half of the rows written."""
+    from raysim.data.pipeline import _scattered
+
+    try:
+        (Path(folder) / "killed").touch(exist_ok=False)
+    except FileExistsError:
+        return _scattered(plan, table)
+    _scattered(plan, table.slice(0, len(table) // 2))
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,57 @@
+"""The Ray Data pipeline: the files of the serial writer, whatever happens to its workers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from raysim.check import check
+from raysim.core.errors import DataError
+from raysim.data.federation import build_all_shards, build_shards
+from tests.support import toys
+from tests.support.federations import raw_config
+
+pytestmark = pytest.mark.ray
+
+
+def manifest_of(root, preprocess, **groups):
+    return check(raw_config(root, data={"root": str(root), "preprocess": preprocess}, **groups), "a test").manifest
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(root, tmp_path, ray_cluster):
+    from raysim.data.pipeline import write_with_ray_data
+
+    own = {"resize": 12, "rgb": True, "own": {"tests.support.toys:brightens": {"by": 7}}}
+    manifests = [manifest_of(root, own, seed=seed) for seed in (0, 1)]
+    one, two = (
+        build_all_shards(manifests, tmp_path / "one"),
+        build_all_shards(manifests, tmp_path / "two", write_with_ray_data),
+    )
+    assert [files(folder) for folder in one] == [files(folder) for folder in two]
+
+
+def test_a_worker_killed_in_the_middle_of_its_rows_changes_no_byte(root, tmp_path, ray_cluster, monkeypatch):
+    from raysim.data import pipeline
+
+    manifest = manifest_of(root, {"resize": 16})
+    monkeypatch.setattr(pipeline, "_scattered", partial(toys.scatter_killed_once, str(tmp_path)))
+    folder = build_shards(manifest, tmp_path / "two", pipeline.write_with_ray_data)
+    assert (tmp_path / "killed").exists()
+    assert files(folder) == files(build_shards(manifest, tmp_path / "one"))
+
+
+def test_an_error_in_a_worker_is_one_sentence_and_leaves_nothing(root, tmp_path, ray_cluster, monkeypatch):
+    from raysim.data import pipeline
+
+    def full(plan, table):
+        raise DataError("no space left (a test)", "there", "free some")
+
+    monkeypatch.setattr(pipeline, "_scattered", full)
+    with pytest.raises(DataError, match=r"^no space left \(a test\) in there\. Free some$"):
+        build_shards(manifest_of(root, None), tmp_path / "shards", pipeline.write_with_ray_data)
+    assert [path.name for path in (tmp_path / "shards").iterdir() if path.suffix != ".lock"] == []
