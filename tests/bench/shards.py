@@ -5,23 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import ray
 
-from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.federation import build_shards, shard_tasks
+from raysim.data.arrow import ImageSet, batch_rows, write_set
+from raysim.data.federation import build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
+from raysim.data.shard_files import Write, write_serially
 from raysim.data.sources import set_path
-from tests.bench.workloads import images_of
 
 OBJECT_STORE_MB = 100
+
+#: Images, their shape, clients: many small clients, large images in few clients, and more shard files than anybody has.
+SETS = {
+    "W": (60_000, (32, 32, 3), 1000),
+    "large": (20_000, (224, 224, 3), 100),
+    "many": (200_000, (8, 8, 3), 100_000),
+}
 
 
 def main() -> None:
@@ -33,26 +43,32 @@ def main() -> None:
         log_to_driver=False,
         logging_level="ERROR",
     )
-    with tempfile.TemporaryDirectory() as folder:
-        sharding(Path(folder))
+    for name in SETS:
+        with tempfile.TemporaryDirectory() as folder:
+            sharding(name, Path(folder))
     ray.shutdown()
 
 
-def sharding(root: Path) -> None:
-    """60,000 images into 1,000 clients."""
-    count = 60_000
-    images, labels = images_of(count)
-    path = set_path(root, "bench60000")
-    write_set(path, "bench60000", map(str, range(10)), in_batches(images, labels))
+def sharding(name: str, root: Path) -> None:
+    """Shards of a set by Ray Data and serially, each the second time: the first starts workers and takes the memory."""
+    count, shape, num_clients = SETS[name]
+    path = set_path(root, "bench")
+    write_set(path, "bench", map(str, range(10)), batches_of(count, shape))
     size = path.stat().st_size / 1e6
-    spec = PartitionSpec(scheme="dirichlet", alpha=0.3, num_clients=1000, test=1 / 6, validation=0)
+    spec = PartitionSpec(scheme="iid", num_clients=num_clients, test=1 / 6, validation=0)
     manifest = make_manifest(ImageSet(path), spec)
-    write_with_ray_data(shard_tasks(manifest, root / "warm")[:6])  # starts Ray Data's own actors and both workers
-    peak = PeakMemory()
-    began = time.perf_counter()
-    build_shards(manifest, root / "many", write_with_ray_data)
-    spent = time.perf_counter() - began
-    used = peak.stop()
+    print(f"{name}: {count} images of {size:.0f} MB into {num_clients} clients, object store {OBJECT_STORE_MB} MB")
+    writers: dict[str, Write] = {"Ray Data": write_with_ray_data, "one process": write_serially}
+    for who, write in writers.items():
+        for _ in range(2):
+            shutil.rmtree(root / "shards", ignore_errors=True)
+            peak = PeakMemory()
+            began = time.perf_counter()
+            build_shards(manifest, root / "shards", write)
+            spent = time.perf_counter() - began
+            used = peak.stop()
+        text = f"{spent:6.2f} s, {size / spent:6.0f} MB/s, private memory grew by {used:.0f} MB at most"
+        print(f"    {who:>12}: {text}", flush=True)
     began = time.perf_counter()
     with pa.OSFile(str(root / "plain.arrow"), "wb") as sink:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -60,11 +76,15 @@ def sharding(root: Path) -> None:
             for index in range(reader.num_record_batches):
                 writer.write_batch(reader.get_batch(index))
     plain = time.perf_counter() - began
-    print(f"sharding {count} images of {size:.0f} MB into 1,000 clients, object store {OBJECT_STORE_MB} MB")
-    print(
-        f"    Ray Data pipeline: {spent:6.2f} s, {size / spent:6.0f} MB/s, private memory grew by {used:.0f} MB at most"
-    )
-    print(f"    plain pyarrow rewrite, in order, one process: {plain:6.2f} s, {size / plain:6.0f} MB/s", flush=True)
+    print(f"    a plain copy by pyarrow, in order, one process: {plain:6.2f} s, {size / plain:6.0f} MB/s", flush=True)
+
+
+def batches_of(count: int, shape: tuple[int, int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Random images, of which there are 256 different ones, so that any number fits into memory."""
+    different = np.random.default_rng(0).integers(0, 256, (256, *shape), dtype=np.uint8)
+    for start in range(0, count, batch_rows(shape)):
+        rows = np.arange(start, min(start + batch_rows(shape), count))
+        yield different[rows % 256], rows % 10
 
 
 class PeakMemory:

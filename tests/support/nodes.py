@@ -122,12 +122,12 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, config: Path, *overrides: str) -> Driver:
-        """`raysim run` as a driver on the head."""
+    def run(self, config: Path, *overrides: str, verb: str = "run") -> Driver:
+        """`raysim run`, or another verb, as a driver on the head."""
         log = self.folder / f"driver-{len(self._drivers)}.log"
         with open(log, "w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "raysim", "run", str(config), *overrides],
+                [sys.executable, "-m", "raysim", verb, str(config), *overrides],
                 cwd=PROJECT,
                 env={**self.environment, "RAY_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
@@ -152,6 +152,11 @@ class Driver:
             return condition()
 
         wait_for(happened)
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text()
 
     def finish(self) -> None:
         """Wait until it has ended well."""

@@ -224,6 +224,16 @@ def waits(*, folder: str, training: list[int], weighing: list[int]):
     return Method("waits", report=report, weigh=weigh)
 
 
+def lingers(*, seconds: float):
+    """Every round takes longer; no number changes."""
+
+    def weigh(weights, server):
+        time.sleep(seconds)
+        return weights
+
+    return Method("lingers", weigh=weigh)
+
+
 def stumbles(*, client: int, round_index: int):
     """One client once has non-finite memory and a non-finite update."""
 

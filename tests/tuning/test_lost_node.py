@@ -1,0 +1,60 @@
+"""A sweep on nodes that share no data: shards and weights reach them, and a lost node costs no result."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from safetensors.torch import save_file
+
+from raysim.check import check
+from raysim.data.arrow import ImageSet, write_set
+from raysim.data.sources import set_path
+from raysim.models import build_model
+from tests.engine.test_nodes import can_hide_folders
+from tests.support.federations import raw_config
+from tests.support.nodes import Cluster
+from tests.support.sweeps import digest, digest_of_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+SPACE = {
+    "partition.seed": {"grid_search": [0, 1, 2]},
+    "local.lr": {"grid_search": [0.1, 0.2]},
+    "local.momentum": {"grid_search": [0.0, 0.5]},
+}
+
+
+@pytest.mark.skipif(not can_hide_folders(), reason="this user may not hide a folder from a node")
+def test_sweep_of_12_trials_over_3_partitions_loses_a_node_and_ends_with_the_hashes_of_one_machine(root, tmp_path):
+    hidden = tmp_path / "hidden"  # no bundled set: a node that looked for it there would not make it anew
+    digits = ImageSet(set_path(root, "digits"))
+    write_set(set_path(hidden, "mine"), "mine", digits.info.classes, digits.batches)
+    raw = raw_config(hidden, data={"root": str(hidden), "name": "mine"}, rounds=3)
+    save_file(build_model(check(raw, "a test").spec, seed=77).state_dict(), hidden / "start.safetensors")
+    raw["model"] = {**raw["model"], "pretrained": str(hidden / "start.safetensors")}
+    slow = {"tests.support.toys:lingers": {"seconds": 0.7}}
+    whole = {**raw, "storage": str(tmp_path / "runs"), "name": "s", "methods": [slow], "tune": {"param_space": SPACE}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(whole))
+    runs = tmp_path / "runs" / "s"
+
+    with Cluster(hidden=hidden) as cluster:
+        cluster.add("one")
+        cluster.add("two")
+        driver = cluster.run(tmp_path / "s.yaml", verb="tune")
+        # One trial at a time fits on each node: where two are in their rounds, both nodes have one.
+        driver.wait_for(lambda: len(list(runs.glob("*/progress.csv"))) >= 2)
+        built = {path: path.stat().st_mtime_ns for path in (hidden / "shards").glob("*/*")}
+        cluster.kill("two")
+        driver.finish()
+        output = driver.output
+
+    assert "lost its process or its node" in output
+    folders = {path.parent for path in built}
+    assert len(folders) == 3
+    assert {path: path.stat().st_mtime_ns for path in (hidden / "shards").glob("*/*")} == built
+    trials = sorted(path.parent for path in runs.glob("*/COMPLETED"))
+    assert len(trials) == 12
+    for trial in trials:
+        config = yaml.safe_load((trial / "config.yaml").read_text())
+        bare = {key: value for key, value in config.items() if key != "tune"} | {"methods": []}
+        assert digest(trial) == digest_of_run(bare, tmp_path, trial.name), trial.name
