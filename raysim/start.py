@@ -56,13 +56,12 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
     from raysim.engine.ray.server import RayServer
     from raysim.engine.ray.session import available, is_in_group, placements, ray_session, this_node
+    from raysim.engine.ray.shards import write_shards
 
     with ray_session():
-        from raysim.data.pipeline import write_with_ray_data
-
         taken = resolve_resources(config, *available(), placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
-        write = write_serially if is_in_group() else write_with_ray_data
+        write = write_serially if is_in_group() else write_shards
         recipe = _recipe(
             plan,
             write,

@@ -117,7 +117,7 @@ def _worked(work: Work[Item], row: dict[str, bytes]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Ray Data without its own words; a RaysimError of a worker arrives as it was raised, not wrapped in Ray's errors."""
+    """Ray Data without its own words; what a worker raised of ours, or of the disk, arrives as it was raised."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # the command has its own
     context.raise_original_map_exception = True
@@ -125,7 +125,7 @@ def _plain() -> Iterator[None]:
     try:
         yield
     except RayTaskError as error:
-        if isinstance(error.cause, RaysimError):
+        if isinstance(error.cause, RaysimError | OSError):
             raise error.cause from None
         raise
 

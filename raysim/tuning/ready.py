@@ -13,8 +13,8 @@ from raysim.build import Ready, model_spec
 from raysim.check import check_partition
 from raysim.config import Config, data_cache
 from raysim.data.federation import build_all_shards
-from raysim.data.pipeline import write_with_ray_data
 from raysim.engine.ray.session import Ref, plain_errors, this_node
+from raysim.engine.ray.shards import write_shards
 from raysim.terminal import Lines
 from raysim.weights import held_weights
 
@@ -67,9 +67,7 @@ def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator
         here = [key for key, config in configs.items() if data_cache(config) == cache]
         wanted = list({found[key][1].checksum for key in here})
         lines = Lines(f"writing the shards of {len(wanted)} partitions", say)
-        built = build_all_shards(
-            [manifests[one] for one in wanted], cache / "shards", write_with_ray_data, lines.progress
-        )
+        built = build_all_shards([manifests[one] for one in wanted], cache / "shards", write_shards, lines.progress)
         folders |= {(cache, one): folder for one, folder in zip(wanted, built, strict=True)}
     for key, config in configs.items():
         info, manifest = found[key]

@@ -1,0 +1,43 @@
+"""Pretrained weights as a file from where all nodes get them."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+import torch
+import torchvision
+from torchvision.models import _api
+
+from raysim.build import with_weights
+from raysim.core.errors import ModelError
+from raysim.models import ModelSpec, build_model
+from raysim.weights import NO_WEIGHTS, held_weights
+
+SPEC = ModelSpec("resnet18", 10, (32, 32, 3), {}, "default")
+
+
+def test_published_weights_are_fetched_once_and_a_model_from_the_file_is_the_librarys(tmp_path, monkeypatch):
+    published, asked = torchvision.models.resnet18().state_dict(), []
+    monkeypatch.setattr(_api, "load_state_dict_from_url", lambda *a, **k: asked.append(a) or published)
+    expected = build_model(SPEC, seed=1).state_dict()
+    assert len(asked) == 1
+    held = [held_weights(SPEC, tmp_path) for _ in range(2)]
+    assert held[0] == held[1]
+    assert len(asked) == 2
+    found = build_model(with_weights(SPEC, held[0], ""), seed=1).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(asked) == 2
+    other = held_weights(ModelSpec("resnet18", 7, (32, 32, 3), {}, "default"), tmp_path)
+    assert other.path != held[0].path
+
+
+def test_a_users_file_stays_where_it_is(tmp_path):
+    path = tmp_path / "start.pt"
+    torch.save({}, path)
+    held = held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(path)), tmp_path / "cache")
+    assert (held.path, held.sha256) == (str(path), sha256(path.read_bytes()).hexdigest())
+    assert not (tmp_path / "cache").exists()
+    assert held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, None), tmp_path) == NO_WEIGHTS
+    with pytest.raises(ModelError, match="cannot be read"):
+        held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(tmp_path / "gone.pt")), tmp_path)
