@@ -136,6 +136,7 @@ class Manifest:
             "spec": asdict(self.spec),
             "sizes": self.sizes,
             **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
+            **({"preprocess": asdict(self.preprocess)} if self.preprocess.is_any else {}),
         }
         return json.dumps(fields, default=np.ndarray.tolist) + "\n"
 

@@ -150,7 +150,7 @@ def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     import torch.nn.functional as F
 
     for start in range(0, len(images), 256):  # floats of a part at a time
-        part = torch.from_numpy(np.ascontiguousarray(images[start : start + 256])).permute(0, 3, 1, 2).float()
+        part = torch.from_numpy(images[start : start + 256].astype(np.float32)).permute(0, 3, 1, 2)
         part = F.interpolate(part, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
         result[start : start + 256] = part.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return result
