@@ -291,16 +291,16 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
         for filled in write(plan):
             for start, end in _runs(filled.numbers):
                 number, places = filled.numbers[start], filled.places[start:end]
-                left[number] -= np.count_nonzero(labels[number][places] < 0)
+                num_new = np.count_nonzero(labels[number][places] < 0)
                 labels[number][places] = filled.labels[start:end]
-                if not left[number]:
+                left[number] -= num_new
+                if num_new and not left[number]:
                     finished.append(pool.submit(_finish, plan, number, labels[number]))
             num_done += len(filled.numbers)
             on_progress(num_done, len(plan.rows))
         if left.any():
-            raise DataError(
-                f"{left.sum()} rows were not written", plan.files[int(left.argmax())].path, "start it again"
-            )
+            what, where = f"{left.sum()} rows were not written", plan.files[int(left.argmax())].path
+            raise DataError(what, where, "start it again")
         for future in finished:
             future.result()
 
@@ -368,8 +368,7 @@ def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
         whole = pa.memory_map(str(path)).read_buffer()
         record = pa.ipc.open_file(whole).get_batch(0)
         if file.count:
-            if _pixels(record).address - whole.address != plan.images_at:
-                raise RuntimeError(f"the pixels of {path} do not begin at byte {plan.images_at}")
+            assert _pixels(record).address - whole.address == plan.images_at, path
             with open(path, "rb+") as target:
                 _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
         digest = hashlib.sha256()
