@@ -111,6 +111,8 @@ def received(preprocess: Preprocess, own: OwnCode) -> Preprocess:
 
 
 def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
+    images = images.view()
+    images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
     if not (
         isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)

@@ -37,7 +37,7 @@ def test_images_are_resized_and_coloured_once_and_the_model_sees_their_shape(roo
 
 
 def test_a_run_on_images_resized_once_is_a_run(root):
-    plan = plan_with(root, {"resize": 12}, rounds=1, data={"root": str(root), "preprocess": {"resize": 12}})
+    plan = plan_with(root, {"resize": 12}, rounds=1)
     other = check(raw_config(root, rounds=1), "a test")
     assert run(plan, root).params_sha256() != run(other, root).params_sha256()
 
