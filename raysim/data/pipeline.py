@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]
 
 
-class SetDatasource(Datasource):  # type: ignore[misc]
+class SetDatasource(Datasource):
     """Rows of prepared sets, with the columns image, label and row: a read task for each window."""
 
     def __init__(self, windows: Sequence[Window]):
@@ -57,7 +57,7 @@ def _read(window: Window) -> Iterator[pa.Table]:
 
 
 def _metadata(window: Window) -> BlockMetadata:
-    known = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
+    known: dict[str, Any] = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
     # Ray 2.44 wants all fields, among them a schema, which later ones do not have.
     return BlockMetadata(**{field.name: known.get(field.name) for field in fields(BlockMetadata)})
 

@@ -114,11 +114,10 @@ def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
     images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
-    if not (
-        isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)
-    ):
-        is_array = isinstance(found, np.ndarray)
-        got = f"an array of shape {found.shape} and type {found.dtype}" if is_array else type(found).__name__
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.ndim != 4 or len(found) != len(images):
+        got = type(found).__name__
+        if isinstance(found, np.ndarray):
+            got = f"an array of shape {found.shape} and type {found.dtype}"
         mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
     return found

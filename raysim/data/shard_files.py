@@ -252,7 +252,7 @@ def _write_rows(path: str, images_at: int, images: np.ndarray, local: np.ndarray
 
 
 def _write_at(descriptor: int, values: np.ndarray, at: int) -> None:
-    content = memoryview(np.ascontiguousarray(values).reshape(-1)).cast("B")
+    content = np.ascontiguousarray(values).reshape(-1).data.cast("B")
     while content:
         done = os.pwrite(descriptor, content, at)
         content, at = content[done:], at + done
@@ -287,7 +287,7 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
     labels = [np.full(file.count, -1, np.int64) for file in plan.files]
     left, num_done = np.array([file.count for file in plan.files]), 0
     with ThreadPoolExecutor() as pool:
-        finished = [pool.submit(_finish, plan, number, labels[number]) for number in np.flatnonzero(left == 0)]
+        finished = [pool.submit(_finish, plan, number, labels[number]) for number in np.flatnonzero(left == 0).tolist()]
         for filled in write(plan):
             for start, end in _runs(filled.numbers):
                 number, places = filled.numbers[start], filled.places[start:end]

@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import cast
 
 import ray
 
@@ -45,10 +47,7 @@ def make_ready(configs: Sequence[Config], say: Callable[[str], None]) -> AllRead
 def ready_for(config: Config, made: AllReady) -> Ready | None:
     """What was made for a trial; None for one that a search chose later: it makes what it needs itself."""
     ref = made.get(_key(config))
-    if ref is None:
-        return None
-    ready: Ready = ray.get(ref)
-    return ready
+    return None if ref is None else cast("Ready", ray.get(ref))
 
 
 def _key(config: Config) -> str:
@@ -62,7 +61,7 @@ def _key(config: Config) -> str:
 def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator[tuple[str, Ready]]:
     found = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
     manifests = {manifest.checksum: manifest for _, manifest in found.values()}
-    folders = {}
+    folders: dict[tuple[Path, str], Path] = {}
     for cache in {data_cache(config) for config in configs.values()}:
         here = [key for key, config in configs.items() if data_cache(config) == cache]
         wanted = list({found[key][1].checksum for key in here})
