@@ -210,10 +210,9 @@ def finished_sweep(
     from raysim.tuning.driver import run_sweep
     from raysim.tuning.outcome import write_results
     from raysim.tuning.plan import plan_sweep
-    from raysim.tuning.resources import draws
+    from raysim.tuning.ranges import draws
 
-    sweep = plan_sweep(raw, source, draws, is_scaled=scale)
-    outcomes = run_sweep(sweep, say)
+    sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say)
     write_results(sweep, outcomes)
     return sweep, outcomes
 

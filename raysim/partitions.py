@@ -51,8 +51,7 @@ def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = Fals
 
 
 def _trials(raw: Mapping[str, object], source: str, *, is_scaled: bool) -> Iterable[sweep.Trial]:
-    tune = raw.get("tune")
-    if isinstance(tune, Mapping) and tune.get("param_space"):
+    if sweep.axes_as_written(raw):
         return sweep.grid(raw, source, is_scaled=is_scaled)
     return [sweep.Trial("the run", {}, sweep.scaled(raw, source) if is_scaled else dict(raw))]
 

@@ -1,10 +1,14 @@
-"""Sweeps as data: a configuration file with a `tune.param_space` becomes one plain configuration per trial.
+"""Sweeps as data: a configuration file with a `tune` group becomes one plain configuration per trial.
 
 Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipes expand them here.
 
     tune:
-      param_space:
-        local.lr: {loguniform: [1e-3, 1e-1]}          # a key of the configuration and Tune's own name of a domain
+      search: random                                  # how ranges are drawn: random, sobol (evenly), optuna (it learns)
+      num_samples: 20
+      space:                                          # ranges: a key of the configuration and Tune's name of a domain
+        local.lr: {log_uniform: [1e-3, 1e-1]}         # uniform, randint, lograndint, quniform ..., with _ or without
+        local.momentum: {choice: [0, 0.9]}
+      param_space:                                    # lists: every combination, anew for each draw of the ranges
         seed: {grid_search: [0, 1, 2]}
         method:                                       # a name of your own: each label stands for settings
           grid_search:
@@ -19,7 +23,8 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
 
 A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
 line does. What a trial chose is written to its `labels`, which is what `raysim report` makes rows and columns of;
-settings may write `labels.x` themselves, then the axis adds none of its own.
+settings may write `labels.x` themselves, then the axis adds none of its own. Both mappings take every domain; the search
+`optuna` chooses among values itself and takes no grid_search.
 """
 
 from __future__ import annotations
@@ -36,6 +41,9 @@ from raysim.core.settings import Raw, Settings, assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")
+
+#: Where a file has its axes.
+SPACES = ("param_space", "space")
 
 #: Keys of the sweep itself: no trial has its own.
 OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
@@ -79,7 +87,7 @@ def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Tri
     """The configuration of one trial.
 
     Args:
-      raw: with `tune.param_space`.
+      raw: with a `tune` group.
       values: axis -> its label (named settings) or its value.
       is_scaled: `scale` has the last word.
     """
@@ -90,7 +98,7 @@ def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Tri
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
-        result = _laid_over(result, settings, f"tune.param_space.{axis}", source)
+        result = _laid_over(result, settings, key_of(raw, axis), source)
         if not any(str(key).partition(".")[0] == "labels" for key in settings):
             is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
             labels[_short(axis, space)] = value if is_plain else str(value)
@@ -112,7 +120,7 @@ def grid(raw: Raw, source: str, *, is_scaled: bool = False) -> list[Trial]:
     space = axes(shrunk, source)
     drawn = [axis for axis, domain in space.items() if next(iter(domain)) not in LISTED]
     if drawn:
-        faults = [Fault(f"tune.param_space.{axis}", "is drawn at random; a grid needs grid_search") for axis in drawn]
+        faults = [Fault(key_of(raw, axis), "is drawn at random; a grid needs grid_search") for axis in drawn]
         raise ConfigError(faults, source)
     choices = {axis: options(domain) for axis, domain in space.items()}
     return [trial(shrunk, values, source, is_scaled=is_scaled) for values in combinations(shrunk, choices)]
@@ -134,35 +142,53 @@ def combinations(raw: Raw, choices: Mapping[str, Sequence[object]]) -> list[dict
 
 
 def axes(raw: Raw, source: str) -> dict[str, Raw]:
-    """Axis -> {domain: its arguments}, checked for shape.
+    """Axis -> {Tune's name of a domain: its arguments}, checked for shape.
 
     Raises:
-      ConfigError: no `tune.param_space`, or an axis that is not one domain.
+      ConfigError: no axis, or one that is not one domain.
     """
-    space = param_space(raw)
+    space = axes_as_written(raw)
     if not space:
         text = "is missing or empty; write axes such as `local.lr: {grid_search: [0.1, 0.01]}`"
         raise ConfigError([Fault("tune.param_space", text)], source)
-    texts = {axis: _domain_fault(raw, str(axis), domain) for axis, domain in space.items()}
-    faults = [Fault(f"tune.param_space.{axis}", text) for axis, text in texts.items() if text]
+    texts = {axis: _domain_fault(raw, axis, domain) for axis, domain in space.items()}
+    faults = [Fault(key_of(raw, axis), text) for axis, text in texts.items() if text]
     for axis, conditions in (raw["tune"].get("only") or {}).items():
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
             faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
     if faults:
         raise ConfigError(faults, source)
-    return {str(axis): dict(domain) for axis, domain in space.items()}
+    return {
+        axis: {_tunes_name(kind): arguments for kind, arguments in domain.items()} for axis, domain in space.items()
+    }
 
 
-def param_space(raw: Raw) -> Raw:
-    """`tune.param_space` as it is written; empty where there is none."""
+def axes_as_written(raw: Raw) -> Settings:
+    """Axis -> domain, of `tune.param_space` and then `tune.space`; empty where there is neither."""
+    return {str(axis): domain for space in _spaces(raw).values() for axis, domain in space.items()}
+
+
+def key_of(raw: Raw, axis: str) -> str:
+    """Where the file has an axis: "tune.space.local.lr"."""
+    return next((f"tune.{name}.{axis}" for name, space in _spaces(raw).items() if axis in space), f"tune.space.{axis}")
+
+
+def _spaces(raw: Raw) -> dict[str, Raw]:
     group = raw.get("tune")
-    space = group.get("param_space") if isinstance(group, Mapping) else None
-    return space if isinstance(space, Mapping) else {}
+    found = {name: group.get(name) for name in SPACES} if isinstance(group, Mapping) else {}
+    return {name: space for name, space in found.items() if isinstance(space, Mapping)}
+
+
+def _tunes_name(kind: object) -> str:
+    """Tune writes the names of its domains in one word, but for grid_search."""
+    return "grid_search" if kind == "grid_search" else str(kind).replace("_", "")
 
 
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
+    if all(axis in space for space in (_spaces(raw).get(name, {}) for name in SPACES)):
+        return "is in tune.param_space as well; keep one of them"
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} is the sweep's own, and no trial has another one; drop the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:

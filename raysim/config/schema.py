@@ -198,13 +198,21 @@ class ResourcesGroup(Group):
 
 
 class TuneGroup(Group):
-    param_space: dict[str, Settings] = key({}, "axis -> {Tune's name of a domain: its arguments}, see raysim/sweep.py")
+    search: Literal["grid", "random", "sobol", "optuna"] = key(
+        "random",
+        "how ranges are drawn: random, sobol (spread evenly), optuna (learns from finished trials; an extra); grid: there "
+        "are none",
+    )
+    num_samples: int = key(1, "draws of the ranges; all combinations of the lists are repeated for each", ge=1)
+    space: dict[str, Settings] = key(
+        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/sweep.py"
+    )
+    param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
         {}, "axis -> other axis -> labels of that one with which the axis counts"
     )
     skip_refused: bool = key(False, "start the other trials where a check refuses some")
-    num_samples: int = key(1, "draws of the whole space; a grid is repeated for each", ge=1)
     metric: str = key(
         "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
@@ -213,6 +221,9 @@ class TuneGroup(Group):
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(1, "rounds that every trial gets before asha or median may stop it", ge=1)
     reduction_factor: float = key(4.0, "asha: one trial in so many goes on at each rung", gt=1)
+    callbacks: list[str | Settings] = key(
+        [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
+    )
 
 
 Quantile = Annotated[float, Field(ge=0, le=1)]

@@ -28,12 +28,12 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
 def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made.
 
-    After `tune.param_space.` comes an axis, whose own name may hold dots.
+    After `tune.param_space.` and `tune.space.` comes an axis, whose own name may hold dots.
     Raises:
       KeyError: something on the way is a value, not a group; holds its path.
     """
-    head, space, axis = key.partition("tune.param_space.")
-    *parents, last = ["tune", "param_space", axis] if space and not head else key.split(".")
+    is_axis = key.startswith(("tune.param_space.", "tune.space."))
+    *parents, last = key.split(".", 2) if is_axis else key.split(".")
     group = raw
     for depth, parent in enumerate(parents):
         group = group.setdefault(parent, {})

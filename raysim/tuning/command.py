@@ -8,7 +8,8 @@ from rich.table import Table
 
 from raysim.terminal import err, out
 from raysim.tuning.outcome import Outcome, ranked
-from raysim.tuning.plan import Sweep, SweepTrial
+from raysim.tuning.plan import Sweep
+from raysim.tuning.planner import SweepTrial
 
 #: Lines of the table, and of each list of trials without a result: results.csv has them all.
 MOST_ROWS = 10

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ from unittest import mock
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.search.basic_variant import BasicVariantGenerator
+from ray.tune.search import Searcher
 
+from raysim.core.errors import ConfigError
 from raysim.engine.ray.session import ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
+from raysim.own_code import packed
 from raysim.run_folder import Mark, RunFolder
-from raysim.tuning.outcome import Outcome, fill_twins, outcome, start_sweep
-from raysim.tuning.plan import Sweep, SweepTrial
-from raysim.tuning.resources import Bundle, check_room, group_of, make_scheduler, ray_nodes
-from raysim.tuning.trial import make_trainable
+from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
+from raysim.tuning.plan import Sweep
+from raysim.tuning.planner import SweepTrial, refusals
+from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
+from raysim.tuning.trial import make_trainable, point_of
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
 QUIET = {
@@ -40,8 +44,8 @@ QUIET = {
 PROGRESS_S, MOST_LINES = 30.0, 40
 
 
-def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
-    """Run what is unfinished of a sweep, and return what became of every trial.
+def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> tuple[Sweep, dict[str, Outcome]]:
+    """Run what is unfinished of a sweep; return it with all its trials, and what became of every one.
 
     Args:
       say: prints one line.
@@ -49,62 +53,111 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Outcome]:
       ConfigError, RunExists: it cannot start, and nothing has been started.
       Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
     """
+    callbacks = make_callbacks(sweep.base.tune.callbacks)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(sweep.folder).locked(kind="sweep"):
         before = start_sweep(sweep)
         for name, faults in sweep.refused.items():
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
-        if waiting:
+        if waiting or (sweep.search and sweep.search.num_left):
             with ray_session():
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
+                source = _Source(sweep, waiting, _Watch(sweep, waiting, say))
                 try:
-                    _tune(sweep, waiting, nodes, _Watch(sweep, waiting, say))
+                    _tune(source, nodes, callbacks)
                 finally:
+                    sweep = source.sweep
                     fill_twins(sweep)
         fill_twins(sweep)
-        return {trial.name: outcome(sweep, trial) for trial in sweep.trials}
+        if not sweep.trials:
+            raise ConfigError(refusals(sweep.refused, len(sweep.refused)), f"every trial of {sweep.folder.name}")
+        return sweep, {trial.name: outcome(sweep, trial) for trial in sweep.trials}
 
 
 def _opening(sweep: Sweep, num_waiting: int) -> str:
-    count = len(sweep.trials)
-    left = f"{num_waiting} of {count} trials to run" if num_waiting < count else f"{count} trials"
+    count = sweep.num_trials
+    num_left = num_waiting + count - len(sweep.trials)
+    left = f"{num_left} of {count} trials to run" if num_left < count else f"{count} trials"
     twins = sum(bool(trial.same_as) for trial in sweep.trials)
     return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
 
 
-def _tune(sweep: Sweep, waiting: Sequence[SweepTrial], nodes: Sequence[Bundle], watch: _Watch) -> None:
-    settings = sweep.base.tune
+def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback]) -> None:
+    sweep, settings = source.sweep, source.sweep.base.tune
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
-    # A scheduler compares with finished trials, too: these report their old rounds again.
-    compares = settings.scheduler is not None
-    trials = [trial for trial in sweep.trials if not trial.same_as] if compares else waiting
-    raws = {trial.name: trial.config.model_dump(mode="json") for trial in trials}
-    groups = {trial.name: group_of(trial.config, gpus) for trial in trials}
     work = sweep.folder / ".tune"
     shutil.rmtree(work, ignore_errors=True)
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with mock.patch.dict(os.environ, QUIET), collected_signals(_end_trials) as received:
+    # A list may wait in line; what a search chooses next is better the later it is asked.
+    quiet = QUIET if sweep.search else {**QUIET, "TUNE_MAX_PENDING_TRIALS_PG": "200"}
+    with mock.patch.dict(os.environ, quiet), collected_signals(_end_trials) as received:
         tune.Tuner(
-            make_trainable(raws, groups, settings),
-            param_space={"trial": tune.grid_search([trial.name for trial in trials])},
+            make_trainable(packed(sweep.raw), gpus, settings),
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
                 mode=settings.mode,
-                search_alg=BasicVariantGenerator(max_concurrent=settings.max_concurrent or 0),
+                num_samples=-1,  # the source says when there are no more
+                search_alg=source,
+                max_concurrent_trials=settings.max_concurrent,
                 scheduler=make_scheduler(sweep),
                 reuse_actors=True,  # a process that has imported PyTorch serves many trials
                 trial_name_creator=lambda trial: trial.config["trial"],
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
-            run_config=tune.RunConfig(storage_path=str(work), name="state", verbose=0, callbacks=[watch]),
+            run_config=tune.RunConfig(
+                storage_path=str(work), name="state", verbose=0, callbacks=[source.watch, *callbacks]
+            ),
         ).fit()
     shutil.rmtree(work, ignore_errors=True)
     if received:
         raise Interrupted(received[0], None)
+
+
+class _Source(Searcher):
+    """Where Tune gets its trials: those that wait, and then what the sweep's search chooses, if it has one.
+
+    Attributes:
+      sweep: with all trials that were chosen so far.
+    """
+
+    def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], watch: _Watch):
+        super().__init__()
+        self.sweep, self.watch = sweep, watch
+        # A scheduler compares with finished trials, too: these report their old rounds again.
+        compares = sweep.base.tune.scheduler is not None
+        self._queue = deque(trial for trial in sweep.trials if not trial.same_as) if compares else deque(waiting)
+        self._ends: dict[str, Outcome] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # Tune writes its source of trials to a file that nobody here reads back
+
+    def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out
+        while not self._queue:
+            if self.sweep.search is None or not self.sweep.search.num_left:
+                return Searcher.FINISHED
+            num_before = len(self.sweep.trials)
+            self.sweep = self.sweep.search.grown(self.sweep, self._scores())
+            new = [trial for trial in self.sweep.trials[num_before:] if not trial.same_as]
+            self._queue.extend(new)
+            self.watch.expect(new)
+        return point_of(self._queue.popleft())
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        pass  # its run directory says what became of it
+
+    def save(self, checkpoint_path: str) -> None:
+        pass  # as above
+
+    def _scores(self) -> dict[str, float | None]:
+        """Trial -> its score; a trial that repeats another one has that one's."""
+        for trial in self.sweep.trials:
+            if not trial.same_as and not (trial.name in self._ends and self._ends[trial.name].is_finished):
+                self._ends[trial.name] = outcome(self.sweep, trial)
+        return {trial.name: known_score(self._ends[trial.same_as or trial.name]) for trial in self.sweep.trials}
 
 
 class _Watch(tune.Callback):
@@ -112,11 +165,21 @@ class _Watch(tune.Callback):
 
     def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None]):
         self._sweep, self._say = sweep, say
-        self._trials = {trial.name: trial for trial in waiting}
-        self._num_rounds = {trial.name: trial.num_rounds for trial in waiting}
-        self._rounds = dict.fromkeys(self._trials, 0)
+        self._trials: dict[str, SweepTrial] = {}
+        self._rounds: dict[str, int] = {}
         self._spoke_at = time.monotonic()
         self._num_ended = self._num_lines = 0
+        self.expect(waiting)
+
+    def expect(self, trials: Sequence[SweepTrial]) -> None:
+        """These are to run."""
+        self._trials |= {trial.name: trial for trial in trials}
+        self._rounds |= {trial.name: 0 for trial in trials}
+
+    @property
+    def _count(self) -> int:
+        """Trials to run; those too that a search has not chosen yet."""
+        return len(self._trials) + (self._sweep.search.num_left if self._sweep.search else 0)
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its callbacks to a file that nobody here reads back
@@ -128,10 +191,11 @@ class _Watch(tune.Callback):
             self._rounds[str(trial)] = result["training_iteration"]
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        settings, last = self._sweep.base.tune, trial.last_result or {}
-        score = f"{settings.metric} {last.get(settings.metric, math.nan):.4f}"
-        rounds = f"round {last.get('training_iteration', 0)} of {self._num_rounds.get(str(trial))}"
-        self._ended(str(trial), "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
+        settings, last, known = self._sweep.base.tune, trial.last_result or {}, self._trials.get(str(trial))
+        if known is not None:
+            score = f"{settings.metric} {last.get(settings.metric, math.nan):.4f}"
+            rounds = f"round {last.get('training_iteration', 0)} of {known.num_rounds}"
+            self._ended(known.name, "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         self._ended(str(trial), "FAILED", _error_of(trial))
@@ -143,10 +207,11 @@ class _Watch(tune.Callback):
             return
         self._spoke_at = now
         self._num_lines += 1
-        share = sum(self._rounds.values()) / sum(self._num_rounds.values())
+        known = sum(trial.num_rounds for trial in self._trials.values())
+        share = sum(self._rounds.values()) / max(1, known) * len(self._trials) / max(1, self._count)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
-        self._say(f"  {self._num_ended}/{len(self._trials)} done, {100 * share:.0f} % of all rounds, {text}")
+        self._say(f"  {self._num_ended}/{self._count} done, {100 * share:.0f} % of all rounds, {text}")
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
         """Mark a trial that did not come to its own end, and say a line about it."""
@@ -156,11 +221,11 @@ class _Watch(tune.Callback):
         if folder.status.name == "unfinished":
             folder.mark(mark, f"{message}\n")
         self._num_ended += 1
-        self._rounds[name] = self._num_rounds[name]
+        self._rounds[name] = self._trials[name].num_rounds
         self._spoke_at = time.monotonic()
         end = outcome(self._sweep, self._trials[name])
         score = "" if end.score is None else f"{self._sweep.base.tune.metric} {end.score:.4f}  "
-        count = f"{self._num_ended:>{len(str(len(self._trials)))}}/{len(self._trials)}"
+        count = f"{self._num_ended:>{len(str(self._count))}}/{self._count}"
         text = end.message or f"{score}{end.seconds or 0:.1f} s"
         self._say(f"{count}  {name}  {'failed: ' if end.status == 'failed' else ''}{text}")
 

@@ -25,7 +25,8 @@ from raysim.record import judged
 from raysim.run_folder import Mark, RunFolder
 from raysim.runner import changes
 from raysim.tuning.metrics import SUMMARY_METRICS
-from raysim.tuning.plan import Sweep, SweepTrial
+from raysim.tuning.plan import Sweep
+from raysim.tuning.planner import SweepTrial
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,13 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
         message = f"the same run as {trial.same_as}"
     seconds = sum(float(row["system/round_s"]) for row in rows)
     return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message)
+
+
+def known_score(end: Outcome) -> float | None:
+    """What a search learns of a trial: its score, NaN where it failed or has none, None where it is not finished."""
+    if end.status == "unfinished":
+        return None
+    return end.score if end.is_finished and end.score is not None else math.nan
 
 
 def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:

@@ -1,59 +1,59 @@
-"""What a sweep consists of: all its trials, drawn and checked before anything starts."""
+"""What a sweep consists of: its trials, drawn and checked before anything starts; a search that learns adds more."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raysim import sweep
-from raysim.build import Plan
-from raysim.check import check
 from raysim.config import Config, TuneGroup, located, nearest, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.find import MAPPINGS
-from raysim.run_folder import FREE_KEYS
 from raysim.tuning.metrics import metric_fault
+from raysim.tuning.planner import Planner, SweepTrial, refusals
+
+if TYPE_CHECKING:
+    from raysim.tuning.search import Search
 
 #: Draws one value of a domain: (generator) -> value.
 Draw = Callable[[np.random.Generator], object]
 
-#: (Tune's name of a domain, its arguments) -> what draws from it; raises ValueError.
-Draws = Callable[[str, object], Draw]
 
-#: Longer trial names are cut: file systems allow 255 bytes.
-LONGEST_NAME = 160
+@dataclass(frozen=True)
+class Range:
+    """What a search may choose from on one axis.
 
-#: Trials of a sweep: all are drawn and checked before the first one starts.
-MOST_TRIALS = 10_000
+    Attributes:
+      at: the value below which that share, in [0, 1), of all draws lies.
+      ends: the least and the greatest value, or every choice.
+      domain: Ray Tune's own.
+    """
 
-SPACE = "tune.param_space."
+    draw: Draw
+    at: Callable[[float], object]
+    ends: tuple[object, ...]
+    domain: Any
+
+
+#: (Tune's name of a domain, its arguments) -> that range; raises ValueError.
+Draws = Callable[[str, object], Range]
 
 
 @dataclass(frozen=True)
-class SweepTrial:
-    """One run of a sweep.
+class Tried:
+    """What a search knows of a trial. score: None while it runs, NaN where it failed."""
 
-    Attributes:
-      values: axis -> what was chosen or drawn.
-      raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
-      same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
-    """
-
-    name: str
     values: Mapping[str, object]
-    raw: sweep.Raw
-    config: Config
-    num_rounds: int
-    partition_sha256: str
-    same_as: str = ""
+    score: float | None
+
+
+#: Trials of a sweep: all are drawn and checked before the first one starts.
+MOST_TRIALS = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class Sweep:
     Attributes:
       folder: `<storage>/<name>`.
       base: the keys that are the sweep's own, its `tune` group above all.
-      refused: trial -> its faults, where `tune.skip_refused` leaves such trials out.
+      trials: all of them; of a search that learns, those that it has chosen so far.
+      refused: trial -> its faults, where `tune.skip_refused` leaves such trials out, or a search chose them.
+      search: what chooses further trials, if anything does.
     """
 
     folder: Path
@@ -71,6 +73,17 @@ class Sweep:
     trials: tuple[SweepTrial, ...]
     raw: sweep.Raw
     refused: Mapping[str, tuple[Fault, ...]] = field(default_factory=dict)
+    search: Search | None = None
+
+    @property
+    def checked(self) -> tuple[SweepTrial, ...]:
+        """Trials that stand for all: those there are, and the ends of what a search may choose."""
+        return (*self.trials, *(self.search.ends if self.search else ()))
+
+    @property
+    def num_trials(self) -> int:
+        """How many there will be, if none is refused."""
+        return len(self.trials) + (self.search.num_left if self.search else 0)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -84,19 +97,22 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
       ConfigError: as read_config; or an unknown label.
     """
-    known = sweep.param_space(read_config(path))
+    known = sweep.axes_as_written(read_config(path))
+    prefixes = tuple(f"tune.{name}." for name in sweep.SPACES)
 
     def is_axis(override: str) -> bool:
         key, equals, text = override.partition("=")
-        return bool(equals) and (key in known or key.startswith(SPACE) or len(_split(text)) > 1)
+        return bool(equals) and (key in known or key.startswith(prefixes) or len(_split(text)) > 1)
 
     raw = read_config(path, [override for override in overrides if not is_axis(override)])
     for override in filter(is_axis, overrides):
         key, _, text = override.partition("=")
-        if key.startswith(SPACE):
+        if key.startswith(prefixes):
             sweep.assign(raw, key, _value(key, text))
         else:
-            sweep.assign(raw, SPACE + key, {"grid_search": _options(raw, key, _split(text))})
+            kind = "choice" if raw.get("tune", {}).get("search") == "optuna" else "grid_search"
+            place = sweep.key_of(raw, key) if key in known else f"tune.param_space.{key}"
+            sweep.assign(raw, place, {kind: _options(raw, key, _split(text))})
     return raw
 
 
@@ -127,7 +143,7 @@ def _value(key: str, text: str) -> object:
 
 def _options(raw: sweep.Raw, key: str, parts: Sequence[str]) -> object:
     """Values of an axis given on the command line, or the settings behind labels of an axis of the file."""
-    domain = sweep.param_space(raw).get(key)
+    domain = sweep.axes_as_written(raw).get(key)
     if not isinstance(domain, Mapping) or len(domain) != 1:  # a new axis, or one that is replaced
         domain = {"grid_search": None}
     named = sweep.named_settings(raw, key, domain)
@@ -147,7 +163,8 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
     """All trials of a sweep with everything checked: nothing has been started or written.
 
     The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
-    makes a restart simple.
+    makes a restart simple. Only a search that learns has to wait for results: of that, what it chose before is planned
+    again, and the ends of its ranges are checked.
 
     Args:
       source: the file; a sweep without a name has that file's.
@@ -158,29 +175,30 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
     base = _base(whole, source)
     name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
     storage = Path(located(base).storage)
-    singles = _expand(whole, base, source, draws, is_scaled=is_scaled)
-    refused: dict[str, tuple[Fault, ...]] = {}
-    first: dict[str, str] = {}
-    trials = []
-    for single in singles:
-        place = {"storage": str(storage), "name": f"{name}/{single.name}", "resume": "auto"}
-        try:
-            plan = check({**single.raw, **place}, source)
-        except ConfigError as error:
-            refused[single.name] = error.faults
-            continue
-        plan = replace(plan, config=_with_whole_files(plan.config))
-        original = first.setdefault(identity(plan), single.name)
-        same_as = "" if original == single.name else original
-        partition = plan.manifest.checksum
-        trials.append(
-            SweepTrial(single.name, single.values, single.raw, plan.config, plan.num_rounds, partition, same_as)
-        )
-    if refused and not (base.tune.skip_refused and trials):
-        raise ConfigError(_refusals(refused, len(singles)), source)
-    if faults := _tune_faults(base.tune, trials):
+    lists, ranges = _axes(whole, base.tune, source, draws)
+    planner, probe = (Planner(whole, source, storage, name, is_scaled=is_scaled) for _ in range(2))
+    search = None
+    if base.tune.search == "optuna":
+        from raysim.tuning.search import Search, end_points  # need Tune, as nothing else here does
+
+        ends, refused_ends = probe.plan_all(end_points(whole, ranges))
+        _refuse(refused_ends, len(ends), base.tune, source)
+        search = Search(storage / name, whole, base, ranges, planner, tuple(ends))
+        trials, refused = planner.plan_all(search.points.items())
+    else:
+        points = _points(whole, base, lists, ranges, source)
+        trials, refused = planner.plan_all(("", values) for values in points)
+        _refuse(refused, len(trials), base.tune, source)
+    planned = Sweep(storage / name, base, tuple(trials), whole, refused, search)
+    if faults := _tune_faults(base.tune, planned.checked):
         raise ConfigError(faults, source)
-    return Sweep(storage / name, base, tuple(trials), whole, refused)
+    return planned
+
+
+def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: TuneGroup, source: str) -> None:
+    """Raise ConfigError with the faults of refused trials, unless the others are to start without them."""
+    if refused and not (settings.skip_refused and num_sound):
+        raise ConfigError(refusals(refused, num_sound + len(refused)), source)
 
 
 def _base(raw: sweep.Raw, source: str) -> Config:
@@ -194,99 +212,69 @@ def _base(raw: sweep.Raw, source: str) -> Config:
     return base
 
 
-def _expand(raw: sweep.Raw, base: Config, source: str, draws: Draws, *, is_scaled: bool) -> list[sweep.Trial]:
-    """The trials: the grid, once for each sample; every drawn axis has a generator of its own.
-
-    So more samples, more values on a grid's axis or another drawn axis leave the draws of the other axes as they were.
-    """
-    axes = sweep.axes(raw, source)
-    drawn, faults = {}, []
-    for axis, domain in axes.items():
+def _axes(
+    raw: sweep.Raw, settings: TuneGroup, source: str, draws: Draws
+) -> tuple[dict[str, list[Any]], dict[str, Range]]:
+    """(axis -> values of a list, axis -> range), checked against the kind of search."""
+    lists, ranges, faults = {}, {}, []
+    for axis, domain in sweep.axes(raw, source).items():
         ((name, arguments),) = domain.items()
-        if name != "grid_search":
+        text = ""
+        if name == "grid_search":
+            lists[axis] = sweep.options(domain)
+            if settings.search == "optuna":
+                text = "is a list, and the search optuna chooses among values itself; write choice"
+        elif settings.search == "grid":
+            text = "is a range, and a grid has lists only; set tune.search to random, or write grid_search"
+        else:
             try:
-                draw = draws(name, sweep.options(domain) if name == "choice" else arguments)
+                ranges[axis] = draws(name, sweep.options(domain) if name == "choice" else arguments)
             except (ValueError, TypeError) as error:
-                faults.append(Fault(f"{SPACE}{axis}", str(error)))
-                continue
-            drawn[axis] = (draw, numpy_generator(derive_seed(base.seed, f"tune.{axis}")))
-    if not drawn and base.tune.num_samples > 1:
+                text = str(error)
+        if text:
+            faults.append(Fault(sweep.key_of(raw, axis), text))
+    if not ranges and settings.num_samples > 1 and not faults:
         faults.append(Fault("tune.num_samples", "repeats identical trials; make seed an axis, or leave it at 1"))
-    if faults:
-        raise ConfigError(faults, source)
-    choices = {axis: [None] if axis in drawn else sweep.options(domain) for axis, domain in axes.items()}
-    count = base.tune.num_samples * math.prod(map(len, choices.values()))
+    if not ranges and settings.search in ("sobol", "optuna") and not faults:
+        faults.append(Fault("tune.search", f"{settings.search} draws from ranges, and there are none; set tune.space"))
+    count = settings.num_samples * math.prod(map(len, lists.values()))
     if count > MOST_TRIALS:
         text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; cut it, or lower tune.num_samples"
-        raise ConfigError([Fault("tune.param_space", text)], source)
-    taken: set[str] = set()
-    trials = []
-    for _ in range(base.tune.num_samples):
-        for values in sweep.combinations(raw, choices):
-            values |= {axis: draw(generator) for axis, (draw, generator) in drawn.items() if axis in values}
-            single = sweep.trial(raw, values, source, is_scaled=is_scaled)
-            brief = {
-                axis: f"{value:.4g}" for axis, value in values.items() if axis in drawn and isinstance(value, float)
-            }
-            name = _short_name(sweep.trial_name(values | brief, axes))
-            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-            name = next(free for free in names if free not in taken)
-            taken.add(name)
-            trials.append(replace(single, name=name))
-    return trials
+        faults.append(Fault("tune.param_space", text))
+    if faults:
+        raise ConfigError(faults, source)
+    return lists, ranges
 
 
-def _short_name(name: str) -> str:
-    if len(name.encode()) <= LONGEST_NAME:
-        return name
-    return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
+def _points(
+    raw: sweep.Raw, base: Config, lists: Mapping[str, list[Any]], ranges: Mapping[str, Range], source: str
+) -> Iterator[dict[str, object]]:
+    """Axis -> value of every trial: the grid, once for each sample, with values of the ranges drawn for each trial.
 
-
-def _with_whole_files(config: Config) -> Config:
-    """The configuration with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
-    whole = config.model_dump(mode="json")
-    external = whole["data"]["validation_set"]["external"]
-    is_shipped = (MAPPINGS / f"{external['mapping']}.yaml").is_file()
-    for group, key in ((whole["model"], "pretrained"), *([] if is_shipped else [(external, "mapping")])):
-        if group[key] is not None and Path(group[key]).is_file():
-            group[key] = str(Path(group[key]).absolute())
-    return Config.model_validate(whole)
-
-
-def _refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:
-    """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
-    trials_of: dict[Fault, list[str]] = {}
-    for name, refusal in refused.items():
-        for fault in refusal:
-            trials_of.setdefault(fault, []).append(name)
-    faults = []
-    for fault, names in trials_of.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        where = "" if len(names) == count else f" (trial {names[0]}{more})"
-        faults.append(Fault(fault.key, f"{fault.message}{where}"))
-    if len(refused) < count:
-        text = f"set it to true to start the other {count - len(refused)} of {count} trials"
-        faults.append(Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}"))
-    return faults
-
-
-#: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
-IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
-
-
-def identity(plan: Plan) -> str:
-    """A text that two runs share if nothing that counts tells them apart.
-
-    Labels, names and resources do not count; of the partition its rows count and not the keys that they come from, such as
-    alpha for joint training.
+    Drawn at random, every axis has a generator of its own: more samples, more values of a list or another range leave
+    the draws of the other axes as they were. Sobol's points fill the space of all ranges together.
     """
-    config = plan.config.model_dump(mode="json")
-    counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
-    counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
-    counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
-    if plan.config.is_joint:
-        del counts["cohort"]
-    return json.dumps([counts, plan.manifest.checksum], sort_keys=True)
+    order, settings = list(sweep.axes(raw, source)), base.tune
+    grid = sweep.combinations(raw, {axis: lists.get(axis, [None]) for axis in order})
+    if settings.search == "sobol":
+        from scipy.stats.qmc import Sobol
+
+        engine = Sobol(len(ranges), rng=numpy_generator(derive_seed(base.seed, "tune.sobol")))
+        shares = iter(engine.random_base2(math.ceil(math.log2(settings.num_samples * len(grid)))))
+    generators = {axis: numpy_generator(derive_seed(base.seed, f"tune.{axis}")) for axis in ranges}
+    for _ in range(settings.num_samples):
+        for values in grid:
+            if settings.search == "sobol":
+                drawn = {
+                    axis: chosen.at(float(share))
+                    for (axis, chosen), share in zip(ranges.items(), next(shares), strict=True)
+                }
+                yield {axis: drawn.get(axis, value) for axis, value in values.items()}
+            else:
+                yield {
+                    axis: ranges[axis].draw(generators[axis]) if axis in ranges else value
+                    for axis, value in values.items()
+                }
 
 
 def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Fault]:

@@ -1,60 +1,28 @@
-"""What a trial reserves, drawn values, and schedulers: everything of Ray Tune's that is made from the configuration."""
+"""What a trial reserves, schedulers and callbacks: what Ray Tune takes, made from the configuration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import numpy as np
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
-from raysim.config import Config, nearest
+from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.own import words_of
+from raysim.core.settings import Settings, name_and_options
 from raysim.engine.ray.session import offered
-from raysim.tuning.plan import Draw, Sweep
-
-DOMAINS = (
-    *("uniform", "quniform", "loguniform", "qloguniform", "randn", "qrandn"),
-    *("randint", "qrandint", "lograndint", "qlograndint", "choice", "grid_search"),
-)
+from raysim.find import find
+from raysim.tuning.plan import Sweep
 
 #: TaskRows of a GPU that a trainer of a trial gets where `gpus_per_trainer` is auto: a run has four trainers on one, too.
 AUTO_GPU = 0.25
 
 Bundle = dict[str, float]
 
-
-# --- domains ----------------------------------------------------------------------------------------------------------
-
-
-def draws(name: str, arguments: Any) -> Draw:
-    """What draws from a domain of Ray Tune, for a list or mapping of its arguments.
-
-    Raises:
-      ValueError: unknown domain, or arguments that it cannot take.
-    """
-    if name not in DOMAINS:
-        raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
-    make = getattr(tune, name)
-    try:
-        if name == "choice":
-            domain = make(list(arguments))
-        else:
-            domain = make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
-
-    def draw(generator: np.random.Generator) -> object:
-        value = domain.sample(random_state=generator)
-        return value.item() if isinstance(value, np.generic) else value
-
-    try:
-        draw(np.random.default_rng(0))  # Tune looks at some bounds only here
-    except (ArithmeticError, TypeError) as error:
-        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
-    return draw
+#: Callbacks that go by a name alone.
+NONE: dict[str, Callable[..., object]] = {}
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------
@@ -92,7 +60,7 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     there = "; ".join(_text(node) for node in nodes)
     trials_of: dict[str, list[str]] = {}
-    for trial in sweep.trials:
+    for trial in sweep.checked:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
         lacking = without_room(bundles, nodes)
         if lacking is not None:
@@ -128,7 +96,7 @@ def _text(bundle: Bundle) -> str:
     return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in bundle.items()) + "}"
 
 
-# --- schedulers -------------------------------------------------------------------------------------------------------
+# --- schedulers and callbacks ----------------------------------------------------------------------------------------
 
 
 def make_scheduler(sweep: Sweep) -> TrialScheduler:
@@ -137,7 +105,7 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
     if settings.scheduler == "asha":
         return ASHAScheduler(
             time_attr="training_iteration",
-            max_t=max(trial.num_rounds for trial in sweep.trials),
+            max_t=max(trial.num_rounds for trial in sweep.checked),
             grace_period=settings.grace_rounds,
             reduction_factor=settings.reduction_factor,
             stop_last_trials=False,
@@ -151,3 +119,29 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
             min_time_slice=math.inf,  # type: ignore[arg-type]
         )
     return FIFOScheduler()
+
+
+def make_callbacks(specs: Sequence[str | Settings]) -> list[tune.Callback]:
+    """Ray Tune's own callbacks, such as that for MLflow, or the user's.
+
+    Raises:
+      ConfigError: a name that no class or function has, or what it makes is no callback.
+    """
+    callbacks, faults = [], []
+    for index, spec in enumerate(specs):
+        try:
+            name, options = name_and_options(spec)
+            callback: object = find(name, NONE, "callback")(**options)
+        except (LookupError, ValueError) as error:
+            faults.append(Fault(f"tune.callbacks[{index}]", str(error)))
+        except Exception as error:  # whatever the class raises, of another package or the user's own
+            faults.append(Fault(f"tune.callbacks[{index}]", f"{words_of(error)}; see the arguments that {name} takes"))
+        else:
+            if isinstance(callback, tune.Callback):
+                callbacks.append(callback)
+            else:
+                text = f"{name} makes {type(callback).__name__}; it must make a ray.tune.Callback"
+                faults.append(Fault(f"tune.callbacks[{index}]", text))
+    if faults:
+        raise ConfigError(faults, "the sweep")
+    return callbacks

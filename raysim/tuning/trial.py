@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -11,37 +12,49 @@ from pathlib import Path
 from ray import tune
 
 from raysim.check import check
-from raysim.config import TuneGroup
+from raysim.config import Config, TuneGroup
+from raysim.core.settings import Raw, Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
-from raysim.own_code import packed, receive
+from raysim.own_code import OwnCode, receive
 from raysim.run_folder import RunFolder
 from raysim.runner import execute
-from raysim.sweep import Raw
 from raysim.tuning.metrics import SUMMARY_METRICS
+from raysim.tuning.planner import SweepTrial
+from raysim.tuning.resources import group_of
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0
 
 
-def make_trainable(
-    raws: Mapping[str, Raw],
-    groups: Mapping[str, tune.PlacementGroupFactory],
-    settings: TuneGroup,
-) -> Callable[[Mapping[str, str]], None]:
-    """The function that Tune runs for {"trial": name}, each time in the placement group of that trial.
+#: What Tune knows of a trial: its name, its labels for Tune's callbacks, and its configuration.
+Point = dict[str, object]
+
+
+def point_of(trial: SweepTrial) -> Point:
+    """What Tune sends to the process that is to run a trial; without defaults, since Tune keeps it in a file."""
+    settings = trial.config.model_dump(mode="json", exclude_defaults=True)
+    return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
+
+
+def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup) -> Callable[[Point], None]:
+    """The function that Tune runs for each point, each time in the placement group of that trial.
 
     Args:
-      raws, groups: trial -> its complete configuration, and what it reserves.
+      own: what the trials need of the user's own code.
+      gpus: of the whole cluster.
     """
 
-    own = packed(raws)
-
-    def run_trial(point: Mapping[str, str]) -> None:
+    def run_trial(point: Point) -> None:
         receive(own)
-        _run_trial(raws[point["trial"]], point["trial"], settings)
+        _run_trial(_settings_of(point), str(point["trial"]), settings)
 
-    return tune.with_resources(run_trial, lambda point: groups[point["trial"]])
+    return tune.with_resources(run_trial, lambda point: group_of(Config.model_validate(_settings_of(point)), gpus))
+
+
+def _settings_of(point: Point) -> Settings:
+    settings: Settings = json.loads(str(point["settings"]))
+    return settings
 
 
 def _run_trial(raw: Raw, name: str, settings: TuneGroup) -> None:

@@ -9,7 +9,7 @@ from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.yaml_text import load_yaml
 from raysim.core.errors import ConfigError
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.resources import draws
+from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 

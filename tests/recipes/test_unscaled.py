@@ -19,7 +19,7 @@ from raysim.partitions import partitions
 from raysim.reporting.published import ACCURACIES, match, published
 from raysim.reporting.runs import method_names
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.resources import draws
+from raysim.tuning.ranges import draws
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
 from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 

@@ -17,7 +17,7 @@ from raysim.runner import execute
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.outcome import write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.resources import draws
+from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -38,7 +38,7 @@ def run(sweep, watch=lambda: None):
         lines.append(line)
         watch()
 
-    outcomes = run_sweep(sweep, say)
+    sweep, outcomes = run_sweep(sweep, say)
     write_results(sweep, outcomes)
     return outcomes, lines
 

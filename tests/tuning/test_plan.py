@@ -10,7 +10,7 @@ import yaml
 from raysim.core.errors import ConfigError
 from raysim.tuning.outcome import outcome, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.resources import draws
+from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 from tests.support.sweeps import (
     METHODS,

@@ -1,0 +1,147 @@
+"""Trials of a sweep, one after the other: named, checked, and compared with those before them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raysim import sweep
+from raysim.build import Plan
+from raysim.check import check
+from raysim.config import Config
+from raysim.core.errors import ConfigError, Fault
+from raysim.core.seeding import derive_seed
+from raysim.find import MAPPINGS
+from raysim.run_folder import FREE_KEYS
+
+#: Longer trial names are cut: file systems allow 255 bytes.
+LONGEST_NAME = 160
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """One run of a sweep.
+
+    Attributes:
+      values: axis -> what was chosen or drawn.
+      raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
+      same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
+    """
+
+    name: str
+    values: Mapping[str, object]
+    raw: sweep.Raw
+    config: Config
+    num_rounds: int
+    partition_sha256: str
+    same_as: str = ""
+
+
+class Planner:
+    """Makes the trials of one sweep from values of its axes; remembers their names, and what each of them runs.
+
+    Args:
+      raw: the sweep's whole configuration; source: its file.
+      storage, name: where the sweep is.
+    """
+
+    def __init__(self, raw: sweep.Raw, source: str, storage: Path, name: str, *, is_scaled: bool):
+        self._raw, self._source, self._is_scaled = raw, source, is_scaled
+        self._storage, self._name = storage, name
+        self._axes = sweep.axes(raw, source)
+        self._taken: set[str] = set()
+        self._first: dict[str, str] = {}
+
+    def free_name(self, values: Mapping[str, object]) -> str:
+        """A name for the trial with these values that no trial has yet; numbers that were drawn are shortened."""
+        brief = {
+            axis: f"{value:.4g}"
+            for axis, value in values.items()
+            if isinstance(value, float) and "grid_search" not in self._axes[axis]
+        }
+        name = _short_name(sweep.trial_name({**values, **brief}, self._axes))
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        return next(free for free in names if free not in self._taken)
+
+    def plan(self, name: str, values: Mapping[str, object]) -> SweepTrial:
+        """The checked trial of that name. Raises ConfigError with all its faults; the name is then taken, too."""
+        self._taken.add(name)
+        single = sweep.trial(self._raw, values, self._source, is_scaled=self._is_scaled)
+        place = {"storage": str(self._storage), "name": f"{self._name}/{name}", "resume": "auto"}
+        plan = check({**single.raw, **place}, self._source)
+        plan = replace(plan, config=_with_whole_files(plan.config))
+        original = self._first.setdefault(identity(plan), name)
+        same_as = "" if original == name else original
+        return SweepTrial(name, dict(values), single.raw, plan.config, plan.num_rounds, plan.manifest.checksum, same_as)
+
+    def plan_all(
+        self, points: Iterable[tuple[str, Mapping[str, object]]]
+    ) -> tuple[list[SweepTrial], dict[str, tuple[Fault, ...]]]:
+        """(trials, trial -> its faults) of (name, values) pairs; a name may be empty."""
+        trials, refused = [], {}
+        for given, values in points:
+            name = given or self.free_name(values)
+            try:
+                trials.append(self.plan(name, values))
+            except ConfigError as error:
+                refused[name] = error.faults
+        return trials, refused
+
+
+def _short_name(name: str) -> str:
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
+
+
+def _with_whole_files(config: Config) -> Config:
+    """The configuration with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
+    whole = config.model_dump(mode="json")
+    external = whole["data"]["validation_set"]["external"]
+    is_shipped = (MAPPINGS / f"{external['mapping']}.yaml").is_file()
+    for group, key in ((whole["model"], "pretrained"), *([] if is_shipped else [(external, "mapping")])):
+        if group[key] is not None and Path(group[key]).is_file():
+            group[key] = str(Path(group[key]).absolute())
+    return Config.model_validate(whole)
+
+
+#: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
+IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
+
+
+def identity(plan: Plan) -> str:
+    """A text that two runs share if nothing that counts tells them apart.
+
+    Labels, names and resources do not count; of the partition its rows count and not the keys that they come from, such as
+    alpha for joint training; of the cohort its size, and no share of work where nobody straggles.
+    """
+    config = plan.config.model_dump(mode="json")
+    counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
+    counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
+    counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
+    cohort = counts.pop("cohort")
+    if not plan.config.is_joint:
+        ineffective = {"size", "fraction"} | (set() if cohort["stragglers"] else {"straggler_work"})
+        counts["cohort"] = {key: value for key, value in cohort.items() if key not in ineffective}
+        counts["cohort_size"] = plan.config.cohort_size
+    return json.dumps([counts, plan.manifest.checksum], sort_keys=True)
+
+
+def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:
+    """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
+    trials_of: dict[Fault, list[str]] = {}
+    for name, refusal in refused.items():
+        for fault in refusal:
+            trials_of.setdefault(fault, []).append(name)
+    faults = []
+    for fault, names in trials_of.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        where = "" if len(names) == count else f" (trial {names[0]}{more})"
+        faults.append(Fault(fault.key, f"{fault.message}{where}"))
+    if len(refused) < count:
+        text = f"set it to true to start the other {count - len(refused)} of {count} trials"
+        faults.append(Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}"))
+    return faults

@@ -1,0 +1,151 @@
+"""Ranges of a sweep, by Ray Tune's own domains: drawn at random, spread evenly, or chosen by Optuna."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import tune
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Categorical
+from scipy.stats import norm
+
+from raysim.config import nearest
+from raysim.tuning.plan import Range, Tried
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+DOMAINS = (
+    *("uniform", "quniform", "loguniform", "qloguniform", "randn", "qrandn"),
+    *("randint", "qrandint", "lograndint", "qlograndint", "choice", "grid_search"),
+)
+
+#: The largest share of a range below 1.
+LAST = 1.0 - 2.0**-53
+
+
+def draws(name: str, arguments: Any) -> Range:
+    """The range that a domain of Ray Tune is, for a list or mapping of its arguments.
+
+    Raises:
+      ValueError: unknown domain, or arguments that it cannot take.
+    """
+    if name not in DOMAINS:
+        raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
+    make = getattr(tune, name)
+    try:
+        if name == "choice":
+            domain = make(list(arguments))
+        else:
+            domain = make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+
+    def draw(generator: np.random.Generator) -> object:
+        value = domain.sample(random_state=generator)
+        return value.item() if isinstance(value, np.generic) else value
+
+    def at(share: float) -> object:
+        return draw(_Share(share))
+
+    try:
+        draw(np.random.default_rng(0))  # Tune looks at some bounds only here
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+    count = len(domain.categories) if isinstance(domain, Categorical) else 0
+    ends = [at((index + 0.5) / count) for index in range(count)] or [at(2.0**-53), at(LAST)]
+    return Range(draw, at, tuple(ends), domain)
+
+
+class _Share(np.random.Generator):
+    """What Tune's domains draw from it is the value below which that share of all draws lies, by each domain's own rule."""
+
+    def __init__(self, share: float):
+        super().__init__(np.random.PCG64(0))
+        self._share = share
+
+    def uniform(self, low: float, high: float, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, low + self._share * (high - low))
+
+    def normal(self, loc: float, scale: float, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, norm.ppf(self._share, loc, scale))
+
+    def integers(self, low: int, high: int, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, low + math.floor(self._share * (high - low)))
+
+    def choice(self, options: np.ndarray, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, options[math.floor(self._share * len(options))])
+
+
+# --- Optuna -----------------------------------------------------------------------------------------------------------
+
+
+def optuna_fault(chosen: Range | None = None) -> str:
+    """Why Optuna cannot search, or cannot search this range; empty if it can."""
+    if find_spec("optuna") is None:
+        return "optuna is not installed; install raysim-fl[optuna], or choose random or sobol"
+    try:
+        if chosen is not None:
+            _distribution(chosen)
+    except ValueError as error:
+        return f"{error}; choose another domain, or tune.search random"
+    return ""
+
+
+def suggest(ranges: Mapping[str, Range], tried: Sequence[Tried], *, mode: str, seed: int) -> dict[str, object]:
+    """Axis -> value of the next trial, by Optuna's tree-structured Parzen estimator.
+
+    Nothing but these arguments decides it: a search that was killed goes on as if it had not been, as far as it knows the
+    same of the same trials.
+
+    Args:
+      tried: what is known of the trials so far. An axis that did not count for a trial is missing in its values.
+      mode: whether scores are better the larger ("max") or the smaller ("min") they are.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    distributions = {axis: _distribution(chosen) for axis, chosen in ranges.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Set one by one, since the defaults are not those of every version. group: axes may be missing.
+        sampler = optuna.samplers.TPESampler(seed=seed % 2**32, multivariate=True, group=True, constant_liar=True)
+    study = optuna.create_study(direction="maximize" if mode == "max" else "minimize", sampler=sampler)
+    study.add_trials([_as_trial(each, ranges, distributions) for each in tried])
+    chosen = study.ask(distributions).params
+    return {axis: _value(ranges[axis], chosen[axis]) for axis in ranges}
+
+
+def _distribution(chosen: Range) -> BaseDistribution:
+    """What Tune makes of a domain for Optuna; choices go by their number, since Optuna wants plain values."""
+    domain = chosen.domain
+    if isinstance(domain, Categorical):
+        domain = tune.choice(list(range(len(domain.categories))))
+    (distribution,) = OptunaSearch.convert_search_space({"axis": domain}).values()
+    return distribution
+
+
+def _value(chosen: Range, value: Any) -> object:
+    return chosen.domain.categories[value] if isinstance(chosen.domain, Categorical) else value
+
+
+def _as_trial(tried: Tried, ranges: Mapping[str, Range], distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    params = {
+        axis: ranges[axis].domain.categories.index(value) if isinstance(ranges[axis].domain, Categorical) else value
+        for axis, value in tried.values.items()
+    }
+    if tried.score is None:
+        state = TrialState.RUNNING
+    else:  # pruned: worse than all that have a score
+        state = TrialState.COMPLETE if math.isfinite(tried.score) else TrialState.PRUNED
+    value = tried.score if state == TrialState.COMPLETE else None
+    counted = {axis: distributions[axis] for axis in params}
+    return create_trial(state=state, value=value, params=params, distributions=counted)

@@ -1,0 +1,108 @@
+"""A search that learns: what it chose so far, kept in a file of the sweep's folder, and what it chooses next."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from raysim import sweep
+from raysim.config import Config
+from raysim.core.errors import ConfigError, Fault
+from raysim.core.seeding import derive_seed
+from raysim.files import write_file
+from raysim.tuning.plan import Range, Sweep, Tried
+from raysim.tuning.planner import Planner, SweepTrial
+from raysim.tuning.ranges import optuna_fault, suggest
+
+FILE = "search.json"
+
+
+class Search:
+    """Optuna's choices for a sweep.
+
+    A trial is written down before it starts, and scores are read from run directories. So a search that was killed knows
+    all that it knew.
+
+    Args:
+      folder: of the sweep; raw: its whole configuration; base: what of it is the sweep's own.
+      ends: trials at the ends of the ranges, checked and never run.
+    Attributes:
+      points: trial -> axis -> value, in the order in which they were chosen.
+    Raises:
+      ConfigError: Optuna is missing or cannot search a range; the folder holds a search in another space.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        raw: sweep.Raw,
+        base: Config,
+        ranges: Mapping[str, Range],
+        planner: Planner,
+        ends: tuple[SweepTrial, ...],
+    ):
+        self.ends = ends
+        self._raw, self._base, self._ranges, self._planner = raw, base, ranges, planner
+        self._file = folder / FILE
+        self._space = json.loads(json.dumps(sweep.axes(raw, str(folder)), default=str))
+        faults = [Fault("tune.search", text)] if (text := optuna_fault()) else []
+        if not faults:
+            texts = {axis: optuna_fault(chosen) for axis, chosen in ranges.items()}
+            faults = [Fault(sweep.key_of(raw, axis), text) for axis, text in texts.items() if text]
+        if faults:
+            raise ConfigError(faults, folder.name)
+        self.points = self._read()
+
+    @property
+    def num_left(self) -> int:
+        """How many trials it is still to choose."""
+        return max(0, self._base.tune.num_samples - len(self.points))
+
+    def grown(self, before: Sweep, scores: Mapping[str, float | None]) -> Sweep:
+        """The sweep with one trial more, or one refused trial more.
+
+        Args:
+          scores: trial -> its score, NaN if it failed, None if it is not known yet; a refused one is missing.
+        """
+        number, settings = len(self.points), self._base.tune
+        tried = [Tried(values, scores.get(name, math.nan)) for name, values in self.points.items()]
+        seed = derive_seed(self._base.seed, "tune.optuna", number)
+        values = counting(self._raw, suggest(self._ranges, tried, mode=settings.mode, seed=seed))
+        name = self._planner.free_name(values)
+        self.points[name] = values
+        content = {"space": self._space, "trials": self.points}
+        write_file(self._file, (json.dumps(content, indent=1) + "\n").encode())
+        trials, refused = self._planner.plan_all([(name, values)])
+        return replace(before, trials=(*before.trials, *trials), refused={**before.refused, **refused})
+
+    def _read(self) -> dict[str, dict[str, object]]:
+        if not self._file.exists():
+            return {}
+        try:
+            content = json.loads(self._file.read_text())
+            space, points = content["space"], {str(name): dict(values) for name, values in content["trials"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            text = f"{self._file} is damaged ({error}); delete it to search anew"
+            raise ConfigError([Fault("tune.search", text)], self._file.parent.name) from error
+        if space != self._space:
+            text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
+            raise ConfigError([Fault("tune.space", f"{text}; set it back, or choose another name")], "going on")
+        return points
+
+
+def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, object]]]:
+    """("", values) of the middle of all ranges, and of each range's ends with the others at their middle."""
+    middle = {axis: chosen.at(0.5) for axis, chosen in ranges.items()}
+    yield "", counting(raw, middle)
+    for axis, chosen in ranges.items():
+        for end in chosen.ends:
+            yield "", counting(raw, {**middle, axis: end})
+
+
+def counting(raw: sweep.Raw, values: Mapping[str, object]) -> dict[str, object]:
+    """The values without those of axes that `tune.only` leaves out beside the others."""
+    (point,) = sweep.combinations(raw, {axis: [value] for axis, value in values.items()})
+    return point
