@@ -1,7 +1,7 @@
-"""The script that `ray submit` uploads: `ray submit CLUSTER.yaml cluster/run.py -- CONFIG [a.b=c ...]` is `raysim run`.
+"""The script that `ray submit` uploads: `ray submit CLUSTER.yaml cluster/run.py -- VERB ...` is `raysim VERB ...`.
 
-It runs in the home folder of the head, whose Ray and whose copy of the sources it uses: CONFIG is relative to the latter.
-Where a wheel is installed there, CONFIG is relative to the home folder, or the name of a recipe.
+Without a verb it is `raysim run`. It runs in the home folder of the head, whose Ray and whose copy of the sources it uses:
+files are relative to the latter. Where a wheel is installed there, they are relative to the home folder, or names of recipes.
 """
 
 import os
@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import raysim
-from raysim.__main__ import main
+from raysim.__main__ import app, main
 
 if __name__ == "__main__":
     sources = Path(raysim.__file__).parent.parent
     if (sources / "pyproject.toml").is_file():
         os.chdir(sources)
     os.environ.setdefault("RAY_ADDRESS", "auto")
-    sys.argv.insert(1, "run")
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    if not verbs & set(sys.argv[1:2]):
+        sys.argv.insert(1, "run")
     main()

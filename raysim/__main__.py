@@ -15,7 +15,7 @@ from rich.table import Table
 from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
 from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
 from raysim.own_code import refuse_shadows
-from raysim.terminal import Progress, command_began, err, out, run_table, say
+from raysim.terminal import Progress, command_began, err, note_home, out, run_table, say
 from raysim.unexpected import DEBUG_VARIABLE, sentence
 
 if TYPE_CHECKING:
@@ -67,14 +67,13 @@ def run(
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim import api
-    from raysim.config import JOB_VARIABLE, home_folder, parse_config, parse_overrides
+    from raysim.config import parse_config, parse_overrides
 
     raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
     if raw.get("tune"):
         note = f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep"
         err.print(note, markup=False)
-    if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
-        err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
+    note_home()
     parsed, faults = parse_config(raw)
     if print_config:
         import yaml
@@ -109,6 +108,7 @@ def tune(
     from raysim.tuning.plan import read_sweep
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    note_home()
     if status := show_sweep(*api.finished_sweep(raw, config, say, scale=is_scaled)):
         raise typer.Exit(status)
 
@@ -124,11 +124,13 @@ def calibrate(
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
     from methods.livar.calibrate import calibrate_and_print
-    from raysim.config import read_config
+    from raysim.config import located_path, read_config
     from raysim.sweep import scaled
 
     raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
-    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, beside or [], out, say)
+    note_home()
+    others = [located_path(folder) for folder in beside or []]
+    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, others, out, say)
 
 
 def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
@@ -146,11 +148,12 @@ def partition(
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
+    from raysim.config import home_folder
     from raysim.partitions import partitions, write
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [])
-    folder = out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem)
+    folder = home_folder() / (out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     drawn = partitions(raw, config, is_scaled=is_scaled)
     table = Table(title=f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config)
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
@@ -288,11 +291,12 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.config import home_folder, located_path
     from raysim.reporting.command import show_report
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    show_report(paths or [], settings, out_dir, out)
+    show_report([located_path(path) for path in paths or []], settings, out_dir and home_folder() / out_dir, out)
 
 
 def _shipped_names() -> list[str]:
@@ -345,6 +349,36 @@ def doctor(
 
     if not examine(address, storage, working_dir):
         raise typer.Exit(1)
+
+
+@app.command()
+def submit(
+    config: Annotated[str, typer.Argument(help="a YAML file below the working directory, or a recipe's name")],
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
+    verb: Annotated[
+        str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
+    ] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="of the job; by default the name of the run")] = None,
+    working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
+    variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
+    waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
+) -> None:
+    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow its log; again, it goes on."""
+    from raysim.submit import submit as submit_job
+
+    status = submit_job(
+        config,
+        overrides or [],
+        verb=verb,
+        job_id=job_id,
+        working_dir=working_dir,
+        variables=variables or [],
+        is_scaled=is_scaled,
+        waits=waits,
+    )
+    if status:
+        raise typer.Exit(status)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from raysim.environment import environment
 from raysim.models import build_model
 from raysim.resources import resolve_resources
 from raysim.run_folder import RunFolder
+from raysim.terminal import err
 
 
 @contextmanager
@@ -80,6 +81,8 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             cpus_per_trainer=taken.cpus_per_trainer,
             gpus_per_trainer=taken.gpus_per_trainer,
             keeps_memory=plan.keeps_memory,
+            wait_s=wanted.wait_s,
+            say=lambda line: err.print(line, markup=False),
             placement=wanted.placement,
             is_growing=wanted.trainers == "auto",
             client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,

@@ -188,7 +188,7 @@ def _tunes_name(kind: object) -> str:
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
     if all(axis in space for space in (_spaces(raw).get(name, {}) for name in SPACES)):
-        return "is in tune.param_space as well; keep one of them"
+        return "is in tune.space as well; keep one of them"
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} is the sweep's own, and no trial has another one; drop the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,14 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()
+
+
+def note_home() -> None:
+    """Say where relative paths begin in a job of a cluster that does not say so itself."""
+    from raysim.config import JOB_VARIABLE, home_folder
+
+    if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
+        err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:

@@ -69,6 +69,7 @@ ROOTS = {
     "raysim/start.py",
     "raysim/__main__.py",
     "raysim/doctor.py",
+    "raysim/submit.py",
     "raysim/reporting/build.py",
     "raysim/reporting/command.py",
 }

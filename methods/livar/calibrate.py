@@ -28,12 +28,14 @@ from methods.livar.figures import PUBLISHED, draw
 from methods.livar.math import TABLES, plain_table
 from raysim.build import Plan
 from raysim.check import check
-from raysim.config import CalibrateGroup, Config, located, parse_config
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError
+from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
 from raysim.files import write_file
 from raysim.models.pretrained import read_weights
 from raysim.run_folder import RunFolder
-from raysim.runner import changes, execute
+from raysim.runner import changes
+from raysim.tuning.plan import Sweep
+from raysim.tuning.planner import SweepTrial, with_whole_files
 
 FILE = "calibration.json"
 
@@ -65,11 +67,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """A checked calibration: `<storage>/<name>`, its settings, and the runs that it needs."""
+    """A checked calibration: `<storage>/<name>`, its settings, the runs that it needs, and the configuration as read."""
 
     folder: Path
     settings: CalibrateGroup
     pairs: tuple[Pair, ...]
+    raw: Raw
 
     @property
     def suffix(self) -> str:
@@ -126,7 +129,7 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
             faults += [fault for fault in error.faults if fault not in faults]
     if faults:
         raise ConfigError(faults, source)
-    return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs))
+    return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs), raw)
 
 
 def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
@@ -180,25 +183,30 @@ def _holds_adapters(pretrained: str | None) -> bool:
 
 
 def run_pairs(plan: CalibrationPlan, say: Say) -> None:
-    """Run what is not finished, one after the other, on one Ray.
+    """Run what is not finished, as trials side by side, as many as there is room for.
 
     Raises:
-      ConfigError: a finished run has other settings, or other data. RaysimError, Interrupted: as a run.
+      ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
     """
     runs = {f"{pair.name}/{kind}": getattr(pair, kind) for pair in plan.pairs for kind in ("federated", "joint")}
     waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
-    num_finished = len(runs) - len(waiting)
-    if num_finished:
-        say(f"{num_finished} of {len(runs)} runs are finished")
-    with contextlib.ExitStack() as stack:
-        if waiting and plan.pairs[0].federated.config.resources.backend == "ray":
-            from raysim.engine.ray.session import ray_session
+    if len(waiting) < len(runs):
+        say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
+    if not waiting:
+        return
+    from raysim.tuning.driver import run_sweep  # Tune
 
-            stack.enter_context(ray_session())
-        for number, (name, run) in enumerate(waiting.items(), 1 + num_finished):
-            summary = execute(run, on_start=lambda *_: None, on_round=lambda _: None)
-            score = "" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.4f}  "
-            say(f"run {number}/{len(runs)}  {name}  {score}{summary['seconds_total']:.1f} s")
+    trials = []
+    for name, run in waiting.items():
+        config = with_whole_files(run.config)
+        trials.append(SweepTrial(name, {}, config.model_dump(), config, run.num_rounds, run.manifest.checksum))
+    base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
+    _, outcomes = run_sweep(Sweep(plan.folder, base, tuple(trials), plan.raw), say)
+    failed = {name: end.message for name, end in outcomes.items() if not end.is_finished}
+    if failed:
+        listed = "; ".join(f"{name}: {message}" for name, message in failed.items())
+        mend = "the same command again runs what is not finished"
+        raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {listed}", str(plan.folder), mend)
 
 
 def _folder(plan: Plan) -> RunFolder:

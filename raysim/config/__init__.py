@@ -1,7 +1,15 @@
 """The configuration: one typed schema, read from YAML and `a.b=c` overrides, all faults at once."""
 
 from raysim.config.faults import nearest, parse_options
-from raysim.config.places import JOB_VARIABLE, data_cache, home_folder, located, located_root, shipped_folder
+from raysim.config.places import (
+    JOB_VARIABLE,
+    data_cache,
+    home_folder,
+    located,
+    located_path,
+    located_root,
+    shipped_folder,
+)
 from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, without
 from raysim.config.schema import (
     CalibrateGroup,
@@ -31,6 +39,7 @@ __all__ = [
     "is_recipe_name",
     "lay_over",
     "located",
+    "located_path",
     "located_root",
     "method_names",
     "methods_label",

@@ -29,6 +29,11 @@ def home_folder() -> Path:
     return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
 
 
+def located_path(path: Path) -> Path:
+    """A path that is to be read: as it is where it is there, else below the home folder."""
+    return path if path.exists() else home_folder() / path.expanduser()
+
+
 def located_root(root: str, name: str) -> str:
     """`data.root`, absolute, for the set of that name; a URI stays as it is."""
     if "://" in root:

@@ -190,6 +190,7 @@ class ResourcesGroup(Group):
         "seconds after which a trainer on Ray that gives no answer is ended, and its clients go to others; "
         "auto: 20 times the longest answer so far and at least 60; a process that stands still is ended after 60",
     )
+    wait_s: float = key(3600.0, "seconds that a run waits for room on a busy cluster before it fails", gt=0)
 
     @property
     def cpus(self) -> float:

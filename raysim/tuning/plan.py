@@ -179,8 +179,10 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
     planner, probe = (Planner(whole, source, storage, name, is_scaled=is_scaled) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
-        from raysim.tuning.search import Search, end_points  # need Tune, as nothing else here does
+        from raysim.tuning.search import Search, end_points, search_faults  # need Tune, as nothing else here does
 
+        if faults := search_faults(whole, ranges):
+            raise ConfigError(faults, source)
         ends, refused_ends = probe.plan_all(end_points(whole, ranges))
         _refuse(refused_ends, len(ends), base.tune, source)
         search = Search(storage / name, whole, base, ranges, planner, tuple(ends))

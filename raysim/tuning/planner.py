@@ -72,7 +72,7 @@ class Planner:
         single = sweep.trial(self._raw, values, self._source, is_scaled=self._is_scaled)
         place = {"storage": str(self._storage), "name": f"{self._name}/{name}", "resume": "auto"}
         plan = check({**single.raw, **place}, self._source)
-        plan = replace(plan, config=_with_whole_files(plan.config))
+        plan = replace(plan, config=with_whole_files(plan.config))
         original = self._first.setdefault(identity(plan), name)
         same_as = "" if original == name else original
         return SweepTrial(name, dict(values), single.raw, plan.config, plan.num_rounds, plan.manifest.checksum, same_as)
@@ -97,7 +97,7 @@ def _short_name(name: str) -> str:
     return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
 
 
-def _with_whole_files(config: Config) -> Config:
+def with_whole_files(config: Config) -> Config:
     """The configuration with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
     whole = config.model_dump(mode="json")
     external = whole["data"]["validation_set"]["external"]

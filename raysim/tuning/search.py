@@ -32,7 +32,7 @@ class Search:
     Attributes:
       points: trial -> axis -> value, in the order in which they were chosen.
     Raises:
-      ConfigError: Optuna is missing or cannot search a range; the folder holds a search in another space.
+      ConfigError: the folder holds a search in another space.
     """
 
     def __init__(
@@ -48,12 +48,6 @@ class Search:
         self._raw, self._base, self._ranges, self._planner = raw, base, ranges, planner
         self._file = folder / FILE
         self._space = json.loads(json.dumps(sweep.axes(raw, str(folder)), default=str))
-        faults = [Fault("tune.search", text)] if (text := optuna_fault()) else []
-        if not faults:
-            texts = {axis: optuna_fault(chosen) for axis, chosen in ranges.items()}
-            faults = [Fault(sweep.key_of(raw, axis), text) for axis, text in texts.items() if text]
-        if faults:
-            raise ConfigError(faults, folder.name)
         self.points = self._read()
 
     @property
@@ -91,6 +85,14 @@ class Search:
             text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
             raise ConfigError([Fault("tune.space", f"{text}; set it back, or choose another name")], "going on")
         return points
+
+
+def search_faults(raw: sweep.Raw, ranges: Mapping[str, Range]) -> list[Fault]:
+    """Why Optuna cannot search these ranges: it is not there, or which of them it cannot take."""
+    if text := optuna_fault():
+        return [Fault("tune.search", text)]
+    texts = {axis: optuna_fault(chosen) for axis, chosen in ranges.items()}
+    return [Fault(sweep.key_of(raw, axis), text) for axis, text in texts.items() if text]
 
 
 def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, object]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -116,7 +117,7 @@ class RayServer:
     The server stays on the driver's node: a run survives the loss of any other.
 
     Args:
-      wait_s: seconds to wait for room for all trainers before giving up.
+      wait_s: seconds to wait for room for all trainers before giving up; say: is told in a line what it waits for.
       placement: "pack" trainers on few nodes, or "spread" them over many.
       is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
       client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
@@ -132,13 +133,14 @@ class RayServer:
         gpus_per_trainer: float,
         keeps_memory: bool,
         wait_s: float = 30.0,
+        say: Callable[[str], None] = lambda line: None,
         placement: str = "pack",
         is_growing: bool = False,
         client_timeout_s: float | None = None,
     ):
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
         group = ray.util.get_current_placement_group()
-        nodes = _places([bundle] * num_trainers, placement, wait_s) if group is None else []
+        nodes = _places([bundle] * num_trainers, placement, wait_s, say) if group is None else []
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starter = TrainerStarter(
             make_trainer, cpus_per_trainer, gpus_per_trainer, num_trainers, placement, group, nodes
@@ -171,8 +173,12 @@ class RayServer:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them
 
 
-def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> list[str]:
-    """A node for each trainer, such that there is room for all of them, or a clear error instead of a silent wait.
+#: Seconds after which a wait for room is told first. Each further line comes after twice the time.
+FIRST_WORD_S = 3.0
+
+
+def _places(bundles: list[dict[str, float]], placement: str, wait_s: float, say: Callable[[str], None]) -> list[str]:
+    """A node for each trainer, such that there is room for all of them; a line now and then says what it waits for.
 
     The placement group that finds the room is given up at once: with a node lost for good, Ray would look for a place for
     its bundles as fast as it can, for ever.
@@ -181,14 +187,21 @@ def _places(bundles: list[dict[str, float]], placement: str, wait_s: float) -> l
       RaysimError: the resources are not free within `wait_s` seconds.
     """
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=placement.upper())
-    if not group.wait(wait_s):
+    began, pause_s = time.monotonic(), FIRST_WORD_S
+    try:
+        while not group.wait(max(0.0, min(pause_s, began + wait_s - time.monotonic()))):
+            waited_s = time.monotonic() - began
+            free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+            wanted = f"{len(bundles)} trainers with {bundles[0]} each; free now: {free}"
+            if waited_s >= wait_s:
+                raise RaysimError(
+                    f"no room within {wait_s:g} s for {wanted}",
+                    "the Ray cluster",
+                    "lower resources.trainers or the share of each, or raise resources.wait_s and wait until other jobs end",
+                )
+            say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}")
+            pause_s *= 2
+        found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    finally:  # after a signal, too: what is not taken must not stand in the way of others
         remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
-        raise RaysimError(
-            f"no room within {wait_s:g} s for {len(bundles)} trainers with {bundles[0]} each; free now: {free}",
-            "the Ray cluster",
-            "lower resources.trainers or the share of each, or wait until other jobs have ended",
-        )
-    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    remove_placement_group(group)
     return [found[index] for index in range(len(bundles))]

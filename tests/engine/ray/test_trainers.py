@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from functools import partial
@@ -13,9 +14,11 @@ import psutil
 import pytest
 import torch
 from ray.exceptions import RayTaskError
+from ray.util import placement_group, remove_placement_group
 
 from raysim.build import make_server, make_trainer
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
+from raysim.engine.ray import server
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process
@@ -183,3 +186,20 @@ def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
             wait_s=2,
         )
     assert time.monotonic() - began < 30
+
+
+def test_a_run_waits_for_room_and_says_what_for(ray_cluster, monkeypatch):
+    monkeypatch.setattr(server, "FIRST_WORD_S", 0.2)
+    free = int(ray_cluster.available_resources()["CPU"])
+    other_job = placement_group([{"CPU": 1}] * free)
+    assert other_job.wait(60)
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        remove_placement_group(other_job)  # the other job ends
+
+    assert len(server._places([{"CPU": 1.0}] * free, "pack", 60, say)) == free
+    assert re.search(
+        rf"waiting for room \(. s of at most 60\): {free} trainers with .*'CPU': 1.* each; free now:", lines[0]
+    )

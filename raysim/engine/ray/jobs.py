@@ -1,0 +1,73 @@
+"""Jobs of a Ray cluster, through its dashboard; nothing here runs a federation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job ended. exit_code: of its command, None where Ray does not know it; message: Ray's own."""
+
+    status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
+    exit_code: int | None
+    message: str
+
+
+class Jobs:
+    """The jobs of the cluster at RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or of the Ray on this machine.
+
+    Raises:
+      ConnectionError: nobody answers there, or the token is not that of the cluster.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._client = JobSubmissionClient()
+        except (ConnectionError, RuntimeError, ValueError) as error:  # as Ray's versions tell it
+            raise ConnectionError(str(error).strip().splitlines()[0]) from error
+
+    def is_running(self, job_id: str) -> bool:
+        """Whether there is a job of that id that has not ended."""
+        found = self._find(job_id)
+        return found is not None and not found.status.is_terminal()
+
+    def submit(self, job_id: str, command: str, working_dir: Path, variables: Mapping[str, str]) -> None:
+        """Start a job; one of that id that has ended is deleted first, since Ray gives an id once."""
+        if self._find(job_id) is not None:
+            self._client.delete_job(job_id)
+        environment = {"working_dir": str(working_dir), "env_vars": dict(variables)}
+        self._client.submit_job(entrypoint=command, submission_id=job_id, runtime_env=environment)
+
+    def follow(self, job_id: str, write: Callable[[str], None]) -> JobEnd:
+        """Write the log of a job, from its start, until it has ended.
+
+        Raises:
+          ConnectionError: the connection was lost; the job goes on.
+        """
+
+        async def tail() -> None:
+            async for text in self._client.tail_job_logs(job_id):
+                write(text)
+
+        try:
+            asyncio.run(tail())
+            while not (details := self._client.get_job_info(job_id)).status.is_terminal():
+                time.sleep(0.5)
+        except (RuntimeError, OSError) as error:
+            raise ConnectionError(str(error)) from error
+        status = details.status
+        name: Literal["SUCCEEDED", "FAILED", "STOPPED"] = (
+            "SUCCEEDED" if status == JobStatus.SUCCEEDED else "FAILED" if status == JobStatus.FAILED else "STOPPED"
+        )
+        return JobEnd(name, details.driver_exit_code, details.message or "")
+
+    def _find(self, job_id: str) -> JobDetails | None:
+        return next((job for job in self._client.list_jobs() if job.submission_id == job_id), None)
