@@ -365,19 +365,10 @@ def submit(
     waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
 ) -> None:
     """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow its log; again, it goes on."""
-    from raysim.submit import submit as submit_job
+    from raysim.submit import Job, submit_and_follow
 
-    status = submit_job(
-        config,
-        overrides or [],
-        verb=verb,
-        job_id=job_id,
-        working_dir=working_dir,
-        variables=variables or [],
-        is_scaled=is_scaled,
-        waits=waits,
-    )
-    if status:
+    job = Job(verb, job_id, working_dir, variables or [], is_scaled)
+    if status := submit_and_follow(config, overrides or [], job, waits=waits):
         raise typer.Exit(status)
 
 

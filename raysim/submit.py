@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from raysim import sweep
 from raysim.config import is_recipe_name, parse_config, read_config
@@ -19,44 +20,48 @@ from raysim.tuning.plan import read_sweep
 STOPPED = 143
 
 
-def submit(
-    config: str,
-    overrides: Sequence[str],
-    *,
-    verb: str | None,
-    job_id: str | None,
-    working_dir: Path,
-    variables: Sequence[str],
-    is_scaled: bool,
-    waits: bool,
-) -> int:
-    """Submit `raysim VERB CONFIG`, follow its log, and return its exit status. A job of that id that runs is followed.
+class Job(NamedTuple):
+    """What is submitted, besides the file and its overrides.
 
-    Args:
+    Attributes:
       verb: by default tune for a file with axes, calibrate for one with a `calibrate` group, else run.
       job_id: by default the name of the run or sweep. working_dir: what is uploaded; the file lies below it.
       variables: NAME=VALUE of the job's environment.
+    """
+
+    verb: str | None
+    job_id: str | None
+    working_dir: Path
+    variables: Sequence[str]
+    is_scaled: bool
+
+
+def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits: bool) -> int:
+    """Submit `raysim VERB CONFIG`, follow its log, and return its exit status. A job of that id that runs is followed.
+
+    Args:
       waits: False returns once the job is submitted.
     Raises:
       ConfigError: a fault that shows without the cluster's data. RaysimError: no cluster answers.
     """
     raw = read_sweep(Path(config), overrides)
-    verb = verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
+    verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
     if verb == "run":
         raw = read_config(Path(config), overrides)
         _, faults = parse_config(raw)
         if faults:
             raise ConfigError(faults, config)
-    name, is_named = _name(raw, config, overrides, is_scaled=is_scaled)
+    name, is_named = _name(raw, config, overrides, is_scaled=job.is_scaled)
     # Without a name a run gets a new directory each time, and would not go on.
-    words = ["python", "-m", "raysim", verb, _below(config, working_dir), *overrides]
+    words = ["python", "-m", "raysim", verb, _below(config, job.working_dir), *overrides]
     words += [] if is_named or verb != "run" else [f"name={name}"]
-    words += ["--scaled"] if is_scaled else []
-    environment = _environment(variables)
-    is_small, line = upload(working_dir)
+    words += ["--scaled"] if job.is_scaled else []
+    environment = _environment(job.variables)
+    is_small, line = upload(job.working_dir)
     if not is_small:
         raise ConfigError([Fault("--working-dir", line)], "the job")
-    return _run_job(re.sub(r"[^\w.-]+", "-", job_id or name), shlex.join(words), working_dir, environment, waits=waits)
+    job_id = re.sub(r"[^\w.-]+", "-", job.job_id or name)
+    return _run_job(job_id, shlex.join(words), job.working_dir, environment, waits=waits)
 
 
 def _name(raw: sweep.Raw, config: str, overrides: Sequence[str], *, is_scaled: bool) -> tuple[str, bool]:

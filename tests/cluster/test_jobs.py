@@ -125,10 +125,10 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     settings = (*TINY, methods, "rounds=20")
 
     def submit(*overrides, wait):
-        cluster.job("delete", "again", cwd=clone)  # a submission id serves once; the run's name is what counts
-        options = ("--submission-id", "again", *(() if wait else ("--no-wait",)))
-        result = cluster.submit(CONFIG, "name=again", *settings, *overrides, cwd=clone, options=options)
+        words = ("submit", CONFIG, "name=again", *settings, *overrides, *(() if wait else ("--no-wait",)))
+        result = cluster.command("python", "-m", "raysim", *words, cwd=clone)
         assert result.returncode == 0, result.stdout
+        return result.stdout
 
     def log():
         return next((cluster.folder / "head").glob("session_2*/logs/job-driver-again.log")).read_text()
@@ -152,8 +152,7 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]):06}"
     assert not (cluster.home / "runs" / "again" / "FAILED").exists()
 
-    submit(wait=True)
-    assert f"resuming at round {stopped[1]} of 20" in log()
+    assert f"resuming at round {stopped[1]} of 20" in submit(wait=True)  # whoever submits sees the job's log
     assert summary_of(cluster, "again")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
 
 
@@ -170,3 +169,33 @@ def test_job_brings_own_code_to_trainers_on_another_node(cluster, tmp_path, monk
     monkeypatch.syspath_prepend(str(tmp_path / "serial"))
     serial = execute(check(read_config(tmp_path / "serial" / "own.yaml"), "own.yaml"))
     assert summary_of(cluster, "own")["params_sha256"] == serial["params_sha256"]
+
+
+@pytest.mark.cluster
+def test_a_sweep_its_report_and_a_calibration_are_jobs_of_two_nodes(cluster, clone):
+    """The driver is on the head, which has no CPUs, the trials are on the other node; docs/sweep_on_a_cluster.md."""
+
+    def raysim(*words):
+        result = cluster.command("python", "-m", "raysim", *words, cwd=clone)
+        assert result.returncode == 0, result.stdout
+        return result.stdout
+
+    small = ("model.width=4", "model.hidden=16", "rounds=2", "cohort.size=2", "resources.backend=serial")
+    search = ("tune.search=optuna", "tune.num_samples=3", "tune.space.local.lr={log_uniform: [0.01, 1]}")
+    said = raysim("submit", CONFIG, "name=swept", *search, *small)
+    assert "submitted job swept: python -m raysim tune configs/quickstart.yaml" in said
+    assert "best of 3 finished trials" in said
+    folder = cluster.home / "runs" / "swept"
+    assert len(list(folder.glob("lr=*/COMPLETED"))) == 3
+    assert "job swept succeeded" in raysim("submit", CONFIG, "name=swept", *search, *small)  # and nothing is run again
+
+    command = ("--", "python", "-m", "raysim", "report", "runs/swept")
+    result = cluster.job("submit", "--working-dir", ".", *command, cwd=clone)
+    assert result.returncode == 0, result.stdout
+    assert (folder / "report" / "report.md").is_file(), sorted((folder / "report").iterdir())
+
+    tiny = ("calibrate.partitions=1", "calibrate.seeds=1", "calibrate.trees=5", "name=calibrated", "rounds=1")
+    model = ("model={name: vit, dim: 16, depth: 1, heads: 2, patch: 4, lora: {rank: 4}}", "data.name=digits")
+    local = ("partition.num_clients=4", "cohort.size=4", "partition.alpha=0.5", "data.test=0.6", "methods=[livar]")
+    raysim("submit", CONFIG, "--verb", "calibrate", *tiny, *model, *local)
+    assert (cluster.home / "runs" / "calibrated" / "calibration.json").is_file()
