@@ -73,6 +73,7 @@ def tune(
     overrides: Mapping[str, object] | None = None,
     /,
     *,
+    callbacks: Sequence[object] = (),
     scale: bool = False,
     quiet: bool = False,
     **settings: object,
@@ -80,6 +81,7 @@ def tune(
     """Run a sweep on Ray Tune and return its runs in the order of the trials; what is finished is not run again.
 
     Args:
+      callbacks: of type `ray.tune.Callback`, beside those that `tune.callbacks` names.
       config, overrides, scale, settings: as for `run`, with a group `tune`:
         `raysim.tune({"tune": {"param_space": {"local.lr": {"grid_search": [0.1, 0.01]}}}}, name="lr")`.
     Raises:
@@ -91,7 +93,8 @@ def tune(
     raw, source = settings_of(config, overrides, settings)
     named_raw = with_own_name(raw) if "name" in {**(overrides or {}), **settings} else raw
     with _signals_as_keyboard_interrupt():
-        sweep, _ = finished_sweep(named_raw, source, (lambda line: None) if quiet else say, scale=scale)
+        tell = (lambda line: None) if quiet else say
+        sweep, _ = finished_sweep(named_raw, source, tell, scale=scale, callbacks=callbacks)
     folders = (sweep.folder / trial.name for trial in sweep.trials)
     return Runs(map(Run, folders), sweep.folder)
 
@@ -204,7 +207,7 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
 
 def finished_sweep(
-    raw: Raw, source: str, say: Callable[[str], None], *, scale: bool = False
+    raw: Raw, source: str, say: Callable[[str], None], *, scale: bool = False, callbacks: Sequence[object] = ()
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     from raysim.tuning.driver import run_sweep
@@ -212,7 +215,7 @@ def finished_sweep(
     from raysim.tuning.plan import plan_sweep
     from raysim.tuning.ranges import draws
 
-    sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say)
+    sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say, callbacks)
     write_results(sweep, outcomes)
     return sweep, outcomes
 

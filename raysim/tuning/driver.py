@@ -44,16 +44,19 @@ QUIET = {
 PROGRESS_S, MOST_LINES = 30.0, 40
 
 
-def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> tuple[Sweep, dict[str, Outcome]]:
+def run_sweep(
+    sweep: Sweep, say: Callable[[str], None], callbacks: Sequence[object] = ()
+) -> tuple[Sweep, dict[str, Outcome]]:
     """Run what is unfinished of a sweep; return it with all its trials, and what became of every one.
 
     Args:
       say: prints one line.
+      callbacks: of Ray Tune, beside those that the sweep's settings name.
     Raises:
       ConfigError, RunExists: it cannot start, and nothing has been started.
       Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
     """
-    callbacks = make_callbacks(sweep.base.tune.callbacks)
+    tunes_own = make_callbacks(sweep.base.tune.callbacks, callbacks)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(sweep.folder).locked(kind="sweep"):
         before = start_sweep(sweep)
@@ -67,7 +70,7 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> tuple[Sweep, dict[str
                 say(_opening(sweep, len(waiting)))
                 source = _Source(sweep, waiting, _Watch(sweep, waiting, say))
                 try:
-                    _tune(source, nodes, callbacks)
+                    _tune(source, nodes, tunes_own)
                 finally:
                     sweep = source.sweep
                     fill_twins(sweep)

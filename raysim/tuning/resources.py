@@ -121,27 +121,30 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
     return FIFOScheduler()
 
 
-def make_callbacks(specs: Sequence[str | Settings]) -> list[tune.Callback]:
+def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ()) -> list[tune.Callback]:
     """Ray Tune's own callbacks, such as that for MLflow, or the user's.
 
+    Args:
+      made: callbacks that are there already.
     Raises:
-      ConfigError: a name that no class or function has, or what it makes is no callback.
+      ConfigError: a name that no class or function has, or what is no callback.
     """
     callbacks, faults = [], []
+    found: list[tuple[str, object]] = [("callbacks", each) for each in made]
     for index, spec in enumerate(specs):
+        key = f"tune.callbacks[{index}]"
         try:
             name, options = name_and_options(spec)
-            callback: object = find(name, NONE, "callback")(**options)
+            found.append((key, find(name, NONE, "callback")(**options)))
         except (LookupError, ValueError) as error:
-            faults.append(Fault(f"tune.callbacks[{index}]", str(error)))
+            faults.append(Fault(key, str(error)))
         except Exception as error:  # whatever the class raises, of another package or the user's own
-            faults.append(Fault(f"tune.callbacks[{index}]", f"{words_of(error)}; see the arguments that {name} takes"))
+            faults.append(Fault(key, f"{words_of(error)}; see the arguments that {name} takes"))
+    for key, callback in found:
+        if isinstance(callback, tune.Callback):
+            callbacks.append(callback)
         else:
-            if isinstance(callback, tune.Callback):
-                callbacks.append(callback)
-            else:
-                text = f"{name} makes {type(callback).__name__}; it must make a ray.tune.Callback"
-                faults.append(Fault(f"tune.callbacks[{index}]", text))
+            faults.append(Fault(key, f"must be a ray.tune.Callback, got one of type {type(callback).__name__}"))
     if faults:
         raise ConfigError(faults, "the sweep")
     return callbacks
