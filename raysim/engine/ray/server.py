@@ -19,7 +19,7 @@ from raysim.engine.pool import Pool
 from raysim.engine.process import keep_freed_memory
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.session import Actor, placements, plain_errors
-from raysim.engine.ray.slots import TrainerActor
+from raysim.engine.ray.slots import NoTrainer, TrainerActor
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 
@@ -138,9 +138,11 @@ class RayServer:
         is_growing: bool = False,
         client_timeout_s: float | None = None,
     ):
+        began, self._say = time.monotonic(), say
         bundle = {"CPU": cpus_per_trainer, **({"GPU": gpus_per_trainer} if gpus_per_trainer else {})}
         group = ray.util.get_current_placement_group()
         nodes = _places([bundle] * num_trainers, placement, wait_s, say) if group is None else []
+        self._deadline = began + (wait_s if group is None else 0.0)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starter = TrainerStarter(
             make_trainer, cpus_per_trainer, gpus_per_trainer, num_trainers, placement, group, nodes
@@ -157,8 +159,22 @@ class RayServer:
         )
         self._actors.append(self.actor)
 
-    #: Returns once every actor has built its parts: the first round then starts at once.
-    wait_until_ready = _in_actor(Server.ready)
+    def wait_until_ready(self) -> None:
+        """Return once every actor has built its parts: the first round then starts at once.
+
+        Raises:
+          NoTrainer: another job took the room that was found, and has it still when the time to wait for room is over.
+        """
+        while True:
+            try:
+                self._ready()
+                return
+            except NoTrainer as error:
+                if time.monotonic() > self._deadline:
+                    raise
+                self._say(f"waiting for room: {error.what}; another job took it")
+
+    _ready = _in_actor(Server.ready)
     run_round = _in_actor(Server.run_round)
     snapshot = _in_actor(Server.snapshot)
     restore = _in_actor(Server.restore)

@@ -28,6 +28,10 @@ RETRIES = 3
 START_S = 120.0
 
 
+class NoTrainer(RaysimError):
+    """Not one trainer has started."""
+
+
 class TrainerActor:
     """A trainer in its own process, built by its first call, whose errors then arrive as they were raised."""
 
@@ -180,14 +184,14 @@ class TrainerSlots:
         """Wait until so many trainers are ready; after START_S seconds, one is enough.
 
         Raises:
-          RaysimError: there is none.
+          NoTrainer: there is none.
         """
         deadline = time.monotonic() + START_S
         self.poll()
         while len(self.ready()) < count and time.monotonic() < deadline:
             self.poll(timeout_s=max(0.0, deadline - time.monotonic()))
         if not self.ready():
-            raise RaysimError(
+            raise NoTrainer(
                 f"not one of {len(self._slots)} trainers could be started within {START_S:g} s",
                 "the Ray cluster",
                 "look at its nodes (ray status); run the same command again to resume from the last checkpoint",
