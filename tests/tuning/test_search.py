@@ -48,20 +48,21 @@ def best_of_random(seed, budget):
 
 
 def test_optuna_finds_within_a_budget_what_random_search_does_not():
-    """A random point lies within 0.02 of the greatest value with a chance of 0.8 %."""
-    assert [seed for seed in range(5) if best_of_optuna(seed, 40) > -0.02] == [0, 1, 2, 3, 4]
-    assert [seed for seed in range(5) if best_of_random(seed, 40) > -0.02] == []
+    """A random point lies within 0.01 of the greatest value with a chance of 0.4 %."""
+    assert [seed for seed in range(5) if best_of_optuna(seed, 40) > -0.01] == [0, 1, 2, 3, 4]
+    assert [seed for seed in range(5) if best_of_random(seed, 40) > -0.01] == []
 
 
-def test_optuna_learns_from_failures_and_trials_that_run():
-    """Everything above a learning rate of 0.01 fails: what is chosen after that lies below it more often than not."""
-    chosen = []
+def test_optuna_learns_from_failures_and_from_trials_that_run():
+    """Every trial above a learning rate of 0.01, half of the range, fails; all others are equally good."""
+    space, chosen = {"local.lr": RANGES["local.lr"]}, []
     for number in range(30):
-        tried = [Tried(v, math.nan if v["local.lr"] > 0.01 else v["local.lr"]) for v in chosen]
-        chosen.append(suggest({"local.lr": RANGES["local.lr"]}, tried, mode="max", seed=number))
-    assert sum(values["local.lr"] <= 0.01 for values in chosen[10:]) >= 14
-    running = [Tried(values, None) for values in chosen]
-    assert suggest({"local.lr": RANGES["local.lr"]}, running, mode="max", seed=0) not in chosen
+        tried = [Tried(values, math.nan if values["local.lr"] > 0.01 else 0.5) for values in chosen]
+        chosen.append(suggest(space, tried, mode="max", seed=number))
+    assert sum(values["local.lr"] <= 0.01 for values in chosen[10:]) >= 15
+    known = [Tried(values, peak({**values, "cohort.dropout": 0.3})) for values in chosen[:12]]
+    running = [Tried(values, None) for values in chosen[12:]]
+    assert suggest(space, known + running, mode="max", seed=0) != suggest(space, known, mode="max", seed=0)
 
 
 def test_choices_of_any_kind_go_to_optuna_and_back():

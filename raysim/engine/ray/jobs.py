@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 
@@ -61,7 +62,7 @@ class Jobs:
             asyncio.run(tail())
             while not (details := self._client.get_job_info(job_id)).status.is_terminal():
                 time.sleep(0.5)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, aiohttp.ClientError) as error:
             raise ConnectionError(str(error)) from error
         status = details.status
         name: Literal["SUCCEEDED", "FAILED", "STOPPED"] = (
