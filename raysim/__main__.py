@@ -293,11 +293,12 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.config import home_folder, located_path
     from raysim.reporting.command import show_report
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    show_report(paths or [], settings, out_dir, out)
+    show_report([located_path(path) for path in paths or []], settings, out_dir and home_folder() / out_dir, out)
 
 
 def _shipped_names() -> list[str]:

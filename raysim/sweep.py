@@ -227,7 +227,7 @@ def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None
     ((kind, values),) = domain.items()
     if kind not in LISTED:
         return None
-    return values if isinstance(values, Mapping) else (raw["tune"].get("settings") or {}).get(axis)
+    return values if isinstance(values, Mapping) else ((raw.get("tune") or {}).get("settings") or {}).get(axis)
 
 
 def _short(axis: str, names: Iterable[str]) -> str:
