@@ -294,11 +294,15 @@ def report(
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import home_folder, located_path
+    from raysim.core.uri import is_uri
     from raysim.reporting.command import show_report
+    from raysim.storage import local_copy, report_folder
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
-    show_report([located_path(path) for path in paths or []], settings, out_dir and home_folder() / out_dir, out)
+    folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
+    folder = out_dir or report_folder(paths or [])
+    show_report(folders, settings, home_folder() / folder if folder else None, out)
 
 
 def _shipped_names() -> list[str]:

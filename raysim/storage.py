@@ -318,6 +318,13 @@ def local_copy(place: str | Path) -> Path:
     return copy.folder
 
 
+def report_folder(places: Sequence[str]) -> Path | None:
+    """Where a report on runs at these places goes by itself: None, beside the first of them, unless that is a URI."""
+    if not places or not is_uri(places[0]):
+        return None
+    return Path("reports") / places[0].partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
 class Copy:
     """What runs and sweeps left at a place, for reading: a folder itself, or a local copy of what lies at a URI.
 

@@ -73,6 +73,7 @@ RAY_FILES |= TUNING - WITHOUT_TUNE  # part of the root: Tune by configuration
 ROOTS = {
     "raysim/check.py",
     "raysim/check_own.py",
+    "raysim/check_training.py",
     "raysim/check_data.py",
     "raysim/find.py",
     "raysim/resources.py",

@@ -123,7 +123,7 @@ def test_without_a_cluster_the_two_variables_are_named(cluster, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["methods", "fedprox"], "pull towards"),
+        (["methods", "fedprox"], "the broadcast point"),
         (["nowhere.yaml"], "No such file"),
         (["tune", "nowhere.yaml"], "No such"),
     ],

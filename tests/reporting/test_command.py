@@ -58,7 +58,7 @@ def test_command_on_published_tables_alone(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "no folder nowhere"),
+        (["nowhere"], "/nowhere. Give run directories"),
         (["."], "no run directory in ."),
         ([], "give run directories, or --published NAME"),
         (["small", "--published", "fedvg_table_A33"], "Did you mean 'fedvg_table_A3'"),
