@@ -123,7 +123,7 @@ def test_without_a_cluster_the_two_variables_are_named(cluster, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["methods", "fedprox"], "the broadcast point"),
+        (["methods", "fedprox"], "Adds mu (y - s)"),
         (["nowhere.yaml"], "No such file"),
         (["tune", "nowhere.yaml"], "No such"),
     ],
