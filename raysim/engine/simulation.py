@@ -76,7 +76,7 @@ def simulate(
     checkpoint_every_s: float,
     on_round: Callable[[RoundRecord], object],
     reason_to_stop: Callable[[], str] = lambda: "",
-    on_saved: Callable[[int], object] = lambda _: None,
+    on_saved: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, str]:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
