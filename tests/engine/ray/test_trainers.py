@@ -51,7 +51,7 @@ def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_clu
 
 @pytest.mark.slow
 def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray_cluster, capfd):
-    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 3}
+    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 8}
     stopper = {"marker": str(tmp_path / "stopped"), "round_index": 1, "number": int(signal.SIGSTOP)}
     plan = a_plan(root, tmp_path, ["scaffold", {"tests.support.toys:kills_worker": stopper}], resources=resources)
     assert quietly(plan)["params_sha256"] == run(plan_of(root, ["scaffold"]), root).params_sha256()
