@@ -176,11 +176,11 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
             ("partition.file", "the partition in it") if config.partition.scheme == "file" else ("data", "the set")
         )
         faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
-    if not faults and folder.weights.is_file() and folder.weights.read_text() != weights:
-        text = (
-            f"the weights in {config.model.pretrained} changed since the {kind} in {where} began; choose another name"
+    if not faults and folder.weights.is_file() and folder.weights.read_bytes() != weights.encode():
+        text = f"the weights in {config.model.pretrained or 'no file'} changed since the {kind} in {where} began"
+        faults.append(
+            Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
         )
-        faults.append(Fault("model.pretrained", text))
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest(_say)

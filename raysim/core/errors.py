@@ -65,21 +65,19 @@ class OwnNameError(OwnCodeError, LookupError):
 
 
 class ClientError(RaysimError):
-    """A client failed: carries the original type and message, the client id, the round, the block and the worker.
+    """A client failed: carries the original type, message and place, the client id, the round, the block and the worker.
 
-    details: the traceback; empty where the cause names a place in the user's own code, and the traceback is a note.
+    The traceback is a note, for the file FAILED.
     """
 
-    def __init__(self, client: int, round_index: int, block: int, worker: str, cause: str, details: str = ""):
-        Exception.__init__(self, client, round_index, block, worker, cause, details)
+    def __init__(self, client: int, round_index: int, block: int, worker: str, cause: str):
+        Exception.__init__(self, client, round_index, block, worker, cause)
         self.client, self.round_index, self.block, self.worker = client, round_index, block, worker
-        self.cause, self.details = cause, details
+        self.cause = cause
 
     def __str__(self) -> str:
-        text = (
-            f"client {self.client} failed in round {self.round_index} (block {self.block}, {self.worker}): {self.cause}"
-        )
-        return f"{text}\n{self.details}" if self.details else text
+        where = f"round {self.round_index} (block {self.block}, {self.worker})"
+        return f"client {self.client} failed in {where}: {self.cause}"
 
 
 class OutOfMemory(RaysimError):

@@ -81,14 +81,15 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:
-        cause, worker, details = f"{type(error).__name__}: {error}", f"worker {os.getpid()}", traceback.format_exc()
-        place = place_in(error)
-        if isinstance(error, OwnCodeError):  # it says the place itself
-            cause = str(error)
-        elif place:
-            cause = f"{cause} in {place}"
-        else:
-            raise ClientError(client, round_index, block, worker, cause, details) from error
-        fault = ClientError(client, round_index, block, worker, cause)
-        fault.add_note(details)
+        cause = str(error)  # a fault of own code says its place itself
+        if not isinstance(error, OwnCodeError):
+            cause = f"{type(error).__name__}: {error} in {place_in(error) or _innermost(error)}"
+        fault = ClientError(client, round_index, block, f"worker {os.getpid()}", cause)
+        fault.add_note(traceback.format_exc())  # it survives the way from another process
         raise fault from error
+
+
+def _innermost(error: BaseException) -> str:
+    """Where an error was raised, as `place_in` says it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
