@@ -178,7 +178,7 @@ def with_weights(spec: ModelSpec, weights: Weights, node: str) -> ModelSpec:
     """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
     if not weights.path:
         return spec
-    if Path(weights.path).is_file() or not node:
+    if not node:
         return replace(spec, pretrained=weights.path)
     from raysim.engine.ray.shards import fetched_file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,13 +14,15 @@ from raysim.check_own import open_own_set
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
 from raysim.core.errors import DataError, Fault, OwnCodeError
 from raysim.core.settings import name_and_options
+from raysim.core.uri import is_uri
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.faults import explained
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess, make_preprocess
-from raysim.data.remote import fetch_set, is_remote
+from raysim.data.remote import fetch_set
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
+from raysim.files import file_digest
 from raysim.find import read_mapping
 
 BUNDLED = ("digits", "shapes")
@@ -97,7 +98,7 @@ def _verify(path: Path, size: int, changed: int) -> None:
 
 
 def _set_file(config: Config, name: str) -> Path:
-    if is_remote(config.data.root):
+    if is_uri(config.data.root):
         return set_path(fetch_set(config.data.root, name, data_cache(config)), name)
     root = Path(config.data.root)
     path = set_path(root, name)
@@ -182,4 +183,4 @@ def partition_spec(config: Config) -> PartitionSpec:
 def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
     mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
     with explained("cannot be read", f"partition file {path}", mend, OSError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return file_digest(Path(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ def write_file(path: Path, content: bytes) -> None:
     """Whole or not at all, and durable."""
     with replaced_file(path) as temporary:
         temporary.write_bytes(content)
+
+
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

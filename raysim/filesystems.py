@@ -29,7 +29,7 @@ PARALLEL = 16
 #: Stores without folders, which write an object whole or not at all.
 OBJECT_STORES = ("s3", "gcs", "abfs")
 
-#: What a file system raises.
+#: What a file system raises; ArrowException also where this pyarrow was built without it.
 FAILURES = (OSError, pa.ArrowException)
 
 #: (size, time of change in ns): a file is another one if either differs.
@@ -142,7 +142,7 @@ def reached_folder(uri: str) -> RemoteFolder:
 def _explained(uri: str) -> Iterator[None]:
     try:
         yield
-    except (*FAILURES, NotImplementedError) as error:
+    except FAILURES as error:
         mend = "correct it, or see to its server, credentials and network (an S3 of your own: AWS_ENDPOINT_URL)"
         raise DataError(f"{uri} cannot be read ({reason(error)})", mend=mend) from error
 

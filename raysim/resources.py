@@ -10,7 +10,7 @@ from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault
 from raysim.engine.plan import fitting
 
-#: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto.
+#: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto, and in a trial of a sweep.
 AUTO_GPU = 0.25
 
 #: Names that are no custom resources.
@@ -86,8 +86,8 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> R
         if trainers * each > (there := sum(room.get(name, 0.0) for room in places)) + 1e-9
     ]
     if not faults and fits(gpu) < trainers:
-        text = f"{trainers} trainers with {_text(share)} each were asked for, and the nodes have room for {fits(gpu)}"
-        listed = "; ".join(_text(named_resources(room)) for room in places)
+        text = f"{trainers} trainers with {text_of(share)} each were asked for, and the nodes have room for {fits(gpu)}"
+        listed = "; ".join(text_of(named_resources(room)) for room in places)
         faults = [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
     if faults:
         raise ConfigError(faults, "the resources")
@@ -127,5 +127,6 @@ def _plural(name: str) -> str:
     return f"{name}s" if name in ("CPU", "GPU") else name
 
 
-def _text(share: Mapping[str, float]) -> str:
+def text_of(share: Mapping[str, float]) -> str:
+    """Resources as a message shows them: "{CPU: 1, GPU: 0.25}"."""
     return "{" + ", ".join(f"{name}: {each:g}" for name, each in share.items()) + "}"

@@ -17,7 +17,7 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     # The user's own readers, partitions and models are found by `raysim.own_code`, which knows no more than `core`.
     "raysim/own_code.py": [CORE],
     "raysim/data": [CORE, DATA, "raysim.files", "raysim.filesystems", "raysim.own_code"],
-    "raysim/models": [CORE, "raysim.models", "raysim.own_code"],
+    "raysim/models": [CORE, "raysim.files", "raysim.models", "raysim.own_code"],
     "methods/livar/figures.py": ["methods.livar", "raysim.reporting.panels"],  # the pictures of an experiment
     "methods": [CORE, TRAINING, "methods"],
     "raysim/config": [CORE, CONFIG],

@@ -11,6 +11,7 @@ from torchvision.models import _api
 
 from raysim.build import with_weights
 from raysim.core.errors import ModelError
+from raysim.engine.ray import shards
 from raysim.models import ModelSpec, build_model
 from raysim.weights import NO_WEIGHTS, held_weights
 
@@ -41,3 +42,16 @@ def test_a_users_file_stays_where_it_is(tmp_path):
     assert held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, None), tmp_path) == NO_WEIGHTS
     with pytest.raises(ModelError, match="cannot be read"):
         held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(tmp_path / "gone.pt")), tmp_path)
+
+
+def test_another_file_at_the_same_path_of_another_node_is_not_taken_for_the_drivers(tmp_path, monkeypatch):
+    """Two nodes, played by one: the driver's file has other contents than the one that lies here."""
+    here, content = tmp_path / "start.pt", b"what the driver has"
+    here.write_bytes(b"something else")
+    digest = sha256(content).hexdigest()
+    monkeypatch.setattr(shards, "this_node", lambda: "worker")
+    monkeypatch.setattr(shards, "_local_folder", lambda: tmp_path / "local")
+    monkeypatch.setattr(shards, "_copy", lambda folder, node, file, target: target.write_bytes(content))
+    assert shards.fetched_file(str(here), digest, "driver").read_bytes() == content
+    assert shards.fetched_file(str(here), sha256(b"something else").hexdigest(), "driver") == here
+    assert shards.fetched_file(str(here), digest, "worker") == here

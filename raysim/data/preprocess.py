@@ -14,7 +14,6 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,6 +24,7 @@ from raysim.core.own import place_of
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet
 from raysim.data.validation import fit_to
+from raysim.files import file_digest
 from raysim.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
 
 #: Images that a function of the user's own is tried on before anything is written.
@@ -132,6 +132,6 @@ def _where(name: str) -> str:
 def _digest(function: Callable[..., object]) -> str:
     """Of the file that holds a function: what it calls there counts, too."""
     try:
-        return sha256(Path(inspect.getfile(inspect.unwrap(function))).read_bytes()).hexdigest()
+        return file_digest(Path(inspect.getfile(inspect.unwrap(function))))
     except (OSError, TypeError):  # written in a notebook
         return source_digest(function)

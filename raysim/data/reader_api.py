@@ -16,6 +16,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch
 from raysim.data.faults import damaged
+from raysim.files import file_digest
 
 Item = TypeVar("Item")
 Paths = list[str]  # of the images of one batch
@@ -122,8 +123,8 @@ def files_checksum(files: Sequence[Path]) -> str:
 
 
 def _digest(path: Path, kind: str = "sha256") -> str:
-    with damaged(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
+    with damaged(path):
+        return file_digest(path, kind)
 
 
 def split_codes(parts: Sequence[str]) -> np.ndarray:

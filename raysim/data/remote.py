@@ -7,12 +7,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from raysim.core.uri import is_uri as is_remote
 from raysim.data.arrow import describe
 from raysim.data.faults import explained
 from raysim.filesystems import FAILURES, remote_folder
-
-__all__ = ["fetch_set", "is_remote"]
 
 
 def fetch_set(root: str, name: str, cache: Path) -> Path:

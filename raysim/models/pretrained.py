@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.errors import ModelError
+from raysim.files import file_digest
 from raysim.models.architecture import Architecture, ModelSpec
 
 
@@ -39,8 +39,7 @@ def weights_sha256(pretrained: str | None) -> str:
         return ""
     path = Path(pretrained).expanduser()
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(path)
     except OSError as error:
         raise ModelError(f"cannot be read ({error})", str(path), "correct model.pretrained") from error
 

@@ -70,17 +70,19 @@ class _Share(np.random.Generator):
         super().__init__(np.random.PCG64(0))
         self._share = share
 
-    def uniform(self, low: float, high: float, size: int) -> np.ndarray:  # type: ignore[override]
+    # NumPy's signatures, as far as Tune uses them; it takes nothing but a Generator.
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
         return np.full(size, low + self._share * (high - low))
 
-    def normal(self, loc: float, scale: float, size: int) -> np.ndarray:  # type: ignore[override]
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         return np.full(size, norm.ppf(self._share, loc, scale))
 
-    def integers(self, low: int, high: int, size: int) -> np.ndarray:  # type: ignore[override]
+    def integers(self, low: Any, high: Any = None, size: Any = None, *_: Any, **__: Any) -> Any:
         return np.full(size, low + math.floor(self._share * (high - low)))
 
-    def choice(self, options: np.ndarray, size: int) -> np.ndarray:  # type: ignore[override]
-        return np.full(size, options[math.floor(self._share * len(options))])
+    def choice(self, a: Any, size: Any = None, *_: Any, **__: Any) -> Any:
+        return np.full(size, a[math.floor(self._share * len(a))])
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------

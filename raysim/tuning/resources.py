@@ -14,11 +14,8 @@ from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
 from raysim.engine.ray.session import offered
 from raysim.find import find
-from raysim.resources import named_resources
+from raysim.resources import AUTO_GPU, named_resources, text_of
 from raysim.tuning.plan import Sweep
-
-#: TaskRows of a GPU that a trainer of a trial gets where `gpus_per_trainer` is auto: a run has four trainers on one, too.
-AUTO_GPU = 0.25
 
 Bundle = dict[str, float]
 
@@ -39,11 +36,10 @@ def bundles_of(config: Config, gpus: float) -> list[Bundle]:
       gpus: of the whole cluster; without any, trials run on CPUs.
     """
     wanted = config.resources
-    cpus = 1.0 if wanted.cpus_per_trainer == "auto" else float(wanted.cpus_per_trainer)
     if wanted.backend == "serial":
-        return [{"CPU": cpus}]
+        return [{"CPU": wanted.cpus}]
     share = AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
-    trainer = {"CPU": cpus, **({"GPU": share} if gpus and share else {}), **wanted.named}
+    trainer = {"CPU": wanted.cpus, **({"GPU": share} if gpus and share else {}), **wanted.named}
     return [{}, *([trainer] * (1 if wanted.trainers == "auto" else wanted.trainers))]
 
 
@@ -59,14 +55,14 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
       ConfigError: names the bundle that has no place.
     """
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
-    there = "; ".join(_text(node) for node in nodes)
+    there = "; ".join(text_of(node) for node in nodes)
     trials_of: dict[str, list[str]] = {}
     for trial in sweep.checked:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
         lacking = without_room(bundles, nodes)
         if lacking is not None:
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
-            text = f"bundle {_text(lacking)}{of} has no place in this Ray, whose nodes have {there}"
+            text = f"bundle {text_of(lacking)}{of} has no place in this Ray, whose nodes have {there}"
             trials_of.setdefault(text, []).append(trial.name)
     if trials_of:
         remedy = "lower resources.trainers or the share of each, or set auto"
@@ -91,10 +87,6 @@ def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle |
 def ray_nodes() -> list[Bundle]:
     """CPUs, GPUs and resources of the user's own of each node of the running Ray."""
     return [named_resources(node) for node in offered()]
-
-
-def _text(bundle: Bundle) -> str:
-    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in bundle.items()) + "}"
 
 
 # --- schedulers and callbacks ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 
 import raysim
+from raysim.engine.metrics import RoundRecord
 
 #: Rounds whose memory is not counted: caches fill, pages are taken over from round to round.
 WARM = 0.2
@@ -18,8 +19,8 @@ def growth(backend: str, rounds: int, folder: str) -> dict[str, float]:
     """MB a round, by a line through the unique memory of each process after the first WARM rounds."""
     me, seen = psutil.Process(), {}
 
-    def sample(record: object) -> None:
-        index = record.round_index  # type: ignore[attr-defined]
+    def sample(record: RoundRecord) -> None:
+        index = record.round_index
         if index < WARM * rounds or index % 5:
             return
         processes = {"driver": me}

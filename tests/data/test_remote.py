@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import ConfigError, DataError
+from raysim.core.uri import is_uri
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.remote import fetch_set, is_remote
+from raysim.data.remote import fetch_set
 from raysim.data.sources import set_path
 from tests.support.federations import plan_of, run
 
@@ -17,8 +18,8 @@ def test_set_at_a_uri_is_copied_once_and_again_when_it_changed(tmp_path):
     images = np.arange(2400, dtype=np.uint8).reshape(150, 4, 4, 1)
     write_set(set_path(there, "mine"), "mine", "ab", in_batches(images, np.arange(150) % 2))
     uri = f"file://{there}"
-    assert is_remote(uri)
-    assert not is_remote(str(there))
+    assert is_uri(uri)
+    assert not is_uri(str(there))
     local = fetch_set(uri, "mine", here)
     assert (ImageSet(set_path(local, "mine")).whole()[0] == images).all()
     stamp = set_path(local, "mine").stat().st_mtime_ns

@@ -196,7 +196,9 @@ class RayPool:
             ended = self.slots.watch.ended.get(task.asked.actor)
             task.tries += 2 if ended else 1  # a second wait of that length is enough
             if task.tries > RETRIES:
-                raise (RaysimError(*ended) if ended else error) from error
+                if ended:
+                    raise RaysimError(*ended) from error
+                raise
             # Every task in the queue of a dead trainer fails like this; the first one of them replaces the trainer.
             if isinstance(error, ENDS) and task.slot is not None and task.is_with_its_trainer:
                 self.slots.replace(task.slot)

@@ -16,7 +16,8 @@ from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
-from raysim.engine.ray.session import LOSSES, Actor
+from raysim.engine.ray.session import LOSSES, Actor, this_node
+from raysim.files import file_digest
 
 if TYPE_CHECKING:
     from raysim.data.shard_files import Filled, ShardPlan
@@ -68,21 +69,19 @@ def fetched_file(path: str, sha256: str, node: str) -> Path:
     Raises:
       RaysimError: it arrived with other contents.
     """
-    if Path(path).is_file():
-        return Path(path)
-    local = _local_folder() / f"{sha256[:24]}{Path(path).suffix}"
+    here = Path(path)
+    if here.is_file() and (
+        node == this_node() or file_digest(here) == sha256
+    ):  # another node may have another file there
+        return here
+    local = _local_folder() / f"{sha256[:24]}{here.suffix}"
     local.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(local.with_name(f".{local.name}.lock")):
         for _ in range(2):
-            if local.is_file() and _digest(local) == sha256:
+            if local.is_file() and file_digest(local) == sha256:
                 return local
-            _copy(str(Path(path).parent), node, Path(path).name, local)
+            _copy(str(here.parent), node, here.name, local)
     raise RaysimError("it arrived with other contents than it has there", path, "leave it as it is while a run starts")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _local_folder() -> Path:
