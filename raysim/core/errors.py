@@ -77,7 +77,7 @@ class ClientError(RaysimError):
 
     def __str__(self) -> str:
         where = f"round {self.round_index} (block {self.block}, {self.worker})"
-        return f"client {self.client} failed in {where}: {self.cause}"
+        return masked(f"client {self.client} failed in {where}: {self.cause}")
 
 
 class OutOfMemory(RaysimError):

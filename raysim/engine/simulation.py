@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
@@ -82,9 +82,9 @@ def simulate(
 
     A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
     last round, and when SIGTERM, SIGINT or SIGHUP asks the run to stop, which it does after the round at hand if that ends
-    within GRACE_S seconds. `on_round` is
-    called when the round is recorded and its checkpoint, if any, written; what it raises ends the run, and the run
-    ends as well, as if this had been its last round, where it returns "stop" or `reason_to_stop` gives a reason.
+    within GRACE_S seconds. `on_round` is called when the round is recorded and its checkpoint, if any, written; what it
+    raises ends the run, and the run ends as well, as if this had been its last round, where it returns "stop" or
+    `reason_to_stop` gives a reason.
 
     Args:
       on_saved: on_saved(next round) after each checkpoint.
@@ -149,27 +149,31 @@ def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: f
       grace_s: seconds after the first one that are as good as a second one; 0: nothing is.
     """
     received: list[int] = []
-    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([signal.SIGALRM] if grace_s else []))
+    previous: dict[int, Any] = {}
+
+    def catch(number: int) -> None:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, handle)
 
     def handle(number: int, frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        if grace_s:
+        if grace_s:  # only now: until a signal comes, the process's timer is not ours
+            catch(signal.SIGALRM)
             signal.setitimer(signal.ITIMER_REAL, grace_s)
         on_first()
 
     try:
-        previous = {
-            number: signal.signal(number, handle) for number in caught if signal.getsignal(number) is not signal.SIG_IGN
-        }
+        for asked in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            catch(asked)
     except ValueError:  # not the main thread: whoever runs us handles signals
         yield received
         return
     try:
         yield received
     finally:
-        if grace_s:
+        if grace_s and received:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -55,3 +55,16 @@ def test_a_run_without_a_name_says_the_name_to_go_on_with(root, tmp_path):
     (folder / "checkpoints" / ".round-000002.99999.part").mkdir()
     assert execute(plan_of(root, name=folder.name, storage=str(tmp_path), rounds=5))["rounds"] == 5
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_timer_of_the_program_that_calls_a_run_is_left_alone(root, tmp_path):
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 600)
+    try:
+        execute(a_plan(root, tmp_path, rounds=1), on_round=lambda _: signal.raise_signal(signal.SIGALRM))
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert rung == [1]

@@ -15,10 +15,11 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
+from raysim.core.own import is_own
 from raysim.engine.ray.session import Actor, Ref
 
 Answer = TypeVar("Answer")
@@ -154,7 +155,7 @@ def _on_node(node: str, function: Callable[..., Answer], *values: int) -> Answer
     try:
         answer: Answer = ray.get(task.options(num_cpus=0, scheduling_strategy=here).remote(*values), timeout=20)
         return answer
-    except (RayError, GetTimeoutError):
+    except RayError:  # a timeout, too
         return None
 
 
@@ -178,8 +179,7 @@ def _end_process(pid: int, stack: int) -> str:
 
 
 def _innermost(stack: str) -> str:
-    """The frame that says most: the innermost one outside of installed packages, else the innermost."""
+    """The innermost frame in the user's own code, else the innermost, as `place_in` says it of an error."""
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    own = [frame for frame in frames if "site-packages" not in frame[0] and "/lib/python" not in frame[0]]
-    chosen = (own or frames)[:1]
+    chosen = ([frame for frame in frames if is_own(frame[0])] or frames)[:1]
     return "".join(f" in {file}, line {line}, in {name}" for file, line, name in chosen)
