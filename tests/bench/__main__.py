@@ -6,7 +6,8 @@
     python -m tests.bench W3 --only raysim            no bare loop: times, parts and memory of a cold and a warm run
     python -m tests.bench scoring                     FedVG's score of a client against the released way
     python -m tests.bench scale                       100,000 clients, 1,000 a round
-    python -m tests.bench local shards                what methods add to one step; the Ray Data pipeline
+    python -m tests.bench local shards nodes          what methods add to one step; the Ray Data pipeline
+    python -m tests.bench searches                    Optuna and random search for a learning rate
 
 See `tests.bench.whole` for how runs are compared, and `tests.bench.workloads` for what they do.
 """
@@ -25,10 +26,17 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import local, scale, scoring, shards, whole
+from tests.bench import local, scale, scoring, searches, shards, whole
 from tests.bench.workloads import WORKLOADS, prepared
 
-OTHERS = {"scoring": scoring.main, "scale": scale.main, "local": local.main, "shards": shards.main}
+OTHERS = {
+    "scoring": scoring.main,
+    "scale": scale.main,
+    "local": local.main,
+    "shards": shards.main,
+    "nodes": shards.nodes,
+    "searches": searches.main,
+}
 
 
 def main() -> None:
