@@ -164,7 +164,7 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
 
 
 RESNETS = {
-    name: Architecture(partial(resnet, name), "fc", partial(_published, name), size=224)
+    name: Architecture(partial(resnet, name), "fc", partial(_published, name), prefers_channels_last=True, size=224)
     for name in ("resnet18", "resnet34", "resnet50")
 }
 TORCHVISION = {
