@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from raysim.core.commands import command
 from raysim.terminal import err, out
 from raysim.tuning.outcome import Outcome, ranked
 from raysim.tuning.plan import Sweep
@@ -25,7 +26,7 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
         if len(names) > MOST_ROWS:
             err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
     out.print(f"sweep directory: {sweep.place}  (results.csv, best.yaml for `raysim run`)", markup=False)
-    out.print(f"TensorBoard:     tensorboard --logdir {sweep.folder}", markup=False)
+    out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if all(outcome.is_finished for outcome in outcomes.values()):
         return 0
     err.print("the same command runs what is not finished")
