@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # `python -m raysim`; the rest of this file is then imported under its own name
+    from raysim.entry import main
+
+    main()
+
 import os
 import sys
 import time
@@ -16,7 +21,7 @@ from raysim.core.commands import command
 from raysim.core.errors import ConfigError
 from raysim.listings import print_blocks, print_function, print_functions
 from raysim.own_code import refuse_shadows
-from raysim.terminal import LiveLine, Progress, command_began, err, note_home, out, run_table, say
+from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, run_table, say
 from raysim.unexpected import told
 
 if TYPE_CHECKING:
@@ -80,7 +85,7 @@ def run(
 
         if parsed is None:
             raise ConfigError(faults, source)
-        sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
+        out.out(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False), end="")
         return
     from raysim.storage import address
 
@@ -315,7 +320,7 @@ def schema() -> None:
 
     from raysim.editor import json_schema
 
-    sys.stdout.write(json.dumps(json_schema(), indent=1) + "\n")
+    out.out(json.dumps(json_schema(), indent=1))
 
 
 @app.command()
@@ -355,8 +360,8 @@ def submit(
         raise typer.Exit(status)
 
 
-def main() -> None:
-    """Entry point: one message and a status instead of a traceback for everything a user can mend."""
+def run_verb() -> None:
+    """What the command line says: one message and a status instead of a traceback for everything a user can mend."""
     # Modules of the current folder are found as `python -m raysim` finds them.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -365,9 +370,7 @@ def main() -> None:
         app()
     except Exception as error:
         line, status = told(error)
+        if out.is_closed:
+            line, status = f"standard output was closed: {line}", CLOSED
         err.print(line, markup=False)
         sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

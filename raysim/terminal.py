@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +24,27 @@ if TYPE_CHECKING:
     from raysim.core.settings import Settings
     from raysim.engine.metrics import RoundRecord
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+#: Exit status where standard output was closed, as of a program that SIGPIPE ends.
+CLOSED = 128 + signal.SIGPIPE
+
+
+class Output(Console):
+    """Standard output. When its reader has gone, as in `raysim run ... | head -1`, the work ends as by a signal."""
+
+    is_closed = False
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich: nothing more is written; a run or a sweep ends after a checkpoint, all else at once."""
+        self.is_closed = self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if callable(signal.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGTERM)  # a run has its own handler
+        else:
+            sys.exit(CLOSED)
+
+
+out = Output(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(line: str) -> None:
