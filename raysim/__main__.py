@@ -249,7 +249,7 @@ def report(
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH, or reports/NAME"),
+        typer.Option("--out", help="folder for the report; by default PATH/report, or `report` beside several PATHs"),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
@@ -284,7 +284,7 @@ def report(
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
     folder = out_dir or report_folder(paths or [])
-    show_report(folders, settings, home_folder() / folder if folder else None, out)
+    show_report(folders, settings, home_folder() / folder if folder else None)
 
 
 def _shipped_names() -> list[str]:

@@ -111,11 +111,12 @@ def report(
 
     Args:
       runs: runs, or folders of runs, or URIs of such.
-      out: folder for the report; by default `report` beside the runs, or beside the local copies of runs at URIs.
+      out: folder for the report; by default `report` in the folder that holds the runs, or in the one run; runs at URIs have local copies.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.
     """
+    from raysim.reporting.build import default_folder
     from raysim.reporting.results import Report
 
     if isinstance(runs, Run | str | Path):
@@ -123,8 +124,8 @@ def report(
     folders = [each.folder if isinstance(each, Run) else local_copy(each) for each in runs]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
-    common = runs.folder if isinstance(runs, Runs) and runs.folder is not None else folders[0]
-    return Report.write(folders, Path(out) if out is not None else common / "report", settings)
+    common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else folders
+    return Report.write(folders, Path(out) if out is not None else default_folder(common), settings)
 
 
 def arrays(
