@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # `python -m raysim`; the rest of this file is then imported under its own name
-    from raysim.entry import main
+    from raysim import entry
 
-    main()
+    entry.main()
 
 import os
 import sys
@@ -360,7 +360,7 @@ def submit(
         raise typer.Exit(status)
 
 
-def run_verb() -> None:
+def main() -> None:
     """What the command line says: one message and a status instead of a traceback for everything a user can mend."""
     # Modules of the current folder are found as `python -m raysim` finds them.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:

@@ -111,7 +111,7 @@ def report(
 
     Args:
       runs: runs, or folders of runs, or URIs of such.
-      out: folder for the report; by default `report` in the folder that holds the runs, or in the one run; runs at URIs have local copies.
+      out: folder for the report; by default `report` in the one folder given, or beside the first of several.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.

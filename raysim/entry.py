@@ -10,7 +10,7 @@ def main() -> None:
     """Run the verb of the command line; ends the process with its status."""
     try:
         try:
-            from raysim.__main__ import run_verb
+            from raysim.__main__ import main as run_verb
 
             run_verb()
         except SystemExit as end:

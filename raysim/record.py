@@ -68,7 +68,7 @@ class Recorder:
         folder.drop_clients(first_round)
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
         self._confusion: np.ndarray | None = None  # likewise
-        self._board = Board(folder.path, first_round)
+        self._board = Board(folder.path, first_round, self.rows)
         self._album = Album(self._show)
         if first_round == 0:
             self._board.hyperparameters_at_start(self.hyperparameters)

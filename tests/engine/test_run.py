@@ -50,10 +50,11 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     assert np.allclose(clients.groupby("round")["weight"].sum(), 1)
     assert set(clients.columns) >= {"round", "client", "num_examples", "num_steps", "seconds", "train_loss", "weight"}
     board = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
-    for tag in ("server/accuracy", "train/loss", "comm/up_mb", "system/round_s", "clients/expected_accuracy_worst"):
+    for tag in ("server/accuracy", "train/loss", "system/round_s", "clients/expected_accuracy_mean"):
         points = [(event.step, event.value) for event in board.Scalars(tag)]
         assert [step for step, _ in points] == [0, 1, 2]
         assert np.allclose([value for _, value in points], [float(row[tag]) for row in rows], rtol=1e-6)
+    assert "system/nodes" not in board.Tags()["scalars"]  # one in every round
     assert "weights/all" in board.Tags()["histograms"]
     assert {"weights/client_by_block", "partition/classes", "server/confusion"} <= set(board.Tags()["images"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["partition"]["num_clients"] == 12
