@@ -161,12 +161,12 @@ def partition(
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
-    from raysim.config import home_folder
+    from raysim.config import path_to_write
     from raysim.partitions import partitions, write
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [])
-    folder = home_folder() / (out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
+    folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     drawn = partitions(raw, config, is_scaled=is_scaled)
     table = Table(title=f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config)
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
@@ -275,7 +275,7 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
-    from raysim.config import home_folder, located_path
+    from raysim.config import located_path, path_to_write
     from raysim.core.uri import is_uri
     from raysim.reporting.command import show_report
     from raysim.storage import local_copy, report_folder
@@ -284,7 +284,7 @@ def report(
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
     folder = out_dir or report_folder(paths or [])
-    show_report(folders, settings, home_folder() / folder if folder else None)
+    show_report(folders, settings, path_to_write(folder) if folder else None)
 
 
 def _shipped_names() -> list[str]:

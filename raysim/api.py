@@ -150,13 +150,13 @@ def arrays(
     """
     import numpy as np
 
-    from raysim.config import home_folder
+    from raysim.config import path_to_write
     from raysim.data.arrow import write_set
     from raysim.data.own_reader import array_contents
     from raysim.data.sources import set_path
 
     contents = array_contents(np.asarray(images), np.asarray(labels), name, classes, domains)
-    path = set_path(home_folder() / root, name)
+    path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "arrays", domains=contents.domains)
 
 

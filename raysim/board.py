@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-
 #: What TensorBoard shows first: it sorts groups of curves by name and opens the first two. These curves stand in their own
 #: groups as well, by the names of progress.csv.
 FIRST = "accuracy and loss"

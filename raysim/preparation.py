@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from raysim.check_own import prepare_by_name
-from raysim.config import home_folder
+from raysim.config import path_to_write
 from raysim.core.commands import shown
 from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
@@ -45,14 +45,14 @@ def prepare_and_print(
     if ":" in name:
         if options != Options() or use_ray or save_as is None:
             mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
-            raise DataError(f"{name} is a function of your own", "", mend)
+            raise DataError(f"{name}, a function of your own, takes other options", "", mend)
         with LiveLine() as line:
             line.step(f"preparing {save_as} by {name}")
-            info = prepare_by_name(name, save_as, home_folder() / root, files, words, again=again)
+            info = prepare_by_name(name, save_as, path_to_write(root), files, words, again=again)
         _print_set(info, root)
         return
     if words:
-        raise DataError(f"{name} takes no {words[0]!r}", "", "key=value is for functions of your own")
+        raise DataError(f"{name} takes no {words[0]!r}", "", "only functions of your own take key=value")
     parallel_map: ParallelMap = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data as parallel_map
@@ -63,7 +63,7 @@ def prepare_and_print(
         task = bar.add_task(f"preparing {save_as or name}", total=None)
         info = prepare(
             name,
-            home_folder() / root,
+            path_to_write(root),
             files,
             again=again,
             save_as=save_as,
@@ -88,7 +88,7 @@ def _print_set(info: SetInfo, root: Path) -> None:
     )
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
-    out.print(f"file: {shown(set_path(home_folder() / root, info.name))}", markup=False)
+    out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)
     group = {"name": info.name, "root": str(root)}
     text = yaml.safe_dump({"data": group}, sort_keys=False, default_flow_style=None, width=10_000)
     out.print(f"In a configuration:\n{text}", end="", markup=False)

@@ -76,7 +76,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
-        raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
+        raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
     known = {key for cell in cells for key in cell.labels}
     columns = group.columns
     if "columns" not in given and not known.issuperset(columns):

@@ -29,10 +29,11 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
     # A pipe or a file has no width that a table should be squeezed into.
     page = out if out.is_terminal else Output(highlight=False, width=400, emoji=False)
     for table in report.tables:
-        unit = f": {report.metric}{', in %' * table.metric.is_share}"
-        page.print(terminal(f"{table.title}{unit}", header_of(table, report.group.rows), lines_of(table)))
+        out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
+        page.print(terminal(header_of(table, report.group.rows), lines_of(table)))
     for other in report.others:
-        page.print(terminal(other.title, other.header, other.lines))
+        out.print(other.title, markup=False)
+        page.print(terminal(other.header, other.lines))
     for sentence in conclusions(report):
         out.print(f"- {sentence}", markup=False)
     missing = [run for run in report.runs if not run.is_finished]

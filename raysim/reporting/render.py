@@ -166,12 +166,12 @@ def _latex_line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + " \\\\\n"
 
 
-def terminal(title: str, header: Sequence[str], lines: Sequence[Line]) -> Terminal:
-    """A table as the terminal shows it."""
+def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
+    """A table as the terminal shows it, without its title, which may be wider."""
     from rich.markup import escape
     from rich.table import Table as Terminal
 
-    shown = Terminal(title=escape(title))
+    shown = Terminal()
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
     for name, entries in lines:

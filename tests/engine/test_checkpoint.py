@@ -199,7 +199,7 @@ def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     _stored(tmp_path)
     for path in tmp_path.glob("round-*/server.safetensors"):
         path.write_bytes(b"x")
-    with pytest.raises(RaysimError, match=r"no sound checkpoint: round-000003 is damaged .*round-000002 is damaged"):
+    with pytest.raises(RaysimError, match=r"no checkpoint is whole: round-000003 is damaged .*round-000002 is damaged"):
         CheckpointStore(tmp_path).latest()
     assert len(list(tmp_path.glob("round-*"))) == 2
 
