@@ -47,6 +47,12 @@ out = Output(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
+def print_table(table: Table) -> None:
+    """A table: a pipe or a file has no width that it should be squeezed into."""
+    page = out if out.is_terminal else Output(file=out.file, highlight=False, emoji=False, width=400)
+    page.print(table)
+
+
 def say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()
@@ -64,7 +70,7 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
     """The accuracies of a finished run; rounds are counted from 1."""
     from raysim.config import methods_label
 
-    table = Table(title=f"{folder.name if folder else ''}: {methods_label(summary['methods'])}")
+    table = Table(title=escape(f"{folder.name if folder else ''}: {methods_label(summary['methods'])}"))
     for column in ("", "test accuracy", ""):
         table.add_column(column, justify="right")
     if summary["accuracy"] is not None:
