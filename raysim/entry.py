@@ -19,7 +19,7 @@ def main() -> None:
             raise
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only disturb the end of Ray
-        sys.stderr.write("stopped by Ctrl-C; the same command starts again\n")
+        sys.stderr.write("stopped by Ctrl-C; the same command begins anew\n")
         sys.exit(128 + signal.SIGINT)
 
 
