@@ -26,7 +26,9 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
             err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
         if len(names) > MOST_ROWS:
             err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
-    out.print(f"sweep directory: {sweep.place}  (results.csv, best.yaml for `raysim run`)", markup=False)
+    out.print(f"sweep directory: {sweep.place}  (with results.csv)", markup=False)
+    if (best := sweep.folder / "best.yaml").is_file():
+        out.print(f"best trial:      {command('raysim', 'run', best)}", markup=False)
     out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if all(outcome.is_finished for outcome in outcomes.values()):
         return 0
