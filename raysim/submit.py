@@ -105,7 +105,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
             line.step("connecting to the Ray cluster")
             jobs = Jobs()
         if jobs.is_running(job_id):
-            say(f"job {job_id} is running; this is its log (`{command('ray', 'job', 'stop', job_id)}` ends it)")
+            say(f"job {job_id} is running; this is its log (`ray job stop {job_id}` ends it)")
         else:
             with line:
                 line.step(f"sending {working_dir.resolve()} to the cluster")
