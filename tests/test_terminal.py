@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
 import raysim
@@ -71,7 +70,8 @@ def test_a_quiet_run_says_nothing(settings, capsys):
 @pytest.fixture
 def screen(monkeypatch):
     """Standard output as a terminal, whose text is kept."""
-    console = Console(file=io.StringIO(), force_terminal=True, force_jupyter=False, width=80, soft_wrap=True)
+    options = {"force_terminal": True, "force_jupyter": False, "width": 80, "soft_wrap": True, "highlight": False}
+    console = terminal.Output(file=io.StringIO(), **options)
     monkeypatch.setattr(terminal, "out", console)
     return console
 
@@ -82,10 +82,14 @@ def test_a_terminal_has_one_line_that_is_replaced(screen, capsys):
         line.step("starting Ray on this machine")
         time.sleep(0.6)  # two of its refreshes
         terminal.say("running 3 rounds")
+        line.show("x" * 200)  # cut where the terminal ends
+        time.sleep(0.6)
     shown = screen.file.getvalue()
     assert "starting Ray on this machine" in shown
     assert shown.count("running 3 rounds\n") == 1
-    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K") or "\x1b[2K" in shown.partition("running 3 rounds")[2]
+    assert "x" * 70 in shown
+    assert "x" * 80 not in shown
+    assert shown.endswith("\x1b[2K")  # the line is gone
     assert capsys.readouterr().err == ""
 
 
