@@ -35,7 +35,7 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         """Called by rich: nothing more is written; a run or a sweep ends after a checkpoint, all else at once."""
-        self.is_closed = self.quiet = True
+        Output.is_closed = self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if callable(signal.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGTERM)  # a run has its own handler
@@ -95,6 +95,7 @@ class LiveLine:
         self._is_quiet = is_quiet
         self._status: Status | None = None
         self._notebook_line: Any = None
+        self._last = ""
 
     @property
     def is_replaced(self) -> bool:
@@ -108,10 +109,25 @@ class LiveLine:
         else:
             err.print(text, markup=False)
 
-    def show(self, text: str) -> None:
-        """How far it is; only where a line can be replaced."""
+    def say(self, text: str) -> None:
+        """A line that stays, above those to come."""
+        if self._is_quiet:
+            return
+        if out.is_jupyter:
+            self.show(text)
+            self._notebook_line = None
+        else:
+            say(text)
+
+    def show(self, text: str, *, is_last: bool = False) -> None:
+        """How far it is; only where a line can be replaced.
+
+        Args:
+          is_last: in a notebook this text stays, unless another one comes that does.
+        """
         if self._is_quiet or not self.is_replaced:
             return
+        self._last = text if is_last else self._last
         if out.is_jupyter:
             self._notebook_line = _shown(text, self._notebook_line)
         elif self._status is not None:
@@ -124,6 +140,8 @@ class LiveLine:
 
     def close(self) -> None:
         """Take the line away."""
+        if self._notebook_line is not None:
+            _shown(self._last, self._notebook_line)
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -158,10 +176,9 @@ class Progress:
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
-        self.line.close()
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
-        say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
+        self.line.say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:
@@ -176,7 +193,7 @@ class Progress:
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         text = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
-        self.line.show(text)
+        self.line.show(text, is_last=True)
         is_last = number == self._total
         if out.is_jupyter or (self.line.is_replaced and not is_last):
             return
