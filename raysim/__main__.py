@@ -106,8 +106,7 @@ def run(
         from raysim.engine.ray.session import wait_for_end
 
         with LiveLine() as line:
-            line.step("ending Ray")
-            wait_for_end()
+            wait_for_end(line.step)
 
 
 @app.command()
@@ -254,7 +253,9 @@ def report(
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="folder for the report; by default PATH/report, or `report` beside several PATHs"),
+        typer.Option(
+            "--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")

@@ -24,5 +24,7 @@ def main() -> None:
 
 
 def _is_interrupt(end: SystemExit) -> bool:
-    """Whether typer made this exit of a KeyboardInterrupt: it keeps that as the cause."""
-    return isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt)
+    """Whether typer made this exit of a KeyboardInterrupt: it raises Exit from that, and this exit while it handles it."""
+    import typer
+
+    return isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt)

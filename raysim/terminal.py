@@ -100,13 +100,13 @@ class LiveLine:
     @property
     def is_replaced(self) -> bool:
         """Whether a line takes the place of the one before."""
-        return out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal)
+        return not self._is_quiet and (out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal))
 
     def step(self, text: str) -> None:
         """A part of the work begins."""
-        if self._is_quiet or self.is_replaced:
+        if self.is_replaced:
             self.show(text)
-        else:
+        elif not self._is_quiet:
             err.print(text, markup=False)
 
     def say(self, text: str) -> None:
@@ -125,7 +125,7 @@ class LiveLine:
         Args:
           is_last: in a notebook this text stays, unless another one comes that does.
         """
-        if self._is_quiet or not self.is_replaced:
+        if not self.is_replaced:
             return
         self._last = text if is_last else self._last
         if out.is_jupyter:
