@@ -25,6 +25,7 @@ from raysim.engine.messages import Snapshot
 from raysim.engine.simulation import Stopped
 from raysim.runner import execute
 from tests.support.federations import plan_of, raw_config
+from tests.support.output import in_order
 from tests.support.runs import a_plan, quietly, rows_of, timeless
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -78,6 +79,9 @@ def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path)
     again = start(tmp_path / "run.yaml")
     output, _ = again.communicate(timeout=180)
     assert again.returncode == 0, output
+    if backend == "ray":  # no silence: starting, building, drawing and ending each have their line
+        parts = ("checking", "starting Ray on this machine", "looking for the shards", "starting 2 trainers")
+        in_order(output, *parts, "resuming at round", "drawing pictures", "run directory:", "ending Ray")
     assert "resuming at round" in output
     expected = quietly(check({**raw, "name": "whole", "resources": {"backend": "serial"}}, "a test"))
     summary = json.loads((folder / "summary.json").read_text())
@@ -199,7 +203,7 @@ def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     _stored(tmp_path)
     for path in tmp_path.glob("round-*/server.safetensors"):
         path.write_bytes(b"x")
-    with pytest.raises(RaysimError, match=r"no sound checkpoint: round-000003 is damaged .*round-000002 is damaged"):
+    with pytest.raises(RaysimError, match=r"no checkpoint is whole: round-000003 is damaged .*round-000002 is damaged"):
         CheckpointStore(tmp_path).latest()
     assert len(list(tmp_path.glob("round-*"))) == 2
 
@@ -227,7 +231,7 @@ def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("row", r"progress\.csv lacks round 1 in"), ("part", r"clients\.parquet lacks round"), ("empty", "is damaged")],
+    [("row", r"progress\.csv lacks round 2 in"), ("part", r"clients\.parquet lacks round"), ("empty", "is damaged")],
 )
 def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, root, tmp_path):
     plan = a_plan(root, tmp_path, rounds=4, checkpoint={"every_s": 0})

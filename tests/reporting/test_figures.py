@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report, write
 from raysim.reporting.drawing import FIGURES, NAMES, captions, draw
-from raysim.reporting.panels import styles_of
+from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.tables import all_rows
 from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 
@@ -99,7 +100,7 @@ def test_curves_are_the_mean_over_seeds(tmp_path):
     _, made, _ = drawn([tmp_path], {"figures": ["curves"]})
     (axes,) = made["curves"].axes
     (line,) = axes.lines
-    assert list(line.get_xdata()) == list(range(10))
+    assert list(line.get_xdata()) == list(range(1, 11))
     assert line.get_ydata()[-1] == pytest.approx(50.0)
     assert len(axes.collections) == 1
 
@@ -126,7 +127,7 @@ def test_norms_show_two_rounds_on_one_logarithmic_scale(tmp_path):
     fabricate(tmp_path / "a", 0.5, norms=(0, 5, 9))
     _, made, _ = drawn([tmp_path], {"figures": ["norms"]})
     first, last, bar = made["norms"].axes
-    assert (first.get_title(), last.get_title()) == ("round 0", "round 9")
+    assert (first.get_title(), last.get_title()) == ("round 1", "round 10")
     with np.load(tmp_path / "a" / "arrays" / "round_00009.npz") as arrays:
         assert np.allclose(last.images[0].get_array(), arrays["fedvg.norms"])
     assert first.images[0].norm is last.images[0].norm
@@ -185,3 +186,21 @@ def test_an_unknown_figure_of_a_sweep_is_a_fault_of_its_file(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.yaml") as caught:
         make_report([root], {"figures": ["bars"]})
     assert [fault.key for fault in caught.value.faults] == ["report.figures.0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 60.0), (20.0, 60.0), (55.0, 60.0), (-3.0, 5.0), (-5.0, -1.0), (0.0, 0.0)]
+)
+def test_bars_begin_at_zero_or_the_axis_says_where(low, high):
+    axes = Figure().subplots()
+    axes.bar([0, 1], [low, high])
+    zoom(axes, low, high, name="accuracy (%)")
+    bottom, top = axes.get_ylim()
+    assert bottom < top
+    assert bottom <= low
+    assert high <= top
+    if bottom > 0:
+        assert axes.get_ylabel() == f"accuracy (%); the axis begins at {bottom:g}"
+    else:
+        assert top >= 0
+        assert axes.get_ylabel() == "accuracy (%)"
