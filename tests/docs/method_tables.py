@@ -67,7 +67,9 @@ def table(name: str) -> str:
 
 def written(page: str) -> str:
     """The page with its tables made anew."""
-    return BLOCK.sub(lambda block: f"<!-- options of {block[1]} -->\n{table(block[1])}<!-- end of options -->", page)
+    return BLOCK.sub(
+        lambda block: f"<!-- options of {block[1]} -->\n\n{table(block[1])}\n<!-- end of options -->", page
+    )
 
 
 def main() -> None:
