@@ -21,7 +21,7 @@ BLOCK = re.compile(r"<!-- options of (\w+) -->\n(.*?)<!-- end of options -->", r
 #: What a function says that leaves its options to another one's documentation.
 AS_IN = re.compile(r"[Oo](?:ther o)?ptions (?:and errors )?as in `(\w+)`")
 #: The meaning of an option that the function's documentation explains in its text, and the page in its own.
-ABOVE = "see the text above"
+IN_THE_TEXT = "see the text"
 #: What YAML calls them.
 WORDS = {"None": "null", "True": "true", "False": "false"}
 HEAD = "| option | values | default | meaning |\n|---|---|---|---|\n"
@@ -60,7 +60,7 @@ def table(name: str) -> str:
     rows = []
     for option in inspect.signature(make).parameters.values():
         default = WORDS.get(str(option.default), option.default)
-        words = known.get(option.name, ABOVE).replace("|", "\\|")
+        words = known.get(option.name, IN_THE_TEXT).replace("|", "\\|")
         rows.append(f"| `{option.name}` | {values_of(hints[option.name])} | `{default}` | {words} |\n")
     return HEAD + "".join(rows) if rows else "No options.\n"
 
