@@ -44,7 +44,27 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Leaves in vector order: the trained parameters first, then the float buffers."""
+    """Leaves in vector order: the trained parameters first, then the float buffers.
+
+    Example:
+      >>> network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 3))
+      >>> layout = layout_of(network, head="2")
+      >>> [leaf.name for leaf in layout.params]
+      ['0.weight', '0.bias', '1.weight', '1.bias', '2.weight', '2.bias']
+      >>> [leaf.name for leaf in layout.buffers]
+      ['1.running_mean', '1.running_var']
+      >>> layout.num_params, layout.num_state
+      (19, 23)
+      >>> layout.by_name["2.weight"].offset, layout.by_name["2.weight"].is_head
+      (10, True)
+      >>> vector = torch.arange(23.0)
+      >>> layout.view(vector, "2.weight")
+      tensor([[10., 11.],
+              [12., 13.],
+              [14., 15.]])
+      >>> layout.norms(vector, 1)[:2]  # of the first two leaves
+      tensor([6., 9.], dtype=torch.float64)
+    """
 
     leaves: tuple[Leaf, ...]
 

@@ -236,6 +236,15 @@ class ServerView:
 class Method:
     """A method as a value; see the module's table for the hooks.
 
+    Example, aggregation weights in proportion to the steps that clients took:
+      >>> def weigh(weights: Weights, server: ServerView) -> Weights:
+      ...     share = server.num_steps.double() / server.num_steps.sum()
+      ...     return {name: share for name in weights}
+      >>> by_steps = Method("by_steps", weigh=weigh, claims=frozenset({"weights:*"}))
+      >>> from types import SimpleNamespace
+      >>> by_steps.weigh({"fc.weight": torch.zeros(2)}, SimpleNamespace(num_steps=torch.tensor([10, 30])))
+      {'fc.weight': tensor([0.2500, 0.7500], dtype=torch.float64)}
+
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
       claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion",

@@ -36,6 +36,16 @@ class ClientStep(NamedTuple):
 class Stack:
     """Some methods as one.
 
+    Example, two server steps in both orders:
+      >>> import torch
+      >>> halve = Method("halve", server_update=lambda update, state, server: (update / 2, state))
+      >>> shift = Method("shift", server_update=lambda update, state, server: (update + 1, state))
+      >>> update, states = Stack([halve, shift]).server_update(torch.tensor([4.0]), {}, lambda name: None)
+      >>> update, states
+      (tensor([3.]), {'halve': {}, 'shift': {}})
+      >>> Stack([shift, halve]).server_update(torch.tensor([4.0]), {}, lambda name: None)[0]
+      tensor([2.5000])
+
     Args:
       methods: in the order of the configuration; none of them is FedAvg.
     """
@@ -180,6 +190,7 @@ def chain(name: str, *parts: Method) -> Method:
       >>> from methods import fedavgm, fedprox
       >>> chain("near_and_steady", fedprox(mu=0.1), fedavgm(beta=0.9)).grads is not None
       True
+
     Raises:
       ValueError: a part is a phase of its own, which cannot be inside another method.
     """
@@ -285,6 +296,17 @@ def conflicts(
     methods: Sequence[Method], resources: Sequence[str], available: Collection[str], *, head: str = ""
 ) -> list[str]:
     """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
+
+    Example:
+      >>> everywhere = Method("everywhere", claims=frozenset({"weights:*"}))
+      >>> in_the_head = Method("in_the_head", claims=frozenset({"weights:@head.*"}), needs=frozenset({"features"}))
+      >>> resources = ["weights:conv.weight", "weights:fc.weight"]
+      >>> for fault in conflicts([everywhere, in_the_head], resources, {"features"}, head="fc"):
+      ...     print(fault.partition(":")[0])
+      everywhere and in_the_head both decide weights
+      >>> body = Method("body", claims=frozenset({"weights:*!weights:@head.*"}))
+      >>> conflicts([body, in_the_head], resources, {"features"}, head="fc")
+      []
 
     Args:
       methods: in the order of the list, which is the order in which hooks apply.

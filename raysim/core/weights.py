@@ -14,6 +14,13 @@ class RightMap:
 
     Like scalar weights that sum to one, the maps of a cohort usually sum to the identity (RegMean: G_k (sum G)^-1).
 
+    Example, two clients of which the first decides the first column and the second the other:
+      >>> first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+      >>> weight = RightMap(torch.stack([torch.diag(first), torch.diag(second)]).double())
+      >>> updates = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]], dtype=torch.float64)  # (K, out, in)
+      >>> (updates @ weight.maps).sum(dim=0)
+      tensor([[1., 4.]], dtype=torch.float64)
+
     Attributes:
       maps: (K, in, in) for a leaf of shape (out, in), float64.
     """
@@ -31,11 +38,23 @@ Weights = dict[str, Tensor | RightMap]
 
 
 def take(weights: Weights, rows: Tensor) -> Weights:
-    """The weights of some of the clients, in the order of `rows` (int64)."""
+    """The weights of some of the clients, in the order of `rows` (int64).
+
+    Example:
+      >>> weights = {"fc.weight": torch.tensor([0.5, 0.125, 0.375], dtype=torch.float64)}
+      >>> take(weights, torch.tensor([2, 0]))
+      {'fc.weight': tensor([0.3750, 0.5000], dtype=torch.float64)}
+    """
     return {name: w.take(rows) if isinstance(w, RightMap) else w[rows] for name, w in weights.items()}
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Scores >= 0 of shape (K, ...) -> weights that sum to one over the clients; all zeros where all scores are."""
+    """Scores >= 0 of shape (K, ...) -> weights that sum to one over the clients; all zeros where all scores are.
+
+    Example, the scores of two clients for three rows:
+      >>> normalised(torch.tensor([[1.0, 0.0, 0.0], [3.0, 2.0, 0.0]], dtype=torch.float64))
+      tensor([[0.2500, 0.0000, 0.0000],
+              [0.7500, 1.0000, 0.0000]], dtype=torch.float64)
+    """
     total = scores.sum(dim=0, keepdim=True)
     return torch.where(total > 0, scores / total.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(scores))

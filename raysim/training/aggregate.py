@@ -24,8 +24,16 @@ STRETCH = 2**16
 def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tensor:
     """One constant M per leaf such that (x + M) - M rounds x to the leaf's grid.
 
-    With T >= sum_k |a_k u_k| the constant is 1.5 * 2^p, p = ceil(log2 T) + 1: the grid is 2^(p-52) and every partial
-    sum stays below 2^53 grid steps, hence is exact.
+    With T >= sum_k |a_k u_k| the constant is 1.5 * 2^p, p = floor(log2 T) + 2: the grid is 2^(p-52) and every partial
+    sum stays below 2^53 grid steps, hence is exact. docs/design.md has the proof.
+
+    Example, T = 0.5 * 3 + 0.5 * 5 = 4:
+      >>> from torch import nn
+      >>> from raysim.core.layout import layout_of
+      >>> layout = layout_of(nn.Sequential(nn.Linear(1, 1, bias=False)), head="0")
+      >>> weights = {"0.weight": torch.tensor([0.5, 0.5], dtype=torch.float64)}
+      >>> rounding_constants(layout, weights, torch.tensor([[3.0], [5.0]], dtype=torch.float64))
+      tensor([24.], dtype=torch.float64)
 
     Args:
       weights: for K clients.
@@ -53,6 +61,23 @@ def fold(
     layout: Layout, updates: Iterable[Tensor], weights: Weights, constants: Tensor, total: Tensor | None = None
 ) -> Tensor:
     """Partial sum over some clients: sum_k a_k u_k on the shared grid.
+
+    Example, a sum whose float32 result depends on the order:
+      >>> from torch import nn
+      >>> from raysim.core.layout import layout_of
+      >>> from raysim.core.weights import take
+      >>> updates = torch.tensor([[2.0**30], [1.0], [-(2.0**30)]])
+      >>> float(updates[0] + updates[1] + updates[2]), float(updates[0] + updates[2] + updates[1])
+      (0.0, 1.0)
+      >>> layout = layout_of(nn.Sequential(nn.Linear(1, 1, bias=False)), head="0")
+      >>> weights = {"0.weight": torch.ones(3, dtype=torch.float64)}
+      >>> constants = rounding_constants(layout, weights, updates.abs().double())
+      >>> fold(layout, updates, weights, constants)
+      tensor([1.], dtype=torch.float64)
+      >>> groups = [torch.tensor([1]), torch.tensor([2, 0])]  # as two trainers may hold them
+      >>> partial = [fold(layout, updates[rows], take(weights, rows), constants) for rows in groups]
+      >>> partial[0] + partial[1], partial[1] + partial[0]
+      (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
 
     Args:
       updates: of k >= 1 clients, [size] float32 each, size = num_params or num_state; or one tensor (k, size).

@@ -1,0 +1,60 @@
+"""The pages about methods: every method on one of them, tables of options from the code, links and numbers that are true."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from methods import METHODS
+from tests.docs.method_tables import BLOCK, PAGES, written
+
+TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
+STUDIES = {"fedvg": "fedvg_digits", "flfa": "flfa_digits", "livar": "livar_digits", "univarfl": "univarfl_shapes"}
+RECIPES = PAGES.parents[1] / "configs" / "papers"
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+RESULT = re.compile(r"\d+\.\d+ ± \d+\.\d+")
+
+
+def test_every_method_is_on_one_page():
+    named = Counter(block[1] for text in TEXTS.values() for block in BLOCK.finditer(text))
+    assert named == Counter(METHODS.keys())
+    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines"])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_tables_of_options_are_the_methods_own(path: Path):
+    assert written(TEXTS[path]) == TEXTS[path], "run `python -m tests.docs.method_tables`"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_results_are_those_of_our_study(name: str):
+    tables = (PAGES.parent / "studies" / STUDIES[name]).rglob("table.csv")
+    rows = [row for table in tables for row in csv.DictReader(table.open())]
+    known = {f"{float(row['mean']):.2f} ± {float(row['std']):.2f}" for row in rows}
+    said = set(RESULT.findall(TEXTS[PAGES / f"{name}.md"]))
+    assert said
+    assert said <= known
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_links_and_pictures_are_there(path: Path):
+    text, targets = TEXTS[path], re.findall(r"\]\(([^)\s]+)\)", TEXTS[path])
+    headings = {re.sub(r"[^\w\s-]", "", line[1]).strip().lower().replace(" ", "-") for line in HEADING.finditer(text)}
+    for target in targets:
+        if target.startswith("#"):
+            assert target[1:] in headings, target
+        elif not target.startswith("https://"):
+            assert (path.parent / target).exists(), target
+
+
+def test_recipes_are_there():
+    shipped = {f"{file.parent.name}/{file.stem}" for file in RECIPES.glob("*/*.yaml")}
+    for path, text in TEXTS.items():
+        section = text.partition("## Recipes\n")[2].partition("\n## ")[0]
+        named = re.findall(rf"\b{path.stem}/(\w+)", section)
+        assert {f"{path.stem}/{name}" for name in named} <= shipped, path
+        assert named or path.stem == "baselines"
