@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu lint bench bench-peers fuzz clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu lint bench bench-peers fuzz docs clean
 
 setup: $(STAMP)
 
@@ -71,6 +71,11 @@ bench-peers: setup
 # Thousands of bad configurations, damaged files and kills; a table of what came of them.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
+
+# The documentation as a site in build/site. A link or anchor that leads nowhere is an error.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache
