@@ -7,6 +7,7 @@ host shows them; a test compares. Notebooks become Markdown here, equations Math
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
 
 #: What links to these files mean on the site.
 ALIASES = {"README.md": "index.md", "docs": "index.md", "cluster": "cluster.md"}
+
+log = logging.getLogger("mkdocs.hooks.raysim")  # a warning ends a strict build
 
 #: Stands for the address of the repository in links to files that are no pages.
 SOURCE = "source:"
@@ -186,6 +189,9 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     from latex2mathml.converter import convert
 
     def drawn(match: re.Match[str]) -> str:
-        return convert(unescape(match["text"]), display="block" if match["tag"] == "div" else "inline")
+        drawing = convert(unescape(match["text"]), display="block" if match["tag"] == "div" else "inline")
+        if unknown := re.search(r">\\\\?\w+<", drawing):
+            log.warning("%s: an equation has an unknown command: %s", page.file.src_uri, unknown[0])
+        return drawing
 
     return EQUATION.sub(drawn, html)
