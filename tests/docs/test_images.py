@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
 
 #: The target of a link or picture in Markdown, or of one in HTML.
