@@ -6,7 +6,6 @@ raysim tune docs/pictures/sweep.yaml && python docs/pictures/shots.py runs/pictu
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import re
 import subprocess
@@ -35,11 +34,18 @@ SHOTS = {
     "hparams": ("#hparams", "document.querySelector('tf-hparams-dashboard')"),
 }
 
-#: CSS of README's picture: 800 x 350 pixels of which each is drawn as 2 x 2.
-STYLE = """
-body { margin: 0; width: 800px; height: 350px; background: #fff; color: #1b1b1b; font: 13px/1.35 "DejaVu Sans", sans-serif;
-       display: flex; gap: 14px; box-sizing: border-box; padding: 12px; }
-"""
+#: README's picture: 800 x 350 CSS pixels, each drawn as 2 x 2. Left the report's text, right the curves of one alpha.
+FRONT = """<!doctype html><meta charset="utf-8"><style>
+body {{ margin: 0; width: 800px; height: 350px; padding: 14px 16px; box-sizing: border-box; display: flex; gap: 16px;
+  background: #fff; color: #1b1b1b; font: 12.5px/1.4 "DejaVu Sans", Verdana, sans-serif; overflow: hidden }}
+.text {{ flex: 0 0 405px }} .curves {{ flex: 1 }} img {{ width: 100% }}
+code {{ font: bold 12px "DejaVu Sans Mono", monospace; background: #eef1f4; padding: 3px 6px; border-radius: 4px }}
+table {{ border-collapse: collapse; margin: 12px 0 10px; width: 100% }}
+th, td {{ padding: 3.5px 6px; border-bottom: 1px solid #ccc; text-align: right }}
+th:first-child, td:first-child {{ text-align: left }}
+ul {{ margin: 0; padding-left: 16px }} li {{ margin-bottom: 4px }}
+</style><div class="text"><code>raysim report runs/{name}</code>{table}<ul>{conclusions}</ul></div>
+<div class="curves"><img src="{curves}"></div>"""
 
 
 @contextmanager
@@ -87,11 +93,24 @@ async def take(sweep: Path) -> None:
 
 
 async def front(page: Page, sweep: Path) -> bytes:
-    """README's picture: the table of the sweep's report beside its curves."""
+    """README's picture: the table of the sweep's report beside its curves at the smallest alpha."""
     with tempfile.TemporaryDirectory() as folder:
-        report = raysim.report(sweep, out=folder)
+        settings = {"against": "FedVG", "metric": "mean_last_10pct_accuracy", "columns": ["alpha"]}
+        report = raysim.report(sweep, out=Path(folder) / "all", **settings)
+        skewed = [run for run in raysim.load(sweep) if run.config["partition"]["alpha"] == 0.1]
+        curves = raysim.report(skewed, out=Path(folder) / "skewed", figures=["curves"]).figures["curves"]
+        markdown = MarkdownIt("commonmark").enable("table")
+        table = next(part for part in report.text.split("\n\n") if part.startswith("| method"))
+        points = [markdown.renderInline(sentence) for sentence in report.conclusions]
         html = Path(folder) / "front.html"
-        html.write_text(report.text)
+        html.write_text(
+            FRONT.format(
+                name=sweep.name,
+                table=markdown.render(table),
+                conclusions="".join(f"<li>{point}</li>" for point in points),
+                curves=curves.as_uri(),
+            )
+        )
         await page.show(html.as_uri(), 800, 350, scale=2)
         return await page.picture()
 
