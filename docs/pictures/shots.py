@@ -26,12 +26,12 @@ DOCS = Path(__file__).resolve().parent.parent
 
 #: File in docs/tensorboard -> (TensorBoard's address after the port, what must be on the page before it is taken).
 SHOTS = {
-    "scalars": ("#scalars", "document.querySelector('tf-scalar-dashboard')"),
+    "scalars": ("?darkMode=false#timeseries", "document.querySelectorAll('scalar-card').length >= 3"),
     "images": (
-        "?tagFilter=" + quote("weights|classes|norms") + "#images",
+        f"?darkMode=false#images&tagFilter={quote('weights|classes|norms')}",
         "document.querySelector('tf-image-dashboard')",
     ),
-    "hparams": ("#hparams", "document.querySelector('tf-hparams-dashboard')"),
+    "hparams": ("?darkMode=false#hparams", "document.querySelector('tf-hparams-dashboard')"),
 }
 
 #: README's picture: 800 x 350 CSS pixels, each drawn as 2 x 2. Left the report's text, right the curves of one alpha.
