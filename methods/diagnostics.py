@@ -27,7 +27,7 @@ CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
-    """Logs measures of the round in round 0 and then every so many rounds; weights and update stay as they are.
+    """Logs measures of the first round, and then every so many rounds; weights and update stay as they are.
 
     List it last: what it sees of the clients does not depend on the place, but methods that replace the update have to
     stand before any other one that looks at it.
@@ -53,8 +53,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     at the one it broadcasts.
 
     Args:
-      every: rounds between measurements: 0, every - 1, 2 every - 1, ...
-      measures: which; by default those that cost little.
+      every: rounds between measurements: the first round, and, counted from 1, those that it divides.
+      measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
     """

@@ -41,7 +41,7 @@ def elastic(
     of one example also without BatchNorm.
 
     Args:
-      tau: >= 0; 0.5 in the paper and in FedVG's tables.
+      tau: factor of the most sensitive element, >= 0; the least sensitive has 1 + tau. 0.5 in the paper and in FedVG's tables.
       mu: memory of the average over batches, in [0, 1); 0.95 likewise.
       sample_ratio: share of the local examples that Omega is computed on, in (0, 1], drawn anew every round; 0.3 is the
         value of FedVG's tables, and costs less than a third of a local epoch.

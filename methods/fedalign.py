@@ -35,9 +35,9 @@ def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None)
     (`local.max_grad_norm`) and use Nesterov momentum 0.9.
 
     Args:
-      mu: strength, >= 0; 0.45 in the paper.
+      mu: strength of the pull, >= 0; 0.45 in the paper.
       width: share of the channels, in (0, 1), rounded, at least one; 0.25 in the paper.
-      block: path of the block.
+      block: path of the block that is aligned; null: the last layer block in front of the classifier.
     Raises:
       ValueError: mu < 0, width outside (0, 1), or, when the run starts, no such block.
       MethodError: a layer of the block that has no first channels (attention, grouped convolutions).

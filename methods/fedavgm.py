@@ -31,7 +31,8 @@ def fedavgm(
 
     Args:
       beta: momentum, 0 <= beta < 1; 0 with server_lr 1 is FedAvg.
-      server_lr: > 0.
+      server_lr: factor of the step, > 0.
+      form: which of the three rules above.
       as_in: "fl-bench" sets form.
     Raises:
       ValueError: beta or server_lr out of range, or as_in with a form.

@@ -20,7 +20,8 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable", mi
     In local training only.
 
     Args:
-      tau: >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
+      tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
+      form: which of the two losses above.
       min_count: counts below are raised to it, >= 0. 1e-8, a margin of 100 tau, is FL-bench's; 0 takes absent classes
         out of the softmax altogether.
     Raises:

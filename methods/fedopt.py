@@ -61,7 +61,14 @@ def fedyogi(
 
     Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
         v <- v - (1 - beta2) Δ^2 sign(v - Δ^2);   m and the step as in `fedadam`
-    With init_v 0 the first round is fedadam's. Options and errors as in `fedadam`.
+    With init_v 0 the first round is fedadam's. Errors as in `fedadam`.
+
+    Args:
+      server_lr: > 0, size of a step where sqrt(v) is well above tau.
+      beta1, beta2: in [0, 1), how slowly m and v move.
+      tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      init_v: v at the start, >= 0.
+      bias_correction: as in `fedadam`: multiply the step by sqrt(1 - beta2^t) / (1 - beta1^t), with t from 1.
     """
 
     def next_v(v: Tensor, square: Tensor) -> Tensor:
@@ -75,7 +82,13 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
 
     Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
         v <- v + Δ^2;   m and the step as in `fedadam`
-    beta1 is 0 in the paper's experiments. Other options and errors as in `fedadam`.
+    Errors as in `fedadam`.
+
+    Args:
+      server_lr: > 0, size of the first step where sqrt(v) is well above tau; v only grows, and later steps shrink.
+      beta1: in [0, 1), how slowly m moves; 0, no momentum, in the paper's experiments.
+      tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      init_v: v at the start, >= 0.
     """
     return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v, False)
 

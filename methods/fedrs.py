@@ -20,7 +20,9 @@ def fedrs(*, alpha: float = 0.5, form: Literal["binary", "continuous"] = "binary
     the plain logits. The released code takes at least five local steps, however few batches a client has.
 
     Args:
-      alpha: in [0, 1]; 1 is plain cross-entropy. 0 gives absent classes the logit b_c, not minus infinity.
+      alpha: scale of an absent class, in [0, 1]; 1 is plain cross-entropy. 0 gives absent classes the logit b_c, not minus
+        infinity.
+      form: which of the two scales above.
       count_as_missing: binary form: classes with at most that many examples count as absent.
     Raises:
       ValueError: alpha or count_as_missing out of range.

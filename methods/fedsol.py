@@ -35,8 +35,8 @@ def fedsol(
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
       form: the two forms of the released code.
-      temperature: T > 0 of the distillation.
-      floor: >= 0.
+      temperature: of the distillation, T > 0.
+      floor: where the gradient is shorter there is no perturbation, >= 0.
       perturbs: which parameters are moved.
       reference_mode: mode of the global model in the distillation; the released code has it in eval mode, but for the
         first client of a run, where it still is in train mode.

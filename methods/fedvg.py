@@ -79,12 +79,13 @@ def fedvg(
       val_mode: mode of the network while scoring. The released code uses "train"; it matters with BatchNorm. Only where it
         does, or where dropout draws, is scoring done in the clients' batch size, as there; else in larger batches, which
         are faster and change the sum of the gradients by its rounding alone.
-      every: rounds between scorings, which are 0, every, 2 every, ...; in the others a client has the norms, or the
+      every: rounds between scorings, of which the first round is one; in the others a client has the norms, or the
         loss, of its last one, and only clients without any are scored (`scored` logs how many).
       buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"
         the same to every client.
       one_axis: the spectral norm of tensors with one axis: none, so that they have the weight of their layer block, or
         their own L2 norm.
+      as_in: "release" sets buffers, one_axis and the order of the validation rows as the released code has them, see above.
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have

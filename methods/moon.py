@@ -23,9 +23,9 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "r
     client's last round, however old; the paper does not say what it is in a client's first round.
 
     Args:
-      mu: strength, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
-      temperature: T > 0.
-      first: the previous model of a client that never trained: "none": no term; "random": no term in round 0, later a
+      mu: strength of the contrastive loss, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
+      temperature: T of the contrastive loss, > 0.
+      first: the previous model of a client that never trained: "none": no term; "random": no term in the first round, later a
         network of its own with random initial values (the authors' code); "global": the broadcast model, so that both
         pulls cancel and the loss shows mu ln 2 without a gradient.
     Raises:

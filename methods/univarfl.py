@@ -50,7 +50,7 @@ def univarfl(
     With a batch of one both terms are constant.
 
     Args:
-      mu, lam: strengths, >= 0; lam None: D/4.
+      mu, lam: strengths of the energy L_HE and of the variance term L_V, >= 0; lam null: D/4.
       eps, form: of the energy. "masked", without i = j; "mean" also divides by n(n - 1) instead of n^2; "literal", eq. 3
         with i = j.
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # `python -m raysim`; the rest of this file is then imported under its own name
+    from raysim import entry
+
+    entry.main()
+
 import os
 import sys
 import time
@@ -12,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from raysim.core.errors import ConfigError, DataError
-from raysim.listings import print_blocks, print_columns, print_functions, print_method, print_set
+from raysim.core.commands import command
+from raysim.core.errors import ConfigError
+from raysim.listings import print_blocks, print_function, print_functions
 from raysim.own_code import refuse_shadows
-from raysim.terminal import Progress, command_began, err, note_home, out, run_table, say
+from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, run_table, say
 from raysim.unexpected import told
 
 if TYPE_CHECKING:
@@ -68,7 +74,9 @@ def run(
 
     raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
     if raw.get("tune"):
-        note = f"note: the `tune` group of {config} is left out; `raysim tune {config}` runs its sweep"
+        note = (
+            f"note: this runs {config} without its `tune` group; `{command('raysim', 'tune', config)}` runs the sweep"
+        )
         err.print(note, markup=False)
     note_home()
     parsed, faults = parse_config(raw)
@@ -77,7 +85,7 @@ def run(
 
         if parsed is None:
             raise ConfigError(faults, source)
-        sys.stdout.write(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False))
+        out.out(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False), end="")
         return
     from raysim.storage import address
 
@@ -88,13 +96,17 @@ def run(
 
             stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
         finished = api.finished_run(raw, source, Progress(began))
-    if out.is_terminal and finished.summary["stopped_by"]:
-        out.print()  # the live line was not the last one
     out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
-    out.print(f"run directory: {finished.folder}")
-    out.print(f"TensorBoard:   tensorboard --logdir {finished.folder}")
+    out.print(f"run directory: {finished.folder}", markup=False)
+    out.print(f"TensorBoard:   {command('tensorboard', '--logdir', finished.folder)}", markup=False)
+    if parsed is not None and parsed.resources.backend == "ray":
+        from raysim.engine.ray.session import wait_for_end
+
+        with LiveLine() as line:
+            line.step("ending Ray")
+            wait_for_end()
 
 
 @app.command()
@@ -110,7 +122,7 @@ def tune(
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
     note_home()
-    if status := show_sweep(*api.finished_sweep(raw, config, say, scale=is_scaled)):
+    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine(), scale=is_scaled)):
         raise typer.Exit(status)
 
 
@@ -149,12 +161,12 @@ def partition(
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
-    from raysim.config import home_folder
+    from raysim.config import path_to_write
     from raysim.partitions import partitions, write
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [])
-    folder = home_folder() / (out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
+    folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     drawn = partitions(raw, config, is_scaled=is_scaled)
     table = Table(title=f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config)
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
@@ -190,45 +202,11 @@ def prepare(
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
 ) -> None:
     """Convert a data set to Arrow."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from raysim.data.reader_api import Options
+    from raysim.preparation import prepare_and_print
 
-    from raysim.check_own import prepare_by_name
-    from raysim.config import home_folder
-    from raysim.data.reader_api import Options, map_in_threads
-    from raysim.data.sources import SOURCES
-    from raysim.data.sources import prepare as convert
-
-    if name is None:
-        print_columns({known: source.description for known, source in SOURCES.items()})
-        return
-    if ":" in name:
-        own = Options(size, download, count, seed, domains)
-        if own != Options() or use_ray or save_as is None:
-            mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
-            raise DataError(f"{name} is a function of your own", "", mend)
-        print_set(prepare_by_name(name, save_as, home_folder() / out_dir, root, words or [], again=again), out_dir)
-        return
-    if words:
-        raise DataError(f"{name} takes no {words[0]!r}", "", "key=value is for functions of your own")
-    parallel_map = map_in_threads
-    if use_ray:
-        from raysim.data.pipeline import map_with_ray_data as parallel_map
-    out_dir = home_folder() / out_dir
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"preparing {name}", total=None)
-        info = convert(
-            name,
-            out_dir,
-            root,
-            again=again,
-            save_as=save_as,
-            options=Options(size, download, count, seed, domains),
-            parallel_map=parallel_map,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    print_set(info, out_dir)
+    options = Options(size, download, count, seed, domains)
+    prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 
 @app.command()
@@ -237,7 +215,7 @@ def methods(
         list[str] | None,
         typer.Argument(
             metavar="[NAME | KEY=VALUE ...]",
-            help="a method; or with --model, settings of the model group, as in stem=small",
+            help="a method or a model; or with --model, settings of the model group, as in stem=small",
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
@@ -249,14 +227,18 @@ def methods(
     if model is not None:
         print_blocks(model, words or [], size, channels, classes)
     elif words:
-        print_method(words[0])
+        print_function(words[0])
     else:
         from methods import METHODS
         from raysim.models import MODELS
 
-        out.print("[] is FedAvg. Listed in order, methods combine.")
+        out.print(
+            "Methods. Listed in order, they combine; [] is FedAvg. `raysim methods NAME` shows one with its options.\n"
+        )
         print_functions(dict(sorted(METHODS.items())))
-        out.print("\nModels, of raysim and (with or without timm: in front) of timm:")
+        out.print(
+            "\nModels. The names of timm are further ones. `raysim methods --model NAME` shows the layer blocks of any.\n"
+        )
         print_functions({known: architecture.build for known, architecture in MODELS.items()})
 
 
@@ -267,7 +249,7 @@ def report(
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="folder for the report; by default PATH/report of the first PATH, or reports/NAME"),
+        typer.Option("--out", help="folder for the report; by default PATH/report, or `report` beside several PATHs"),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
@@ -293,7 +275,7 @@ def report(
     mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
-    from raysim.config import home_folder, located_path
+    from raysim.config import located_path, path_to_write
     from raysim.core.uri import is_uri
     from raysim.reporting.command import show_report
     from raysim.storage import local_copy, report_folder
@@ -302,7 +284,7 @@ def report(
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
     folder = out_dir or report_folder(paths or [])
-    show_report(folders, settings, home_folder() / folder if folder else None, out)
+    show_report(folders, settings, path_to_write(folder) if folder else None)
 
 
 def _shipped_names() -> list[str]:
@@ -338,7 +320,7 @@ def schema() -> None:
 
     from raysim.editor import json_schema
 
-    sys.stdout.write(json.dumps(json_schema(), indent=1) + "\n")
+    out.out(json.dumps(json_schema(), indent=1))
 
 
 @app.command()
@@ -379,7 +361,7 @@ def submit(
 
 
 def main() -> None:
-    """Entry point: one message and a status instead of a traceback for everything a user can mend."""
+    """What the command line says: one message and a status instead of a traceback for everything a user can mend."""
     # Modules of the current folder are found as `python -m raysim` finds them.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -388,9 +370,7 @@ def main() -> None:
         app()
     except Exception as error:
         line, status = told(error)
+        if out.is_closed:
+            line, status = f"standard output was closed: {line}", CLOSED
         err.print(line, markup=False)
         sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

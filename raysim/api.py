@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raysim.data.arrow import SetInfo
     from raysim.engine.metrics import RoundRecord
     from raysim.reporting.results import Report
-    from raysim.terminal import Progress
+    from raysim.terminal import LiveLine, Progress
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep
 
@@ -89,13 +89,14 @@ def tune(
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
     from raysim.sweep import with_own_name
-    from raysim.terminal import say
+    from raysim.terminal import LiveLine, say
 
     raw, source = settings_of(config, overrides, settings)
     named_raw = with_own_name(raw) if "name" in {**(overrides or {}), **settings} else raw
     with _signals_as_keyboard_interrupt():
         tell = (lambda line: None) if quiet else say
-        sweep, _ = finished_sweep(named_raw, source, tell, scale=scale, callbacks=callbacks)
+        line = LiveLine(is_quiet=quiet)
+        sweep, _ = finished_sweep(named_raw, source, tell, line, scale=scale, callbacks=callbacks)
     folders = (sweep.folder / trial.name for trial in sweep.trials)
     return Runs(map(Run, folders), sweep.folder)
 
@@ -110,11 +111,12 @@ def report(
 
     Args:
       runs: runs, or folders of runs, or URIs of such.
-      out: folder for the report; by default `report` beside the runs, or beside the local copies of runs at URIs.
+      out: folder for the report; by default `report` in the one folder given, or beside the first of several.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.
     """
+    from raysim.reporting.build import default_folder
     from raysim.reporting.results import Report
 
     if isinstance(runs, Run | str | Path):
@@ -122,8 +124,8 @@ def report(
     folders = [each.folder if isinstance(each, Run) else local_copy(each) for each in runs]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
-    common = runs.folder if isinstance(runs, Runs) and runs.folder is not None else folders[0]
-    return Report.write(folders, Path(out) if out is not None else common / "report", settings)
+    common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else folders
+    return Report.write(folders, Path(out) if out is not None else default_folder(common), settings)
 
 
 def arrays(
@@ -148,13 +150,13 @@ def arrays(
     """
     import numpy as np
 
-    from raysim.config import home_folder
+    from raysim.config import path_to_write
     from raysim.data.arrow import write_set
     from raysim.data.own_reader import array_contents
     from raysim.data.sources import set_path
 
     contents = array_contents(np.asarray(images), np.asarray(labels), name, classes, domains)
-    path = set_path(home_folder() / root, name)
+    path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "arrays", domains=contents.domains)
 
 
@@ -195,30 +197,42 @@ def _lay(raw: Settings, key: str, value: object) -> None:
 
 def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
     """Check a configuration, run it to its end, and return the run. Raises as `check` and `execute`."""
-    from raysim.check import check
-    from raysim.runner import execute
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
         return on_round(record) if on_round is not None else None
 
-    execute(check(raw, source), on_start=progress.start, on_round=after)
+    with progress.line as line:
+        line.step(f"checking {source}")
+        from raysim.check import check  # loads PyTorch
+        from raysim.runner import execute
+
+        execute(check(raw, source), on_start=progress.start, on_round=after, on_step=line.step)
     assert progress.folder is not None
     return Run(progress.folder)
 
 
 def finished_sweep(
-    raw: Raw, source: str, say: Callable[[str], None], *, scale: bool = False, callbacks: Sequence[object] = ()
+    raw: Raw,
+    source: str,
+    say: Callable[[str], None],
+    line: LiveLine,
+    *,
+    scale: bool = False,
+    callbacks: Sequence[object] = (),
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
-    from raysim.tuning.driver import run_sweep
-    from raysim.tuning.outcome import write_results
-    from raysim.tuning.plan import plan_sweep
-    from raysim.tuning.ranges import draws
+    with line:
+        line.step(f"checking the trials of {source}")
+        from raysim.tuning.driver import run_sweep  # loads PyTorch and Ray
+        from raysim.tuning.outcome import write_results
+        from raysim.tuning.plan import plan_sweep
+        from raysim.tuning.ranges import draws
 
-    sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say, callbacks)
-    write_results(sweep, outcomes)
-    return sweep, outcomes
+        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say, callbacks, line)
+        line.step("writing the results")
+        write_results(sweep, outcomes)
+        return sweep, outcomes
 
 
 @contextmanager

@@ -39,11 +39,12 @@ from raysim.config import (
 from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError
 from raysim.core.layout import Layout
 from raysim.core.method import Method
+from raysim.core.options import text_of
 from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.find import build_methods, describe
+from raysim.find import build_methods
 from raysim.loggers import logger_faults
 from raysim.models import ModelSpec, find_architecture, head_of, try_model
 from raysim.resources import check_resources
@@ -132,7 +133,7 @@ def inspect_model(
     spec = spec_of(config.model, classes, (side, side, channels))
     if faults := _check_model(spec):
         raise ConfigError(faults, "the command line")
-    return spec, layout_for(config.model, spec, ()), describe(architecture.build)[1]
+    return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
 
 # --- the configuration ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -112,10 +113,11 @@ def _set_file(config: Config, name: str) -> Path:
     elif name not in SOURCES:
         raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
     elif JOB_VARIABLE in os.environ:
+        prepared = shlex.join(["raysim", "prepare", name, "--out", str(root)])
         raise DataError(
             f"no prepared set {name!r}",
             str(path),
-            f"a job sees the disks of its cluster: run `raysim prepare {name} --out {root}` there, or set data.root to a "
+            f"a job sees the disks of its cluster: run `{prepared}` there, or set data.root to a "
             "folder that the cluster has, or to a URI such as s3://bucket/data",
         )
     return path

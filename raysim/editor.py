@@ -7,6 +7,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from methods import METHODS
 from raysim.config.faults import options_model
 from raysim.config.schema import Config, key
+from raysim.core.options import meanings
 from raysim.core.settings import Settings
 
 #: `module:function` of the user's own.
@@ -33,6 +34,8 @@ def _method_schema() -> Settings:
     for name, make in sorted(METHODS.items()):
         of_one = options_model(make).model_json_schema(ref_template="#/$defs/{model}")
         line = (make.__doc__ or "").partition("\n")[0]
+        for option, meaning in meanings(make).items():
+            of_one["properties"][option]["description"] = meaning
         options[name] = {**of_one, "type": ["object", "null"], "title": name, "description": line}
     one = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
     return {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import SupportsFloat, TypeVar, cast
 
@@ -122,12 +120,3 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     if not classes or not all(isinstance(sources, list) and sources for sources in classes.values()):
         raise DataError("not a mapping of classes to lists", str(path), "write it as `dog: [wolf, fox]`")
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
-
-
-def describe(make: Callable[..., object]) -> tuple[str, str]:
-    """(options, first line of the documentation) of a method's or a model's function."""
-    function = make.func if isinstance(make, partial) else make
-    signature = inspect.signature(make, eval_str=True)
-    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
-    shown = signature.replace(parameters=options, return_annotation=signature.empty)
-    return str(shown), (inspect.getdoc(function) or "").partition("\n")[0]

@@ -1,19 +1,18 @@
-"""What there is, on the terminal: methods and models with their options, the layer blocks of a model, prepared sets."""
+"""What there is, on the terminal: methods and models with their options, and the layer blocks of a model."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from raysim.core.errors import MethodError
+from raysim.core.options import options_of, text_of
 from raysim.terminal import out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from raysim.data.arrow import SetInfo
 
 
 def print_columns(lines: Mapping[str, str]) -> None:
@@ -23,40 +22,34 @@ def print_columns(lines: Mapping[str, str]) -> None:
         out.print(f"{name:{width}}  {text}", markup=False)
 
 
-def print_set(info: SetInfo, out_dir: Path) -> None:
-    from raysim.config import home_folder
-    from raysim.data.sources import set_path
-
-    in_domains = f", {len(info.domains)} domains" if info.domains else ""
-    out.print(
-        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
-        f"sha256 {info.checksum[:16]}"
-    )
-    if info.source_checksum:
-        out.print(f"source files: sha256 {info.source_checksum[:16]}")
-    out.print(f"file: {set_path(home_folder() / out_dir, info.name)}")
-
-
 def print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
-    from raysim.find import describe
-
-    for name, make in functions.items():
-        signature, line = describe(make)
-        out.print(f"[bold]{name}[/bold]{escape(signature)}\n    {escape(line)}", markup=True)
+    """A name and its one line for each method or model."""
+    print_columns({name: text_of(make).partition("\n")[0] for name, make in functions.items()})
 
 
-def print_method(name: str) -> None:
-    import inspect
+def print_function(name: str) -> None:
+    """A method or a model: what it is, and each option with its default, what it takes, and its meaning.
 
+    Raises:
+      MethodError: there is no such method.
+    """
     from raysim.core.own import place_of
     from raysim.find import find_method
+    from raysim.models import MODELS
 
     try:
-        make = find_method(name)
+        make: Callable[..., object] = MODELS[name].build if name in MODELS else find_method(name)
     except LookupError as error:
         raise MethodError(str(error)) from error
-    text = inspect.getdoc(make) or f"no documentation; see {place_of(make)}"
-    out.print(f"{name}{inspect.signature(make)}\n\n{text}", markup=False)
+    text = text_of(make).strip() or f"No documentation; see {place_of(make)}"
+    out.print(f"[bold]{escape(name)}[/bold]\n{escape(text)}\n")
+    options = options_of(make)
+    out.print("Options:" if options else "No options.")
+    for option in options:
+        default = f" = {option.default}" if option.default else ""
+        out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
+        meaning = option.meaning or "no meaning is given"
+        out.print(textwrap.indent(textwrap.fill(meaning, min(out.width, 100) - 6), " " * 6), markup=False)
 
 
 def print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:

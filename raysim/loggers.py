@@ -18,6 +18,7 @@ from typing import Protocol, TypedDict, TypeGuard
 
 from raysim.config import parse_options
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.find import find
 from raysim.run_folder import RunFolder
@@ -116,7 +117,7 @@ class Loggers:
                     continue
                 metrics = {metric: float(text) for metric, text in row.items() if text and metric != "round"}
                 if not self._try(
-                    name, f"round {number}", lambda each, told: each.round(told), {"round": number, **metrics}
+                    name, round_name(number), lambda each, told: each.round(told), {"round": number, **metrics}
                 ):
                     break
                 progress["next_round"] = number + 1

@@ -36,7 +36,7 @@ def show(name: str | None, target: str | None, out: Console, *, is_copy: bool) -
             others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
             out.print(f"\nFurther files, by `raysim recipes KIND`: {others}", markup=False)
     else:
-        out.file.write(shipped_file(name)[1].read_text())
+        out.out(shipped_file(name)[1].read_text(), end="")
 
 
 def completions() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from raysim.album import Album, Picture
 from raysim.board import Board
+from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.pictures import bars, confusion_picture, heat_map, partition_pictures, png
@@ -41,7 +42,12 @@ COLUMNS = (
 
 
 class Recorder:
-    """Writes every round as it comes. `first_round` > 0 continues a run: later rows of the files are dropped."""
+    """Writes every round as it comes.
+
+    Args:
+      first_round: above 0 for a run that goes on: later rows of the files are dropped.
+      on_step: on_step(what begins now, in words).
+    """
 
     def __init__(
         self,
@@ -52,16 +58,17 @@ class Recorder:
         hyperparameters: Mapping[str, object],
         blocks: Sequence[str],
         classes: Sequence[str] = (),
+        on_step: Callable[[str], None] = lambda _: None,
     ):
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
-        self.hyperparameters = dict(hyperparameters)
+        self.hyperparameters, self._on_step = dict(hyperparameters), on_step
         self.rows = folder.progress_rows(before=first_round)
         self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
         self._open_progress()
         folder.drop_clients(first_round)
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
         self._confusion: np.ndarray | None = None  # likewise
-        self._board = Board(folder.path, first_round)
+        self._board = Board(folder.path, first_round, self.rows)
         self._album = Album(self._show)
         if first_round == 0:
             self._board.hyperparameters_at_start(self.hyperparameters)
@@ -92,11 +99,12 @@ class Recorder:
 
     def write_last(self, record: RoundRecord) -> None:
         """The pictures that belong to the last round, which was written as every other one."""
+        self._on_step("drawing pictures")
         number = record.round_index
         if not self._is_pictured(number):
             self._album.add(self._pictures(record))
         if record.confusion is not None:
-            title = f"test examples by class, round {number}"
+            title = f"test examples by class, {round_name(number)}"
             draw = partial(confusion_picture, record.confusion, self.classes, title)
             self._album.add([Picture("server/confusion", number, draw, self.folder.picture("confusion"))])
         self._album.draw_all(number)
@@ -161,11 +169,11 @@ class Recorder:
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
-            title = f"aggregation weights, round {number}"
+            title = f"aggregation weights, {round_name(number)}"
             draw = partial(heat_map, record.weights, kept, self.blocks, title=title, xlabel="layer block")
             yield Picture("weights/client_by_block", number, draw)
         for name, values in record.arrays.items():
-            columns, title = record.arrays.get(f"{name}:columns"), f"{name}, round {number}"
+            columns, title = record.arrays.get(f"{name}:columns"), f"{name}, {round_name(number)}"
             if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
                 continue
             if values.ndim == 2 and columns is not None:

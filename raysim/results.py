@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
+import yaml
 
 from raysim.core.errors import DataError
 from raysim.run_folder import RunFolder, Status
@@ -47,12 +48,13 @@ class Run:
     @cached_property
     def config(self) -> dict[str, object]:
         """The complete configuration; empty where a trial of a sweep failed before it had one."""
-        return self._files.read_config() if self._files.config.is_file() else {}
+        return _whole(self._files.config, self._files.read_config) if self._files.config.is_file() else {}
 
     @cached_property
     def summary(self) -> dict[str, object]:
         """summary.json; empty before the run is completed."""
-        return self._files.read_json(self._files.summary) if self._files.summary.is_file() else {}
+        file = self._files.summary
+        return _whole(file, lambda: self._files.read_json(file)) if file.is_file() else {}
 
     @property
     def accuracy(self) -> float | None:
@@ -204,6 +206,15 @@ def load(folder: str | Path) -> Run | Runs:
     if not runs:
         raise DataError("no run directory", str(folder), "give a folder below which `raysim run` wrote runs")
     return Runs(runs, path)
+
+
+def _whole(file: Path, read: Callable[[], dict[str, object]]) -> dict[str, object]:
+    """What a file of a run holds. Raises DataError: it is damaged."""
+    try:
+        return read()
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        what, mend = f"{file.name} is damaged ({' '.join(str(error).split())})", "delete this folder, and run it anew"
+        raise DataError(what, str(file.parent), mend) from error
 
 
 def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.ndarray:

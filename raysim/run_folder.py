@@ -22,6 +22,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.files import replaced_file, write_file
 
@@ -304,4 +305,5 @@ def _column(values: np.ndarray) -> pa.Array:
 
 def _rounds(numbers: set[int]) -> str:
     listed = sorted(numbers)
-    return f"round {listed[0]}" + (f" and {len(listed) - 1} more up to round {listed[-1]}" if len(listed) > 1 else "")
+    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
+    return round_name(listed[0]) + more

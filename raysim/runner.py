@@ -19,6 +19,7 @@ from torch import Tensor
 from raysim.build import Plan
 from raysim.config import Config, methods_label
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
@@ -44,6 +45,7 @@ def execute(
     *,
     on_start: Callable[[Path, int, int], None] = lambda *_: None,
     on_round: Callable[[RoundRecord], object] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
     wait_s: float = 0.0,
 ) -> Settings:
     """Run a plan to its end and return the summary.
@@ -52,6 +54,7 @@ def execute(
       on_start: on_start(run directory, first round, number of rounds).
       on_round: on_round(record) after each round; "stop" ends the run, completed; Stopped, raised there, ends it unfinished but
         not failed.
+      on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
@@ -69,7 +72,7 @@ def execute(
         first_round = checkpoint.next_round if checkpoint else 0
         folder.clear("STOPPED", "FAILED")
         name = "" if config.name else folder.name
-        with held(stored), _failure_marked(folder, name), started_server(plan, folder) as server:
+        with held(stored), _failure_marked(folder, name), started_server(plan, folder, on_step) as server:
             if checkpoint is not None:
                 restore(server, checkpoint, store)
             recorder = Recorder(
@@ -79,6 +82,7 @@ def execute(
                 hyperparameters=hyperparameters(config),
                 blocks=plan.layout.blocks,
                 classes=plan.info.classes,
+                on_step=on_step,
             )
             loggers = Loggers(config.loggers, folder, _say)
 
@@ -206,7 +210,7 @@ def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
-            raise RaysimError(what, f"round {record.round_index}", f"let the run go through, or leave {phase} out")
+            raise RaysimError(what, round_name(record.round_index), f"let the run go through, or leave {phase} out")
         return answer
 
     return watched

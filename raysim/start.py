@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,23 +24,28 @@ from raysim.weights import NO_WEIGHTS, held_weights
 
 
 @contextmanager
-def started_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
+def started_server(
+    plan: Plan, folder: RunFolder, on_step: Callable[[str], None] = lambda _: None
+) -> Iterator[ServerHandle]:
     """A server with its trainers, serial or on Ray; env.json says what they take.
 
+    Args:
+      on_step: on_step(what begins now, in words).
     Raises:
       ConfigError: Ray has not the resources that the configuration asks for.
     """
     if plan.config.resources.backend == "serial":
-        yield _serial_server(plan, folder)
+        yield _serial_server(plan, folder, on_step)
     else:
-        with _ray_server(plan, folder) as server:
+        with _ray_server(plan, folder, on_step) as server:
             yield server
 
 
-def _serial_server(plan: Plan, folder: RunFolder) -> Server:
+def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Server:
     wanted = plan.config.resources
     wants_gpu = wanted.gpus_per_trainer != 0
-    recipe = _recipe(plan, write_serially, "", num_threads=threads_of(wanted.cpus), wants_gpu=wants_gpu)
+    threads = threads_of(wanted.cpus)
+    recipe = _recipe(plan, write_serially, "", on_step, num_threads=threads, wants_gpu=wants_gpu)
     taken = {
         "backend": "serial",
         "trainers": 1,
@@ -48,17 +53,18 @@ def _serial_server(plan: Plan, folder: RunFolder) -> Server:
         "threads_per_trainer": recipe.num_threads,
     }
     folder.write_json(folder.environment, environment(taken))
+    on_step("building the model")
     return make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
 
 
 @contextmanager
-def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
+def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
     from raysim.engine.ray.server import RayServer
     from raysim.engine.ray.session import is_in_group, placements, ray_session, this_node
     from raysim.engine.ray.shards import write_shards
 
-    with ray_session():
+    with ray_session(on_step=on_step):
         taken = resolve_resources(config, placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_shards
@@ -66,12 +72,14 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             plan,
             write,
             this_node(),
+            on_step,
             num_threads=threads_of(taken.cpus_per_trainer),
             wants_gpu=taken.gpus_per_trainer > 0,
         )
         threads = {"threads_per_trainer": recipe.num_threads}
         facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
         folder.write_json(folder.environment, environment(facts))
+        on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
         server = RayServer(
             partial(make_server, recipe),
             partial(make_trainer, recipe),
@@ -91,7 +99,9 @@ def _ray_server(plan: Plan, folder: RunFolder) -> Iterator[ServerHandle]:
             server.close()
 
 
-def _recipe(plan: Plan, write: Write, node: str, *, num_threads: int, wants_gpu: bool) -> Recipe:
+def _recipe(
+    plan: Plan, write: Write, node: str, on_step: Callable[[str], None], *, num_threads: int, wants_gpu: bool
+) -> Recipe:
     """The recipe of a run, with its shards and weights made unless a sweep's driver has.
 
     Args:
@@ -102,7 +112,8 @@ def _recipe(plan: Plan, write: Write, node: str, *, num_threads: int, wants_gpu:
         return plan.recipe(
             Path(ready.shards), num_threads=num_threads, wants_gpu=wants_gpu, node=ready.node, weights=ready.weights
         )
-    cache, lines = data_cache(plan.config), Lines("writing shards", lambda line: err.print(line, markup=False))
+    on_step("looking for the shards")
+    cache, lines = data_cache(plan.config), Lines("writing shards", on_step)
     (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
     weights = held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS
     return plan.recipe(shards, num_threads=num_threads, wants_gpu=wants_gpu, node=node, weights=weights)

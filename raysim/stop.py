@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from raysim.config import Config, StopGroup
 from raysim.core.errors import Fault
 from raysim.core.method import Method
+from raysim.core.rounds import round_name
 from raysim.record import judged
 
 
@@ -42,7 +43,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     scores = judged(rows, len(rows))
     best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])
     if stop.accuracy is not None and best is not None and best >= stop.accuracy:
-        return f"accuracy {best:.4f} in round {best_round}: {stop.accuracy:g} was asked for"
+        return f"accuracy {best:.4f} in {round_name(int(best_round or 0))}: {stop.accuracy:g} was asked for"
     if stop.patience is not None and best_round is not None and last_round - best_round >= stop.patience:
         return f"no better accuracy than {best:.4f} for {last_round - int(best_round)} rounds"
     seconds = sum(float(row["system/round_s"]) for row in rows)

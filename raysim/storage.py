@@ -319,7 +319,7 @@ def local_copy(place: str | Path) -> Path:
 
 
 def report_folder(places: Sequence[str]) -> Path | None:
-    """Where a report on runs at these places goes by itself: None, beside the first of them, unless that is a URI."""
+    """Where a report on runs at these places goes by itself: None, where `default_folder` says, unless the first is a URI."""
     if not places or not is_uri(places[0]):
         return None
     return Path("reports") / places[0].partition("?")[0].rstrip("/").rpartition("/")[2]

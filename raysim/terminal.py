@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.errors import LiveError
+from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
+
+from raysim.core.rounds import round_name
 
 if TYPE_CHECKING:
     from raysim.core.settings import Settings
     from raysim.engine.metrics import RoundRecord
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+#: Exit status where standard output was closed, as of a program that SIGPIPE ends.
+CLOSED = 128 + signal.SIGPIPE
+
+
+class Output(Console):
+    """Standard output. When its reader has gone, as in `raysim run ... | head -1`, the work ends as by a signal."""
+
+    is_closed = False
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich: nothing more is written; a run or a sweep ends after a checkpoint, all else at once."""
+        self.is_closed = self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if callable(signal.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGTERM)  # a run has its own handler
+        else:
+            sys.exit(CLOSED)
+
+
+out = Output(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(line: str) -> None:
@@ -33,15 +61,15 @@ def note_home() -> None:
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
-    """The accuracies of a finished run."""
+    """The accuracies of a finished run; rounds are counted from 1."""
     from raysim.config import methods_label
 
     table = Table(title=f"{folder.name if folder else ''}: {methods_label(summary['methods'])}")
-    for column in ("round", "accuracy", ""):
+    for column in ("", "test accuracy", ""):
         table.add_column(column, justify="right")
     if summary["accuracy"] is not None:
-        table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds'] - 1}")
-        table.add_row("best", f"{summary['best_accuracy']:.4f}", f"round {summary['best_round']}")
+        table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds']}")
+        table.add_row("best", f"{summary['best_accuracy']:.4f}", round_name(summary["best_round"]))
         if summary["mean_last_10pct_accuracy"] is not None:  # none: the run ended long after an evaluation
             table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
     table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_per_round']:.2f} a round")
@@ -50,26 +78,88 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
     return table
 
 
+class LiveLine:
+    """What is being done now, in one line: on a terminal and in a notebook it is replaced, elsewhere printed once.
+
+    Args:
+      is_quiet: nothing is shown.
+    """
+
+    def __init__(self, *, is_quiet: bool = False):
+        self._is_quiet = is_quiet
+        self._status: Status | None = None
+        self._notebook_line: Any = None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a line takes the place of the one before."""
+        return out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal)
+
+    def step(self, text: str) -> None:
+        """A part of the work begins."""
+        if self._is_quiet or self.is_replaced:
+            self.show(text)
+        else:
+            err.print(text, markup=False)
+
+    def show(self, text: str) -> None:
+        """How far it is; only where a line can be replaced."""
+        if self._is_quiet or not self.is_replaced:
+            return
+        if out.is_jupyter:
+            self._notebook_line = _shown(text, self._notebook_line)
+        elif self._status is not None:
+            self._status.update(escape(text))
+        else:
+            status = Status(escape(text), console=out, refresh_per_second=4)  # more would slow a serial run down
+            with suppress(LiveError):  # another thread has the terminal's one live line
+                status.start()
+                self._status = status
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+#: For work that nobody watches.
+SILENT = LiveLine(is_quiet=True)
+
+
 class Progress:
-    """A live line on a terminal and in a notebook; elsewhere a plain line a round, at most a hundred in all."""
+    """How far a run is: a live line on a terminal and in a notebook; elsewhere a line a step, and at most a hundred rounds.
+
+    Rounds are counted from 1.
+    """
 
     def __init__(self, began: float | None = None, *, is_quiet: bool = False):
         self._began = self._rounds_began = time.monotonic() if began is None else began
-        self._is_quiet, self._notebook_line = is_quiet, None
+        self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
         self.folder: Path | None = None
         self._first, self._total = 0, 0
         self._accuracy = ""
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
+        """The rounds begin; first_round: index of the first one."""
         self.folder, self._first, self._total = folder, first_round, num_rounds
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
-        where = f"resuming at round {first_round} of" if first_round else "running"
+        self.line.close()
+        where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
-        out.print(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
+        say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
+        self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:
+        """A round has ended."""
         if self._is_quiet:
             return
         number = record.round_index + 1
@@ -79,15 +169,13 @@ class Progress:
         left = spent / (number - self._first) * (self._total - number)
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
-        line = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
+        text = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
+        self.line.show(text)
         is_last = number == self._total
-        if out.is_jupyter:
-            self._notebook_line = _shown(line, self._notebook_line)
-        elif out.is_terminal:
-            out.print(line, end="\n" if is_last else "\r")
-        elif is_last or number % max(1, self._total // 100) == 0:
-            out.print(line)
-            out.file.flush()
+        if out.is_jupyter or (self.line.is_replaced and not is_last):
+            return
+        if is_last or number % max(1, self._total // 100) == 0:
+            say(text)
 
 
 class Lines:

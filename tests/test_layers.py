@@ -94,7 +94,7 @@ EXPERIMENTS = {
     "methods/livar/calibrate.py": "raysim/__main__.py",
     "methods/livar/figures.py": "methods/livar/calibrate.py",
 }
-ROOTS |= {"methods/livar/calibrate.py"}
+ROOTS |= {"methods/livar/calibrate.py", "raysim/entry.py", "raysim/preparation.py"}
 ROOTS |= TUNING | {"raysim/terminal.py"}
 
 

@@ -124,7 +124,7 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
     assert run.status.name == "completed"
     error = capsys.readouterr().err
     assert error.count("failed") == 1
-    assert re.search(r"recording\.py, line \d+, round: AssertionError: no network, at round 2; the run goes on", error)
+    assert re.search(r"recording\.py, line \d+, round: AssertionError: no network, at round 3; the run goes on", error)
     (kept,) = json.loads((run.folder / "loggers.json").read_text()).values()
     assert kept["next_round"] == 2
     assert "no network" in kept["fault"]

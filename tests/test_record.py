@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from methods import METHODS
 from raysim import album
+from raysim.board import FIRST
 from raysim.engine.metrics import RoundRecord
-from raysim.record import Recorder
+from raysim.record import COLUMNS, Recorder
 from raysim.run_folder import RunFolder
 
 ROUNDS = 20
@@ -23,7 +25,7 @@ RECORDS = [
     RoundRecord(
         index,
         {"server/accuracy": index / 7, "train/loss": math.nan if index == 3 else -index / 3, "system/round_s": 0.1}
-        | ({"late/one": 2.0} if index > 4 else {}),
+        | ({"late/one": 2.0 if index < 12 else 3.0} if index > 4 else {}),
         {"client": np.arange(5), "is_dropped": np.arange(5) == 2},
         RNG.random((4, 2)),
         {
@@ -73,16 +75,40 @@ def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps)
         assert (event.width, event.height) == (int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big"))
 
 
-def test_curves_have_a_point_for_every_round(tmp_path):
+def test_curves_that_move_have_a_point_for_every_round_and_others_are_not_shown(tmp_path):
     board = recorded(tmp_path)
-    assert set(board.Tags()["scalars"]) == {"server/accuracy", "train/loss", "system/round_s", "late/one"}
-    for tag in board.Tags()["scalars"]:
+    main = {"server/accuracy", "train/loss"}
+    assert set(board.Tags()["scalars"]) == {*main, *(f"{FIRST}/{tag}" for tag in main), "late/one"}
+    for tag in (*main, "late/one"):  # which moves from round 12 on
         points = {event.step: event.value for event in board.Scalars(tag)}
         expected = {record.round_index: record.metrics[tag] for record in RECORDS if tag in record.metrics}
         assert list(points) == list(expected)
         assert np.allclose(list(points.values()), list(expected.values()), equal_nan=True)
+        if tag in main:
+            assert [event.step for event in board.Scalars(f"{FIRST}/{tag}")] == list(points)
     assert [event.step for event in board.Histograms("weights/all")] == list(range(ROUNDS))
     assert board.Histograms("weights/all")[0].histogram_value.num == 8
+
+
+@pytest.mark.parametrize("cut", [3, 8, 14])
+def test_a_resumed_board_has_the_points_of_one_run_through(tmp_path, cut):
+    for first, last in ((0, cut), (cut, ROUNDS)):
+        folder = RunFolder(tmp_path)
+        recorder = Recorder(folder, first_round=first, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"])
+        for record in RECORDS[first:last]:
+            recorder.write(record)
+        recorder.close()
+    board = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("late/one")] == [
+        (record.round_index, record.metrics["late/one"]) for record in RECORDS[5:]
+    ]
+    assert "system/round_s" not in board.Tags()["scalars"]
+
+
+def test_accuracy_and_loss_are_the_first_group_that_tensorboard_shows():
+    """It sorts groups of curves by name, and opens the first two (read in its source, 2.21)."""
+    groups = {*(name.partition("/")[0] for name in COLUMNS), *METHODS, "hparam"}
+    assert min({FIRST, *groups}) == FIRST
 
 
 def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):

@@ -32,7 +32,7 @@ def rows(*scores: float | None) -> list[dict[str, str]]:
 
 
 def test_reasons():
-    assert reason_to_stop(StopGroup(accuracy=0.5), rows(0.4, 0.5), 1).startswith("accuracy 0.5000 in round 1")
+    assert reason_to_stop(StopGroup(accuracy=0.5), rows(0.4, 0.5), 1).startswith("accuracy 0.5000 in round 2")
     assert not reason_to_stop(StopGroup(accuracy=0.5), rows(0.4, 0.4999), 1)
     assert reason_to_stop(StopGroup(patience=2), rows(0.4, 0.4, 0.3), 1).startswith(
         "no better accuracy than 0.4000 for 2"
@@ -79,7 +79,7 @@ def test_conditions_that_cannot_be_met_are_faults(settings):
         with pytest.raises(ConfigError, match=message):
             raysim.run(settings, given, name="a", quiet=True)
     stop = lambda record: "stop" if record.round_index == 1 else None  # noqa: E731
-    with pytest.raises(RaysimError, match="ccvr works after the last round in round 1"):
+    with pytest.raises(RaysimError, match="ccvr works after the last round in round 2"):
         raysim.run(settings, name="b", methods=["ccvr"], on_round=stop, quiet=True)
 
 

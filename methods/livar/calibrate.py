@@ -29,6 +29,7 @@ from methods.livar.math import TABLES, plain_table
 from raysim.build import Plan
 from raysim.check import check
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
+from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
 from raysim.core.uri import is_uri
 from raysim.files import write_file
@@ -93,6 +94,7 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Cons
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
       out: where the result is printed; say: takes a line of progress.
     """
+    say(f"checking the runs of {source}")
     plan = plan_calibration(raw, source)
     result = calibrate(plan, say, beside)
     title = f"raw coefficients ({PUBLISHED}), base {result['base']:.4f}, out-of-bag R2 {result['oob_r2']:.3f}"
@@ -104,7 +106,7 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Cons
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
     out.print(f"table:       {plan.file}  (livar: {{table: that file}})", markup=False)
-    out.print(f"TensorBoard: tensorboard --logdir {plan.folder}", markup=False)
+    out.print(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}", markup=False)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -200,6 +202,7 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
     if not waiting:
         return
+    from raysim.terminal import LiveLine
     from raysim.tuning.driver import run_sweep  # Tune
 
     trials = []
@@ -207,7 +210,9 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
         config = with_whole_files(run.config)
         trials.append(SweepTrial(name, {}, config.model_dump(), config, run.num_rounds, run.manifest.checksum))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
-    _, outcomes = run_sweep(Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder)), say)
+    sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
+    with LiveLine() as line:
+        _, outcomes = run_sweep(sweep, say, line=line)
     failed = {name: end.message for name, end in outcomes.items() if not end.is_finished}
     if failed:
         listed = "; ".join(f"{name}: {message}" for name, message in failed.items())

@@ -9,6 +9,7 @@ from raysim.config.places import (
     located,
     located_path,
     located_root,
+    path_to_write,
     shipped_folder,
 )
 from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, without
@@ -50,6 +51,7 @@ __all__ = [
     "parse_options",
     "parse_overrides",
     "parse_report",
+    "path_to_write",
     "read_config",
     "shipped_file",
     "shipped_files",

@@ -8,7 +8,11 @@ import re
 from pathlib import Path
 
 from raysim.config.schema import Config
+from raysim.core.errors import DataError
 from raysim.core.uri import is_uri
+
+#: Bytes of the name of a file or folder; file systems allow 255, and endings are added.
+LONGEST_NAME = 200
 
 #: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -33,8 +37,23 @@ def home_folder() -> Path:
 
 
 def located_path(path: Path) -> Path:
-    """A path that is to be read: as it is where it is there, else below the home folder."""
-    return path if path.exists() else home_folder() / path.expanduser()
+    """A path that is to be read: as it is where it is there, else below the home folder. Raises as `path_to_write`."""
+    return path if os.path.exists(path) else path_to_write(path)
+
+
+def path_to_write(path: Path | str) -> Path:
+    """A path of the command line, below the home folder if it is relative; `~` is whose home it names.
+
+    Raises:
+      DataError: there is no such user, or no system takes the path.
+    """
+    text = str(path)
+    if "\0" in text or max(map(len, os.fsencode(text.replace("\0", "")).split(b"/"))) > LONGEST_NAME:
+        raise DataError("a path with NUL or with a name too long", repr(text[:60]), "give another path")
+    try:
+        return home_folder() / Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError("a path names the home of a user who is not there", text, "write the whole path") from error
 
 
 def located_root(root: str, name: str) -> str:

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raysim.config.faults import validated
+from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
 from raysim.config.shipped import config_file
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
-
-#: Bytes of the name of a file or folder; file systems allow 255, and endings are added.
-LONGEST_NAME = 200
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
@@ -74,7 +72,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         try:
             values[key.strip()] = load_yaml(text)
         except ValueError as error:
-            raise ConfigError([Fault(key, f"value {text!r} {error}")], "the command line") from error
+            raise ConfigError([Fault(key, f"value {text[:60]!r} {error}")], "the command line") from error
     return values
 
 

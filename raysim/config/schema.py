@@ -282,9 +282,10 @@ class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
     metric: str = key(
-        "best_accuracy",
-        "what the tables hold: a key of summary.json, or a column of progress.csv (its last value; with best: or "
-        "mean_last_10pct: before it the best one, or the mean of the last 10 % of the rounds)",
+        "accuracy",
+        "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
+        "(its last value; with best: or mean_last_10pct: before it the best one, or the mean of the last 10 % of the "
+        "rounds)",
     )
     metrics: dict[str, dict[str, str]] = key(
         {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raysim.core.rounds import round_name
 from raysim.core.uri import masked
 
 
@@ -76,7 +77,7 @@ class ClientError(RaysimError):
         self.cause = cause
 
     def __str__(self) -> str:
-        where = f"round {self.round_index} (block {self.block}, {self.worker})"
+        where = f"{round_name(self.round_index)} (block {self.block}, {self.worker})"
         return masked(f"client {self.client} failed in {where}: {self.cause}")
 
 

@@ -1,10 +1,15 @@
-"""Options of methods that have no effect beside others."""
+"""Options of methods and models: what each means, and which have no effect beside others."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
 def warn_of_ignored(
@@ -20,3 +25,108 @@ def warn_of_ignored(
     if idle:
         verb = "has" if len(idle) == 1 else "have"
         warnings.warn(f"{make.__name__}: {', '.join(idle)} {verb} no effect with {because}; drop it", stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a method or a model, for people.
+
+    Attributes:
+      values: what it takes, in words; default: as YAML has it; meaning: from the function's docstring.
+    """
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+def options_of(make: Callable[..., object]) -> list[Option]:
+    """The options of a method's or a model's function, in their order.
+
+    The meaning of an option stands in one place, the section `Args:` of the function's docstring.
+    """
+    known = meanings(make)
+    return [
+        Option(name, values_of(parameter.annotation), _plain(parameter.default), known.get(name, ""))
+        for name, parameter in inspect.signature(make, eval_str=True).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
+    ]
+
+
+def meanings(make: Callable[..., object]) -> dict[str, str]:
+    """Option -> its meaning, from the section `Args:` of the docstring; an entry may stand for several, `eps, form: ...`."""
+    found: dict[str, list[str]] = {}
+    names: list[str] = []
+    for line in _sections(make)[1]:
+        entry = re.match(r"  (\w+(?:, \w+)*):(?: (.*))?$", line)
+        if entry:
+            names, line = entry[1].split(", "), entry[2] or ""
+            found |= {name: [] for name in names}
+        for name in names:
+            found[name].append(line.strip())
+    return {name: " ".join(filter(None, lines)) for name, lines in found.items()}
+
+
+def text_of(make: Callable[..., object]) -> str:
+    """The docstring without its section `Args:`."""
+    return "\n".join(_sections(make)[0])
+
+
+def _sections(make: Callable[..., object]) -> tuple[list[str], list[str]]:
+    """(lines of the docstring outside of `Args:`, lines of that section)."""
+    function = make.func if isinstance(make, partial) else make
+    text: list[str] = []
+    inside: list[str] = []
+    is_inside = False
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if line == "Args:":
+            is_inside = True
+        elif is_inside and (line.startswith(" ") or not line):
+            inside.append(line)
+        else:
+            is_inside = False
+            text.append(line)
+    return text, inside
+
+
+def values_of(annotation: object) -> str:
+    """What a value may be, in words: `model | layer | block`, `a number`, `a list of ...`."""
+    if annotation is inspect.Parameter.empty or annotation in (Any, object):
+        return "anything"
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values_of(parts[0])
+    if origin is Literal:
+        return " | ".join(_plain(part) for part in parts)
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(values_of(part) for part in parts))
+    if origin in (list, tuple, Sequence):
+        inner = dict.fromkeys(values_of(part) for part in parts if part is not Ellipsis)
+        return f"list of {' | '.join(inner)}" if inner else "list"
+    if origin in (dict, Mapping):
+        return "mapping"
+    return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+#: Types of options in words.
+KINDS: dict[object, str] = {
+    bool: "true | false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    NoneType: "null",
+    list: "list",
+    dict: "mapping",
+}
+
+
+def _plain(value: object) -> str:
+    """A value as YAML has it in one line; "" where there is no default."""
+    if value is inspect.Parameter.empty:
+        return ""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from raysim.core.commands import command
 from raysim.core.errors import DataError
 from raysim.data.faults import check_range, explained, full_disk
 from raysim.files import replaced_file
@@ -21,7 +22,10 @@ SPLITS = ("train", "validation", "test")
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set
 KINDS = {"image": np.uint8, "label": np.int64, "domain": np.int64, "split": np.int8}
 
-_AGAIN = "run `raysim prepare --again` for this set"
+
+def _prepare(path: Path, *options: str) -> str:
+    """What to do about a set that cannot be used, by the path of its file ROOT/NAME/NAME.arrow."""
+    return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
 
 
 class Batch(NamedTuple):
@@ -181,18 +185,18 @@ class ImageSet:
     def __init__(self, path: Path):
         self.path = path
         if not path.is_file():
-            mend = f"run `raysim prepare {path.stem}`, or correct data.root"
-            raise DataError(f"no prepared set {path.stem!r}", str(path), mend)
+            raise DataError(f"no prepared set {path.stem!r}", str(path), f"{_prepare(path)}, or correct data.root")
+        again = _prepare(path, "--again")
         damage = f"its description {describe(path).name} is missing or damaged"
-        with explained(damage, path, _AGAIN, OSError, ValueError, TypeError, AttributeError):
+        with explained(damage, path, again, OSError, ValueError, TypeError, AttributeError):
             self.info = SetInfo.read(path)
-        with explained("not a readable Arrow IPC file", path, _AGAIN, pa.ArrowInvalid, OSError):
+        with explained("not a readable Arrow IPC file", path, again, pa.ArrowInvalid, OSError):
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             self.batches = [Batch.of(columns_of(reader.get_batch(i))) for i in range(reader.num_record_batches)]
         self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
-            raise DataError(what, str(path), _AGAIN)
+            raise DataError(what, str(path), again)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -223,7 +227,7 @@ class ImageSet:
             update(digest, batch)
         if digest.hexdigest() != self.info.checksum:
             what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
-            raise DataError(what, str(self.path), f"the file was damaged or changed; {_AGAIN}")
+            raise DataError(what, str(self.path), f"the file was damaged or changed; {_prepare(self.path, '--again')}")
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels) of the given rows, in their order; reads only these."""

@@ -107,7 +107,9 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     if not path.is_file():
         raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
     if md5 and (actual := _digest(path, "md5")) != md5:
-        raise DataError(f"MD5 {actual} where {md5} is published", str(path), f"fetch it again from {origin}")
+        raise DataError(
+            f"the MD5 checksum is {actual}, and {md5} is published", str(path), f"fetch it again from {origin}"
+        )
     return path
 
 

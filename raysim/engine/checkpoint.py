@@ -105,7 +105,7 @@ class CheckpointStore:
             return checkpoint
         if damages:
             remedy = "delete this folder; the same command then begins the run anew"
-            raise RaysimError(f"no sound checkpoint: {'; '.join(damages)}", str(self.folder), remedy)
+            raise RaysimError(f"no checkpoint is whole: {'; '.join(damages)}", str(self.folder), remedy)
         return None
 
     def _read(self, folder: Path) -> Checkpoint:
@@ -207,4 +207,4 @@ def _strip(value: Packed, key: str, arrays: dict[str, np.ndarray]) -> Packed:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     remedy = "keep tensors, numbers, strings, lists and dicts only"
-    raise RaysimError(f"cannot keep a {type(value).__name__}", where, remedy)
+    raise RaysimError(f"a checkpoint cannot hold a {type(value).__name__}", where, remedy)

@@ -15,6 +15,7 @@ from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeErr
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Value, Vector
 from raysim.core.own import place_in
+from raysim.core.rounds import round_name
 from raysim.engine.messages import Packed
 from raysim.engine.plan import Phase
 from raysim.engine.transport import packed_copy
@@ -77,7 +78,7 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"no memory left on the device for client {client} ({error})",
-            f"round {round_index}",
+            round_name(round_index),
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:

@@ -19,6 +19,7 @@ from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import State
 from raysim.core.own import own_errors
+from raysim.core.rounds import round_name
 from raysim.core.stack import Stack
 from raysim.core.weights import RightMap, Weights, normalised
 from raysim.engine.cohort import Cohort
@@ -169,7 +170,7 @@ class Server:
             skip = ", or set on_nonfinite to skip to leave such clients out of the round"
             raise RaysimError(
                 f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
-                f"round {round_index}",
+                round_name(round_index),
                 f"lower local.lr{'' if is_bad.all() else skip}",
             )
         cohort.drop(is_bad)
@@ -204,7 +205,7 @@ class Server:
         if not bool(torch.isfinite(state).all()):
             names = [method.name for method in stack.methods if method.server_update or method.weigh]
             text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
-            raise RaysimError(text, f"round {views.round_index}", "lower the method's server_lr, or local.lr")
+            raise RaysimError(text, round_name(views.round_index), "lower the method's server_lr, or local.lr")
         self.state = state
         self.counters = self.counters_after(cohort)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from raysim.core.rounds import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
 from raysim.engine.metrics import RoundRecord
@@ -52,7 +53,7 @@ class Interrupted(Exception):
         command = f"the same command with name={self.name}" if self.name else "the same command"
         if self.next_round is None:
             return f"stopped by a signal; {command} goes on with what is not finished"
-        return f"stopped by a signal after a checkpoint; {command} goes on at round {self.next_round}"
+        return f"stopped by a signal after a checkpoint; {command} goes on at {round_name(self.next_round)}"
 
 
 class Stopped(Exception):

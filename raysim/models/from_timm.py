@@ -31,7 +31,11 @@ def vit(
 
     Args:
       dim: width of the tokens, a multiple of `heads`.
+      depth: number of encoder blocks.
+      heads: of each attention layer.
       patch: height and width of a patch; must divide those of the images.
+      mlp_ratio: width of the hidden layer of a block, in widths of a token.
+      dropout: after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if min(dim, depth, heads, patch) < 1 or dim % heads:
@@ -50,6 +54,7 @@ def vit_16(
 
     Args:
       patch: height and width of a patch.
+      dropout: after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if patch < 1:

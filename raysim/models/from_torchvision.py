@@ -108,6 +108,7 @@ def mobilenetv2(
       stem: "imagenet": five strides of 2; "small": for 28 and 32 pixels, strides of 2 only at 64 and 160 channels.
       width: factor of all widths.
       dropout: in front of the classifier.
+      norm: "batch" or "group", everywhere.
       groups: of GroupNorm; all widths are multiples of 8.
     """
     from torchvision import models

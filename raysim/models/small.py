@@ -27,6 +27,10 @@ def cnn(
     On 3 x 32 x 32 input with the default widths: 2,156,490 parameters.
 
     Args:
+      width: channels of the first convolution; the second has twice as many.
+      hidden: numbers in the hidden layer.
+      norm: normalisation after each convolution.
+      groups: of norm "group".
       activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
     if width < 1 or hidden < 1:
@@ -77,7 +81,11 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
 
 
 def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
-    """One hidden layer on the flattened pixels."""
+    """One hidden layer on the flattened pixels.
+
+    Args:
+      hidden: numbers in it.
+    """
     if hidden < 1:
         raise ValueError(f"hidden must be >= 1, got {hidden}")
     return _named(
@@ -98,6 +106,11 @@ def univarfl_cnn(
     """UniVarFL's network for STL-10: eight unpadded convolutions without bias, and a two-layer projector.
 
     The paper's appendix that describes it is missing; this is FedUV's, on which UniVarFL builds.
+
+    Args:
+      projector_width: numbers in both layers of the projector.
+      norm: normalisation after each convolution.
+      groups: of norm "group".
     """
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {}

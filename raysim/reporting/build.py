@@ -12,7 +12,7 @@ from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.reporting.contents import Report
 from raysim.reporting.document import document
 from raysim.reporting.drawing import captions, draw, figure_faults, kinds
-from raysim.reporting.gains import GAINS, averages, relative_times, with_gains
+from raysim.reporting.gains import GAINS, averages, other_accuracy, relative_times, with_gains
 from raysim.reporting.metrics import Metric
 from raysim.reporting.published import ACCURACIES, Label, published
 from raysim.reporting.recipes import changed, tables_of
@@ -76,7 +76,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
-        raise DataError("no accuracy", ", ".join(group.published), "name a table of accuracies")
+        raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
     known = {key for cell in cells for key in cell.labels}
     columns = group.columns
     if "columns" not in given and not known.issuperset(columns):
@@ -99,6 +99,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
     timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
+    others = other_accuracy(tables, group.rows) if runs else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
         extras += relative_times(tables, group.rows, timed, beside)
@@ -119,6 +120,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
         notes=requests.notes,
+        others=others,
         extras=extras,
         changed=changed(finished, theirs, group.published),
     )
@@ -188,3 +190,10 @@ def write(report: Report, folder: Path) -> Path:
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"
+
+
+def default_folder(paths: Sequence[Path]) -> Path | None:
+    """Where a report goes by itself: into the one folder that was given; beside the first of several; None without any."""
+    if not paths:
+        return None
+    return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

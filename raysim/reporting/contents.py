@@ -33,7 +33,8 @@ class Report:
     Attributes:
       theirs: cells of the published tables that were asked for.
       subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
-      extras: tables beside those of the metric.
+      others: for each table the same runs by the other of last and best accuracy, if it is one of these.
+      extras: further tables beside those of the metric.
       changed: what of the published numbers' recipe was changed, see `raysim.reporting.recipes`.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
@@ -47,6 +48,7 @@ class Report:
     by_table: Sequence[Comparison]
     by_seed: Mapping[str, Sequence[Comparison]]
     notes: Sequence[str]
+    others: Sequence[Extra] = ()
     extras: Sequence[Extra] = ()
     changed: Sequence[str] = ()
 

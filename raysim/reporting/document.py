@@ -113,7 +113,7 @@ def _tables(report: Report) -> str:
 
 
 def _extras(report: Report) -> list[str]:
-    return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in report.extras]
+    return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras)]
 
 
 def _significance(report: Report) -> str:

@@ -11,10 +11,24 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.reporting.contents import Extra
-from raysim.reporting.metrics import by_round
+from raysim.reporting.metrics import BESIDE, Metric, by_round
 from raysim.reporting.published import Label, Published, canonical, is_same, match
-from raysim.reporting.render import Entry, Line, header_of, published_line, signed
-from raysim.reporting.tables import Cell, Column, Place, Table, all_columns, all_rows, bounds_of, cell_of, heading
+from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, signed
+from raysim.reporting.tables import (
+    Cell,
+    Column,
+    Place,
+    Table,
+    all_columns,
+    all_rows,
+    bounds_of,
+    cell_of,
+    heading,
+    mean_and_std,
+)
+
+#: What stands above the table of the other accuracy.
+CHOSEN = "The same runs. The best round is chosen with a look at the test set; the last one is not."
 
 #: How the published tables call the row of gains, their unit and that of times.
 AVERAGE = "average over methods"
@@ -68,6 +82,29 @@ def _bases(table: Table, gain: str) -> dict[Place, Place]:
     others = {column: column[:axis] + column[axis + 1 :] for column in table.columns}
     bases = {others[column]: column for column in table.columns if is_same(column[axis], value)}
     return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
+
+
+def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
+    """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
+
+    Args:
+      rows: the label of the rows.
+    """
+    name = BESIDE.get(tables[0].metric.name)
+    if name is None:
+        return []
+    metric = Metric(name)
+    extras = []
+    for table in tables:
+        lines: list[Line] = []
+        for row in table.rows:
+            cells = [table.cells.get((row, column)) for column in table.columns]
+            scores = [[metric.score_of(folder) for folder in cell.folders.values()] if cell else [] for cell in cells]
+            known = [[score for score in each if score is not None] for each in scores]
+            texts = [accuracy(*mean_and_std(each), metric.digits) if each else "-" for each in known]
+            lines.append((row, tuple(map(Entry, texts))))
+        extras.append(Extra(f"{table.title}: {metric.title}", CHOSEN, header_of(table, rows), lines))
+    return extras
 
 
 def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> list[Extra]:

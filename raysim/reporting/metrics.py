@@ -22,6 +22,9 @@ WORDS = {
     "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
     "accuracy_at_best_validation": "accuracy at the round of the best validation accuracy",
 }
+#: The accuracy that stands beside another one: what a sweep ranks by and what a paper prints may be either of them.
+BESIDE = {"accuracy": "best_accuracy", "best_accuracy": "accuracy"}
+
 #: What may stand before a column of progress.csv, `best:server/macro_f1`; without it, its last value counts.
 WAYS = {
     "best": "best value of {}",
@@ -78,6 +81,11 @@ class Metric:
         return "accuracy" if self.is_accuracy else self.bare
 
     @property
+    def title(self) -> str:
+        """The metric in words, with its unit."""
+        return f"{self.words}, in %" if self.is_share else self.words
+
+    @property
     def axis(self) -> str:
         """What stands beside the axis of a figure."""
         return f"{self.quantity} (%)" if self.is_share else self.quantity
@@ -89,6 +97,12 @@ class Metric:
     @property
     def scale(self) -> float:
         return 100.0 if self.is_share else 1.0
+
+    def score_of(self, folder: Path) -> float | None:
+        """The same of the run in a folder, for a key of summary.json."""
+        files = RunFolder(folder)
+        value = files.read_json(files.summary).get(self.name)
+        return None if value is None else self.scale * value
 
     def score(self, run: Run) -> float | None:
         """The run's number, in percent if it is a share; None if it recorded none."""

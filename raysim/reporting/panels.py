@@ -104,12 +104,15 @@ def rounds_below(axes: Axes) -> None:
 
 def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
     """Let bars begin near the lowest one where zero would hide their differences, and say so beside the axis."""
+    if low < 0 or high <= 0:
+        axes.set_ylabel(name)  # matplotlib's own limits hold zero, where bars begin
+        return
     span = max(high - low, 1.0)
     start = math.floor(max(0.0, low - 0.25 * span) / 5) * 5
     if start < 0.35 * high:
         start = 0
     axes.set_ylim(start, high + 0.06 * (high - start))
-    axes.set_ylabel(f"{name}, axis from {start}" if start else name)
+    axes.set_ylabel(f"{name}; the axis begins at {start}" if start else name)
 
 
 def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:

@@ -166,14 +166,15 @@ def _latex_line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + " \\\\\n"
 
 
-def terminal(table: Table, rows: str) -> Terminal:
+def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
+    """A table as the terminal shows it, without its title, which may be wider."""
     from rich.markup import escape
     from rich.table import Table as Terminal
 
-    shown = Terminal(title=escape(table.title))
-    for index, cell in enumerate(header_of(table, rows)):
+    shown = Terminal()
+    for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
-    for name, entries in lines_of(table):
+    for name, entries in lines:
         style = "dim" if name == PUBLISHED else None
         shown.add_row(f"  {name}" if style else escape(name), *_marked(entries, RICH, escape), style=style)
     return shown

@@ -230,7 +230,10 @@ def make_tables(
         places = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
         row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
         if places.setdefault((row, column), cell) is not cell:
-            raise DataError(f"two settings in one cell ({row}, {heading(names, column)})", mend="name more labels")
+            raise DataError(
+                f"two different settings fall into one cell ({row}, {heading(names, column)})",
+                mend="name more --columns",
+            )
     rank = _ranking(order)
 
     def row_rank(row: str) -> tuple[int, Rank]:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from raysim.core.rounds import round_name
 from raysim.reporting.contents import Report
 from raysim.reporting.panels import COLOURS, DASHES, MOST_PANELS, Styles, band, grid, legend, rounds_below, wrap
 from raysim.reporting.tables import Cell, Column, Table, heading
@@ -38,11 +39,11 @@ def curves(report: Report) -> Iterator[Figure]:
 
 
 def by_round(cell: Cell, name: str, scale: float = 1.0) -> pd.DataFrame:
-    """[rounds, seeds]: a column of progress.csv in the rounds for which every seed recorded it."""
+    """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it."""
     seeds = {}
     for seed, folder in cell.folders.items():
         rows = [row for row in RunFolder(folder).progress_rows() if row.get(name)]
-        seeds[seed] = pd.Series({int(row["round"]): scale * float(row[name]) for row in rows}, dtype=float)
+        seeds[seed] = pd.Series({int(row["round"]) + 1: scale * float(row[name]) for row in rows}, dtype=float)
     return pd.concat(seeds, axis=1, join="inner").sort_index() if seeds else pd.DataFrame()
 
 
@@ -116,7 +117,9 @@ def _weights(axes: Axes, rows: pd.DataFrame, bold: int | None) -> None:
         turn, place = divmod(index, len(COLOURS))
         colour, dash = (COLOURS[place], DASHES[turn]) if has_colours else ("#888888", "-")
         marker = "" if len(line) == num_rounds else "."  # points show in which rounds a client took part
-        (drawn,) = axes.plot(line["round"], line["weight"], dash, color=colour, marker=marker, ms=3, lw=0.8, alpha=0.7)
+        (drawn,) = axes.plot(
+            line["round"] + 1, line["weight"], dash, color=colour, marker=marker, ms=3, lw=0.8, alpha=0.7
+        )
         if client == bold:
             drawn.set(color="#000000", linewidth=2.2, linestyle="-", alpha=1.0, zorder=5, label=f"client {bold}")
     axes.axhline(1 / max(1.0, len(rows) / num_rounds), color="#444444", linewidth=0.8, linestyle=":")
@@ -157,7 +160,7 @@ def _heat_maps(title: str, rounds: Mapping[int, pd.DataFrame]) -> Figure:
         every, each = math.ceil(frame.shape[1] / 32), math.ceil(len(frame) / 40)
         axes.set_xticks(range(0, frame.shape[1], every), frame.columns[::every], rotation=90, fontsize=7)
         axes.set_yticks(range(0, len(frame), each), frame.index[::each], fontsize=7)
-        axes.set(title=f"round {index}", xlabel="layer", ylabel="client")
+        axes.set(title=round_name(index), xlabel="layer", ylabel="client")
     figure.colorbar(image, ax=list(panels), label="gradient norm", shrink=0.9)
     figure.suptitle(title, fontsize=10)
     return figure

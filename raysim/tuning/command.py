@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from raysim.core.commands import command
 from raysim.terminal import err, out
 from raysim.tuning.outcome import Outcome, ranked
 from raysim.tuning.plan import Sweep
@@ -25,27 +26,40 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
         if len(names) > MOST_ROWS:
             err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
     out.print(f"sweep directory: {sweep.place}  (results.csv, best.yaml for `raysim run`)", markup=False)
-    out.print(f"TensorBoard:     tensorboard --logdir {sweep.folder}", markup=False)
+    out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if all(outcome.is_finished for outcome in outcomes.values()):
         return 0
     err.print("the same command runs what is not finished")
     return 1
 
 
+#: Metrics that a column of the table has already, under its own name.
+SHOWN = {"server/accuracy": "last accuracy", "accuracy": "last accuracy", "best_accuracy": "best accuracy"}
+
+
 def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """The first of these trials, best first, with the labels that tell them apart."""
+    """The first of these trials, best first, with the labels that tell them apart, and with both accuracies.
+
+    Rounds are counted from 1.
+    """
     metric = sweep.base.tune.metric
-    num_finished = sum(outcome.is_finished for outcome in outcomes.values())
-    table = Table(title=f"{sweep.folder.name}: best of {num_finished} finished trials, of {len(outcomes)}")
+    ranking = SHOWN.get(metric, metric)
+    count = f"best {MOST_ROWS} of {len(trials)}" if len(trials) > MOST_ROWS else str(len(trials))
+    table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}")
     labels = [outcome.labels for outcome in outcomes.values()]
     names = [name for name in labels[0] if len({repr(each.get(name)) for each in labels}) > 1] or list(labels[0])
-    for column in (*names, metric, "best round", "seconds", ""):
+    others = [] if metric in SHOWN else [metric]
+    for column in (*names, *others, "last accuracy", "best accuracy", "best round", "seconds", ""):
         table.add_column(column, justify="left" if column in names else "right")
     for trial in trials[:MOST_ROWS]:
         outcome = outcomes[trial.name]
-        numbers = [f"{outcome.score:.4f}", str(outcome.best_round), f"{outcome.seconds:.1f}"]
+        scores = ([outcome.score] if others else []) + [outcome.last, outcome.best]
+        rounds = "" if outcome.best_round is None else str(outcome.best_round + 1)
+        numbers = [*("" if each is None else f"{each:.4f}" for each in scores), rounds, f"{outcome.seconds:.1f}"]
         status = "" if outcome.status == "completed" else outcome.status
         table.add_row(*(_short(outcome.labels.get(name, "")) for name in names), *numbers, status)
+    if len(trials) > MOST_ROWS:
+        table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"
     return table
 
 

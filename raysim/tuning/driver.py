@@ -25,6 +25,7 @@ from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.own_code import packed
 from raysim.run_folder import Mark, RunFolder
 from raysim.storage import Copy
+from raysim.terminal import SILENT, LiveLine
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
@@ -51,13 +52,14 @@ PROGRESS_S, MOST_LINES = 30.0, 40
 
 
 def run_sweep(
-    sweep: Sweep, say: Callable[[str], None], callbacks: Sequence[object] = ()
+    sweep: Sweep, say: Callable[[str], None], callbacks: Sequence[object] = (), line: LiveLine = SILENT
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Run what is unfinished of a sweep; return it with all its trials, and what became of every one.
 
     Args:
       say: prints one line.
       callbacks: of Ray Tune, beside those that the sweep's settings name.
+      line: shows what is being done.
     Raises:
       ConfigError, RunExists: it cannot start, and nothing has been started.
       Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
@@ -72,12 +74,14 @@ def run_sweep(
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
         if waiting or (sweep.search and sweep.search.num_left):
-            with ray_session():
+            with ray_session(on_step=line.step):
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
                 say(_opening(sweep, len(waiting)))
+                line.step("looking for the shards of all trials")
                 made = make_ready([trial.config for trial in waiting], say)
-                source = _Source(sweep, waiting, _Watch(sweep, waiting, say))
+                line.step("starting the first trials")
+                source = _Source(sweep, waiting, _Watch(sweep, waiting, say, line))
                 try:
                     _tune(source, nodes, tunes_own, made)
                     while source.take_lost():
@@ -184,8 +188,10 @@ class _Source(Searcher):
 class _Watch(tune.Callback):
     """Marks trials that Tune ends, and says a line for each; now and then one about how far the others are."""
 
-    def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None]):
-        self._sweep, self._say, self._copy = sweep, say, Copy(sweep.place)
+    def __init__(
+        self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None], line: LiveLine = SILENT
+    ):
+        self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
         self._spoke_at = time.monotonic()
@@ -233,15 +239,20 @@ class _Watch(tune.Callback):
     def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
         now = time.monotonic()
         # Each line waits a little longer than the one before, so that even a sweep of days says no more than so many.
-        if now - self._spoke_at < PROGRESS_S * 1.15**self._num_lines or self._num_lines >= MOST_LINES:
+        is_due = now - self._spoke_at >= PROGRESS_S * 1.15**self._num_lines and self._num_lines < MOST_LINES
+        if not self._line.is_replaced and not is_due:
             return
-        self._spoke_at = now
-        self._num_lines += 1
         known = sum(trial.num_rounds for trial in self._trials.values())
         share = sum(self._rounds.values()) / max(1, known) * len(self._trials) / max(1, self._count)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
-        self._say(f"  {self._num_ended}/{self._count} done, {100 * share:.0f} % of all rounds, {text}")
+        text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all rounds, {text}"
+        if self._line.is_replaced:
+            self._line.show(text)
+        else:
+            self._spoke_at = now
+            self._num_lines += 1
+            self._say(f"  {text}")
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
         """Mark a trial that did not come to its own end, and say a line about it."""

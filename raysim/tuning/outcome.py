@@ -35,7 +35,8 @@ class Outcome:
     """What became of a trial: its score by the sweep's metric, the best round by it, seconds, and a message.
 
     Attributes:
-      labels: the trial's own.
+      labels: the trial's own. best_round: its index.
+      last, best: test accuracies, as summary.json of the run has them.
     """
 
     status: Literal["completed", "stopped", "failed", "unfinished"]
@@ -44,6 +45,8 @@ class Outcome:
     best_round: int | None = None
     seconds: float | None = None
     message: str = ""
+    last: float | None = None
+    best: float | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -106,18 +109,17 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     sign = 1 if settings.mode == "max" else -1
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
-    if settings.metric in SUMMARY_METRICS:
-        is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
-        num_rounds = int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds
-        score = judged(rows, num_rounds)[settings.metric]
-    else:
-        score = values[-1][0] if values else None
+    is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
+    accuracies = judged(rows, int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds)
+    last_value = values[-1][0] if values else None
+    score = accuracies[settings.metric] if settings.metric in SUMMARY_METRICS else last_value
     status = folder.status
     message = "" if status.name == "completed" else status.message
     if trial.same_as and status.name == "unfinished":
         message = f"the same run as {trial.same_as}"
     seconds = sum(float(row["system/round_s"]) for row in rows)
-    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message)
+    last, best = accuracies["accuracy"], accuracies["best_accuracy"]
+    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best)
 
 
 def known_score(end: Outcome) -> float | None:

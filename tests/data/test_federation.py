@@ -249,5 +249,5 @@ def test_a_single_file_reaches_a_node_that_does_not_see_it_once_and_as_it_was(tm
         shards.fetched_file.cache_clear()
         assert shards.fetched_file(str(hidden), digest, this_node()).read_bytes() == content
     assert asked == ["weights.pt"]
-    with pytest.raises(RaysimError, match="arrived with other contents"):
+    with pytest.raises(RaysimError, match="a file changed while it was copied"):
         shards.fetched_file(str(hidden), "0" * 64, this_node())

@@ -199,7 +199,7 @@ def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     _stored(tmp_path)
     for path in tmp_path.glob("round-*/server.safetensors"):
         path.write_bytes(b"x")
-    with pytest.raises(RaysimError, match=r"no sound checkpoint: round-000003 is damaged .*round-000002 is damaged"):
+    with pytest.raises(RaysimError, match=r"no checkpoint is whole: round-000003 is damaged .*round-000002 is damaged"):
         CheckpointStore(tmp_path).latest()
     assert len(list(tmp_path.glob("round-*"))) == 2
 
@@ -227,7 +227,7 @@ def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("row", r"progress\.csv lacks round 1 in"), ("part", r"clients\.parquet lacks round"), ("empty", "is damaged")],
+    [("row", r"progress\.csv lacks round 2 in"), ("part", r"clients\.parquet lacks round"), ("empty", "is damaged")],
 )
 def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, root, tmp_path):
     plan = a_plan(root, tmp_path, rounds=4, checkpoint={"every_s": 0})

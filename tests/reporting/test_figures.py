@@ -99,7 +99,7 @@ def test_curves_are_the_mean_over_seeds(tmp_path):
     _, made, _ = drawn([tmp_path], {"figures": ["curves"]})
     (axes,) = made["curves"].axes
     (line,) = axes.lines
-    assert list(line.get_xdata()) == list(range(10))
+    assert list(line.get_xdata()) == list(range(1, 11))
     assert line.get_ydata()[-1] == pytest.approx(50.0)
     assert len(axes.collections) == 1
 
@@ -126,7 +126,7 @@ def test_norms_show_two_rounds_on_one_logarithmic_scale(tmp_path):
     fabricate(tmp_path / "a", 0.5, norms=(0, 5, 9))
     _, made, _ = drawn([tmp_path], {"figures": ["norms"]})
     first, last, bar = made["norms"].axes
-    assert (first.get_title(), last.get_title()) == ("round 0", "round 9")
+    assert (first.get_title(), last.get_title()) == ("round 1", "round 10")
     with np.load(tmp_path / "a" / "arrays" / "round_00009.npz") as arrays:
         assert np.allclose(last.images[0].get_array(), arrays["fedvg.norms"])
     assert first.images[0].norm is last.images[0].norm

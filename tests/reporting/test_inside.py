@@ -175,7 +175,7 @@ def test_representation_has_three_panels(runs):
     panels = made["representation"].axes
     assert [axes.get_title() for axes in panels][:2] == ["intra-class distance", "inter-class distance"]
     assert all(len(axes.lines) == 4 for axes in panels)
-    assert list(panels[1].lines[0].get_xdata()) == [0, 2, 4, 6, 8]
+    assert list(panels[1].lines[0].get_xdata()) == [1, 3, 5, 7, 9]
     assert list(panels[1].lines[0].get_ydata()) == [1, 3, 5, 7, 9]
 
 

@@ -102,7 +102,7 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     sweep = a_sweep(root, tmp_path, space, cohort={"size": 12})
     outcomes, lines = run(sweep)
     assert [found.status for found in outcomes.values()] == ["completed", "failed"]
-    assert "client 4 failed in round 1" in outcomes["method=bad"].message
+    assert "client 4 failed in round 2" in outcomes["method=bad"].message
     assert any("method=bad  failed: client 4" in line for line in lines)
     assert ranked(sweep, outcomes)[0].name == "method=good"
     began = (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns

@@ -205,7 +205,7 @@ def test_search_killed_half_way_goes_on_with_what_it_knows(root, tmp_path, ray_c
     assert f"{14 - len(old)} of 14 trials to run" in output
     assert old == {file: file.stat().st_mtime_ns for file in old}
     assert num_done() == 14
-    assert "best of 14 finished trials" in output
+    assert "best 10 of 14 trials, by" in output
     sweep = plan_sweep(read_sweep(path), str(path), draws)
     points = json.loads((folder / FILE).read_text())["trials"]
     assert list(points) == [trial.name for trial in sweep.trials]

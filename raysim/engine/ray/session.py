@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypedDict
@@ -75,10 +75,16 @@ def ray_ahead() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(num_cpus: int | None = None) -> Iterator[None]:
-    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down."""
-    begun = _BEGUN.get()
+def ray_session(num_cpus: int | None = None, on_step: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down.
+
+    Args:
+      on_step: on_step(what begins now, in words).
+    """
+    begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
+    beginning = f"connecting to Ray at {address}" if address else "starting Ray on this machine"
     if begun is not None:
+        on_step(beginning)
         begun.result()
         with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the first handler
             for number in (signal.SIGTERM, signal.SIGHUP):
@@ -88,11 +94,18 @@ def ray_session(num_cpus: int | None = None) -> Iterator[None]:
     elif ray.is_initialized():
         yield
     else:
+        on_step(beginning)
         _start(num_cpus)
         try:
             yield
         finally:
+            on_step("disconnecting from Ray" if address else "ending Ray")
             ray.shutdown()
+
+
+def wait_for_end() -> None:
+    """Return once the Ray of `ray_ahead` is ended."""
+    _STARTER.submit(lambda: None).result()
 
 
 def _start(num_cpus: int | None = None) -> None:

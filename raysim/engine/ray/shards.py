@@ -81,7 +81,9 @@ def fetched_file(path: str, sha256: str, node: str) -> Path:
             if local.is_file() and file_digest(local) == sha256:
                 return local
             _copy(str(here.parent), node, here.name, local)
-    raise RaysimError("it arrived with other contents than it has there", path, "leave it as it is while a run starts")
+    raise RaysimError(
+        "a file changed while it was copied to another node", path, "change it before a run starts, or after"
+    )
 
 
 def _local_folder() -> Path:

@@ -1,0 +1,37 @@
+"""Commands as messages print them: they run as printed, in the shell and folder of whoever reads them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def command(program: str, *words: object) -> str:
+    """A command line: the program as this shell finds it, and words that it takes as they are.
+
+    Args:
+      program: a script of this installation, `raysim` or `tensorboard`.
+      words: paths are shown from the current folder on where they lie below it.
+    """
+    return shlex.join([_found(program), *(shown(word) if isinstance(word, Path) else str(word) for word in words)])
+
+
+def shown(path: Path) -> str:
+    """A path from the current folder on, where it lies below it; else as it is."""
+    whole = Path(os.path.abspath(path))
+    try:
+        below = whole.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere; or the current folder is gone
+        return str(path)
+    return f"./{below}" if str(below).startswith("-") else str(below)
+
+
+def _found(program: str) -> str:
+    """The program by its name where PATH finds this installation's or there is no other, else by its path."""
+    own, there = Path(sys.executable).with_name(program), shutil.which(program)
+    if not own.is_file() or (there and Path(there).samefile(own)):
+        return program
+    return shown(own)
