@@ -49,7 +49,7 @@ class Block:
     def runs(self) -> bool:
         """Whether it is Python that a reader would run."""
         runs = re.search(r"^import raysim$", self.text, re.MULTILINE) and "# not run:" not in self.text
-        return bool(self.language == "python" and runs)
+        return bool(self.language == "python" and runs and not self.file)
 
 
 def name_of(page: Path) -> str:
