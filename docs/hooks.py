@@ -73,9 +73,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not (ROOT / place).exists():
             return link  # mkdocs says that it leads nowhere
         uri = OUTSIDE.get(place) or ALIASES.get(place)
-        if uri is None and place.startswith("docs/"):
-            uri = place.removeprefix("docs/")
-            uri = uri.removesuffix(".ipynb") + ".md" if uri.endswith(".ipynb") else uri
+        if uri is None and place.startswith("docs/") and (ROOT / place).suffix not in ("", ".py"):
+            uri = re.sub(r"\.ipynb$", ".md", place.removeprefix("docs/"))
         if uri is not None:
             return posixpath.relpath(uri, posixpath.dirname(here) or ".")
         return f"{SOURCE}{place}"

@@ -11,8 +11,9 @@ SECTION = re.compile(r"(?<!\n)\n(?=(?:Args|Attributes|Returns|Yields|Raises|Exam
 
 
 class Sections(griffe.Extension):
-    """Griffe wants a blank line before each section; ours follow each other without."""
+    """Griffe wants a blank line before each section, and examples in the plural."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = SECTION.sub("\n\n", obj.docstring.value)
+            text = SECTION.sub("\n\n", obj.docstring.value)
+            obj.docstring.value = text.replace("\n\nExample:\n", "\n\nExamples:\n")
