@@ -45,11 +45,15 @@ def print_function(name: str) -> None:
     out.print(f"[bold]{escape(name)}[/bold]\n{escape(text)}\n")
     options = options_of(make)
     out.print("Options:" if options else "No options.")
+    margin = " " * 6
+    wrapper = textwrap.TextWrapper(
+        min(out.width, 100), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
     for option in options:
         default = f" = {option.default}" if option.default else ""
         out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
         meaning = option.meaning or "no meaning is given"
-        out.print(textwrap.indent(textwrap.fill(meaning, min(out.width, 100) - 6), " " * 6), markup=False)
+        out.print(wrapper.fill(meaning), markup=False)
 
 
 def print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
