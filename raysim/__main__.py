@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError
 from raysim.listings import print_blocks, print_function, print_functions
 from raysim.own_code import refuse_shadows
-from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, run_table, say
+from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.unexpected import told
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def run(
 
             stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
         finished = api.finished_run(raw, source, Progress(began))
-    out.print(run_table(finished.folder, finished.summary, time.monotonic() - began))
+    print_table(run_table(finished.folder, finished.summary, time.monotonic() - began))
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}", markup=False)
@@ -105,8 +106,7 @@ def run(
         from raysim.engine.ray.session import wait_for_end
 
         with LiveLine() as line:
-            line.step("ending Ray")
-            wait_for_end()
+            wait_for_end(line.step)
 
 
 @app.command()
@@ -167,8 +167,10 @@ def partition(
 
     raw = read_sweep(Path(config), overrides or [])
     folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
-    drawn = partitions(raw, config, is_scaled=is_scaled)
-    table = Table(title=f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config)
+    with LiveLine() as line:
+        line.step(f"drawing the partitions of {config}")
+        drawn = partitions(raw, config, is_scaled=is_scaled)
+    table = Table(title=escape(f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config))
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
         table.add_column(column, justify="right" if column else "left")
     for each in drawn:
@@ -177,7 +179,7 @@ def partition(
         write(each, folder)
         others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
         table.add_row(each.name, *map(str, (*counts, *others)))
-    out.print(table)
+    print_table(table)
     out.print(f"partitions: {folder}", markup=False)
 
 
@@ -224,14 +226,16 @@ def methods(
     classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
+    with LiveLine() as line:
+        line.show("loading PyTorch")
+        from methods import METHODS
+        from raysim.models import MODELS
+
     if model is not None:
         print_blocks(model, words or [], size, channels, classes)
     elif words:
         print_function(words[0])
     else:
-        from methods import METHODS
-        from raysim.models import MODELS
-
         out.print(
             "Methods. Listed in order, they combine; [] is FedAvg. `raysim methods NAME` shows one with its options.\n"
         )
@@ -249,7 +253,9 @@ def report(
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="folder for the report; by default PATH/report, or `report` beside several PATHs"),
+        typer.Option(
+            "--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
@@ -310,7 +316,7 @@ def recipes(
     """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
     from raysim.recipes import show
 
-    show(name, target, out, is_copy=is_copy)
+    show(name, target, out, print_table, is_copy=is_copy)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from raysim.config import folder_of, home_folder
 from raysim.core.errors import DataError
 from raysim.core.uri import is_uri
 from raysim.filesystems import FAILURES, reached_folder, reason
-from raysim.terminal import say
+from raysim.terminal import LiveLine, say
 
 if TYPE_CHECKING:
     from pathspec import PathSpec
@@ -57,10 +57,18 @@ def examine(address: str | None, storage: str, working_dir: Path) -> bool:
     """
     folder, is_good = None if is_uri(storage) else home_folder() / storage, True
     place = at_uri(storage) if folder is None else disks(folder)
-    for is_ok, line in chain(installation(), place, [upload(working_dir)], cluster(address, folder)):
-        say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
-        is_good = is_good and is_ok
+    parts = {"this installation": installation(), "the disks": place, "what a job would upload": _uploads(working_dir)}
+    with LiveLine() as live:
+        for what, findings in (parts | {f"the cluster at {address}": cluster(address, folder)}).items():
+            live.show(f"looking at {what}")
+            for is_ok, line in findings:
+                say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
+                is_good = is_good and is_ok
     return is_good
+
+
+def _uploads(working_dir: Path) -> Iterator[Finding]:
+    yield upload(working_dir)
 
 
 def _finding(is_ok: bool, line: str, fault: str) -> Finding:

@@ -19,10 +19,12 @@ def main() -> None:
             raise
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only disturb the end of Ray
-        sys.stderr.write("stopped by Ctrl-C; the same command starts again\n")
+        sys.stderr.write("stopped by Ctrl-C; the same command begins anew\n")
         sys.exit(128 + signal.SIGINT)
 
 
 def _is_interrupt(end: SystemExit) -> bool:
-    """Whether typer made this exit of a KeyboardInterrupt: it keeps that as the cause."""
-    return isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt)
+    """Whether typer made this exit of a KeyboardInterrupt: it raises Exit from that, and this exit while it handles it."""
+    import typer
+
+    return isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt)

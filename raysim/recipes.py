@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -16,7 +17,9 @@ from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shi
 from raysim.core.errors import ConfigError, DataError, Fault
 
 
-def show(name: str | None, target: str | None, out: Console, *, is_copy: bool) -> None:
+def show(
+    name: str | None, target: str | None, out: Console, print_table: Callable[[Table], None], *, is_copy: bool
+) -> None:
     """`raysim recipes`: the list of all recipes or of a kind, the text of one file, or copies.
 
     Raises:
@@ -30,8 +33,7 @@ def show(name: str | None, target: str | None, out: Console, *, is_copy: bool) -
         for path in copy(name, target):
             out.print(f"copied: {path}", markup=False)
     elif name is None or name in KINDS:
-        page = out if out.is_terminal else Console(highlight=False, width=400)  # a pipe has no width
-        page.print(listing(*([name] if name else RECIPES)))
+        print_table(listing(*([name] if name else RECIPES)))
         if name is None:
             others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
             out.print(f"\nFurther files, by `raysim recipes KIND`: {others}", markup=False)

@@ -13,7 +13,7 @@ from raysim import sweep
 from raysim.config import is_recipe_name, parse_config, read_config
 from raysim.core.errors import ConfigError, Fault, RaysimError
 from raysim.doctor import upload
-from raysim.terminal import err, say
+from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
 
 #: Exit status of what SIGTERM ended, which is how Ray stops a job.
@@ -99,12 +99,17 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
     remedy = (
         "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
     )
+    line = LiveLine()
     try:
-        jobs = Jobs()
+        with line:
+            line.step("connecting to the Ray cluster")
+            jobs = Jobs()
         if jobs.is_running(job_id):
             say(f"job {job_id} is running; this is its log (`ray job stop {job_id}` ends it)")
         else:
-            jobs.submit(job_id, command, working_dir, environment)
+            with line:
+                line.step(f"sending {working_dir.resolve()} to the cluster")
+                jobs.submit(job_id, command, working_dir, environment)
             say(f"submitted job {job_id}: {command}")
     except (ConnectionError, RuntimeError) as error:
         raise RaysimError(f"the job could not be submitted ({error})", "the Ray cluster", remedy) from error

@@ -35,7 +35,7 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         """Called by rich: nothing more is written; a run or a sweep ends after a checkpoint, all else at once."""
-        self.is_closed = self.quiet = True
+        Output.is_closed = self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if callable(signal.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGTERM)  # a run has its own handler
@@ -45,6 +45,12 @@ class Output(Console):
 
 out = Output(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_table(table: Table) -> None:
+    """A table: a pipe or a file has no width that it should be squeezed into."""
+    page = out if out.is_terminal else Output(file=out.file, highlight=False, emoji=False, width=400)
+    page.print(table)
 
 
 def say(line: str) -> None:
@@ -64,7 +70,7 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
     """The accuracies of a finished run; rounds are counted from 1."""
     from raysim.config import methods_label
 
-    table = Table(title=f"{folder.name if folder else ''}: {methods_label(summary['methods'])}")
+    table = Table(title=escape(f"{folder.name if folder else ''}: {methods_label(summary['methods'])}"))
     for column in ("", "test accuracy", ""):
         table.add_column(column, justify="right")
     if summary["accuracy"] is not None:
@@ -89,23 +95,39 @@ class LiveLine:
         self._is_quiet = is_quiet
         self._status: Status | None = None
         self._notebook_line: Any = None
+        self._last = ""
 
     @property
     def is_replaced(self) -> bool:
         """Whether a line takes the place of the one before."""
-        return out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal)
+        return not self._is_quiet and (out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal))
 
     def step(self, text: str) -> None:
         """A part of the work begins."""
-        if self._is_quiet or self.is_replaced:
+        if self.is_replaced:
             self.show(text)
-        else:
+        elif not self._is_quiet:
             err.print(text, markup=False)
 
-    def show(self, text: str) -> None:
-        """How far it is; only where a line can be replaced."""
-        if self._is_quiet or not self.is_replaced:
+    def say(self, text: str) -> None:
+        """A line that stays, above those to come."""
+        if self._is_quiet:
             return
+        if out.is_jupyter:
+            self.show(text)
+            self._notebook_line = None
+        else:
+            say(text)
+
+    def show(self, text: str, *, is_last: bool = False) -> None:
+        """How far it is; only where a line can be replaced.
+
+        Args:
+          is_last: in a notebook this text stays, unless another one comes that does.
+        """
+        if not self.is_replaced:
+            return
+        self._last = text if is_last else self._last
         if out.is_jupyter:
             self._notebook_line = _shown(text, self._notebook_line)
         elif self._status is not None:
@@ -118,6 +140,8 @@ class LiveLine:
 
     def close(self) -> None:
         """Take the line away."""
+        if self._notebook_line is not None:
+            _shown(self._last, self._notebook_line)
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -152,10 +176,9 @@ class Progress:
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
-        self.line.close()
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
-        say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
+        self.line.say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:
@@ -170,7 +193,7 @@ class Progress:
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         text = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
-        self.line.show(text)
+        self.line.show(text, is_last=True)
         is_last = number == self._total
         if out.is_jupyter or (self.line.is_replaced and not is_last):
             return

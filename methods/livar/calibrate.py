@@ -105,7 +105,9 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Cons
         cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
-    out.print(f"table:       {plan.file}  (livar: {{table: that file}})", markup=False)
+    out.print(f"table:       {plan.file}", markup=False)
+    if (base := plan.file.with_suffix(".yaml")).is_file():
+        out.print(f"In a run's file:\nbase: {base}", markup=False)
     out.print(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}", markup=False)
 
 

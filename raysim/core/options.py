@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +107,7 @@ def values_of(annotation: object) -> str:
         return f"list of {' | '.join(inner)}" if inner else "list"
     if origin in (dict, Mapping):
         return "mapping"
-    return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return KINDS.get(annotation) or str(getattr(annotation, "__name__", annotation))
 
 
 #: Types of options in words.
@@ -126,7 +127,7 @@ def _plain(value: object) -> str:
     if value is inspect.Parameter.empty:
         return ""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -99,7 +99,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
     timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
-    others = other_accuracy(tables, group.rows) if runs else []
+    others = other_accuracy(tables, group.rows) if runs and not group.metrics else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
         extras += relative_times(tables, group.rows, timed, beside)

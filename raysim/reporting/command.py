@@ -10,7 +10,7 @@ from raysim.reporting.build import default_folder, make_report, write
 from raysim.reporting.document import conclusions
 from raysim.reporting.render import header_of, lines_of, terminal
 from raysim.reporting.runs import Settings
-from raysim.terminal import LiveLine, Output, out
+from raysim.terminal import LiveLine, out, print_table
 
 #: How many runs that are not in the tables are listed.
 MOST_MISSING = 10
@@ -26,14 +26,12 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
     with LiveLine() as line:
         line.step("reading the runs")
         report = make_report(paths, {key: value for key, value in settings.items() if value})
-    # A pipe or a file has no width that a table should be squeezed into.
-    page = out if out.is_terminal else Output(highlight=False, width=400, emoji=False)
     for table in report.tables:
         out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
-        page.print(terminal(header_of(table, report.group.rows), lines_of(table)))
+        print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
     for other in report.others:
         out.print(other.title, markup=False)
-        page.print(terminal(other.header, other.lines))
+        print_table(terminal(other.header, other.lines))
     for sentence in conclusions(report):
         out.print(f"- {sentence}", markup=False)
     missing = [run for run in report.runs if not run.is_finished]

@@ -232,7 +232,7 @@ def make_tables(
         if places.setdefault((row, column), cell) is not cell:
             raise DataError(
                 f"two different settings fall into one cell ({row}, {heading(names, column)})",
-                mend="name more --columns",
+                mend="name more columns",
             )
     rank = _ranking(order)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from raysim.core.commands import command
-from raysim.terminal import err, out
+from raysim.terminal import err, out, print_table
 from raysim.tuning.outcome import Outcome, ranked
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
@@ -18,14 +19,16 @@ MOST_ROWS = 10
 
 def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
     """Print what became of a sweep, and return the exit status: 0, or 1 where some trial has no result."""
-    out.print(best_trials(sweep, ranked(sweep, outcomes), outcomes))
+    print_table(best_trials(sweep, ranked(sweep, outcomes), outcomes))
     for status in ("failed", "unfinished"):
         names = [name for name, outcome in outcomes.items() if outcome.status == status]
         for name in names[:MOST_ROWS]:
             err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
         if len(names) > MOST_ROWS:
             err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
-    out.print(f"sweep directory: {sweep.place}  (results.csv, best.yaml for `raysim run`)", markup=False)
+    out.print(f"sweep directory: {sweep.place}  (with results.csv)", markup=False)
+    if (best := sweep.folder / "best.yaml").is_file():
+        out.print(f"best trial:      {command('raysim', 'run', best)}", markup=False)
     out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if all(outcome.is_finished for outcome in outcomes.values()):
         return 0
@@ -50,14 +53,14 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     names = [name for name in labels[0] if len({repr(each.get(name)) for each in labels}) > 1] or list(labels[0])
     others = [] if metric in SHOWN else [metric]
     for column in (*names, *others, "last accuracy", "best accuracy", "best round", "seconds", ""):
-        table.add_column(column, justify="left" if column in names else "right")
+        table.add_column(escape(column), justify="left" if column in names else "right")
     for trial in trials[:MOST_ROWS]:
         outcome = outcomes[trial.name]
         scores = ([outcome.score] if others else []) + [outcome.last, outcome.best]
         rounds = "" if outcome.best_round is None else str(outcome.best_round + 1)
         numbers = [*("" if each is None else f"{each:.4f}" for each in scores), rounds, f"{outcome.seconds:.1f}"]
         status = "" if outcome.status == "completed" else outcome.status
-        table.add_row(*(_short(outcome.labels.get(name, "")) for name in names), *numbers, status)
+        table.add_row(*(escape(_short(outcome.labels.get(name, ""))) for name in names), *numbers, status)
     if len(trials) > MOST_ROWS:
         table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"
     return table

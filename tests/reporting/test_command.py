@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from raysim.__main__ import app, main
 from raysim.reporting.build import make_report, write
+from tests.support.output import in_order
 from tests.support.report_runs import fabricate, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
@@ -93,3 +95,30 @@ def test_a_recipes_missing_row_is_a_note(tmp_path):
 def test_report_starts_without_torch():
     code = "import sys, raysim.__main__, raysim.reporting.build, raysim.reporting.document; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_last_and_best_accuracy_stand_side_by_side_by_name(tmp_path):
+    root = sweep(tmp_path / "both", {("FedAvg", 0.1): [0.5], ("FedVG", 0.1): [0.6]}, {"figures": []})
+    for path in root.glob("*/summary.json"):
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({**facts, "accuracy": facts["best_accuracy"] - 0.25}))
+    for words, first, second in (
+        ([], "accuracy after the last round, in %", "best accuracy of the evaluated rounds, in %"),
+        (
+            ["--metric", "best_accuracy"],
+            "best accuracy of the evaluated rounds, in %",
+            "accuracy after the last round, in %",
+        ),
+    ):
+        output = CliRunner().invoke(app, ["report", str(root), *words]).output
+        in_order(output, first, second, "FedVG is best in 1")
+        numbers = ("35.00", "60.00") if not words else ("60.00", "35.00")
+        in_order(output, *numbers)
+        assert second in (root / "report" / "report.md").read_text()
+
+
+def test_a_report_of_several_folders_lies_beside_them(tmp_path):
+    one, two = (sweep(tmp_path / name, {(name, 0.1): [0.5]}, {"figures": []}) for name in ("a", "b"))
+    output = CliRunner().invoke(app, ["report", str(one), str(two)]).output
+    assert (tmp_path / "report" / "report.md").is_file(), output
+    assert not (one / "report").exists()

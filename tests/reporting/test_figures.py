@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report, write
 from raysim.reporting.drawing import FIGURES, NAMES, captions, draw
-from raysim.reporting.panels import styles_of
+from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.tables import all_rows
 from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 
@@ -185,3 +186,21 @@ def test_an_unknown_figure_of_a_sweep_is_a_fault_of_its_file(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.yaml") as caught:
         make_report([root], {"figures": ["bars"]})
     assert [fault.key for fault in caught.value.faults] == ["report.figures.0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 60.0), (20.0, 60.0), (55.0, 60.0), (-3.0, 5.0), (-5.0, -1.0), (0.0, 0.0)]
+)
+def test_bars_begin_at_zero_or_the_axis_says_where(low, high):
+    axes = Figure().subplots()
+    axes.bar([0, 1], [low, high])
+    zoom(axes, low, high, name="accuracy (%)")
+    bottom, top = axes.get_ylim()
+    assert bottom < top
+    assert bottom <= low
+    assert high <= top
+    if bottom > 0:
+        assert axes.get_ylabel() == f"accuracy (%); the axis begins at {bottom:g}"
+    else:
+        assert top >= 0
+        assert axes.get_ylabel() == "accuracy (%)"

@@ -17,6 +17,7 @@ from raysim.tuning.plan import Tried, plan_sweep, read_sweep
 from raysim.tuning.ranges import draws, suggest
 from raysim.tuning.search import FILE
 from tests.support.federations import SMALL, raw_config
+from tests.support.output import in_order
 from tests.support.sweeps import a_sweep, run, start, wait_for
 
 LR = {"local.lr": {"log_uniform": [1e-4, 1.0]}}
@@ -206,6 +207,7 @@ def test_search_killed_half_way_goes_on_with_what_it_knows(root, tmp_path, ray_c
     assert old == {file: file.stat().st_mtime_ns for file in old}
     assert num_done() == 14
     assert "best 10 of 14 trials, by" in output
+    in_order(output, "checking the trials of", "Ray", "looking for the shards", "starting the first trials", "writing")
     sweep = plan_sweep(read_sweep(path), str(path), draws)
     points = json.loads((folder / FILE).read_text())["trials"]
     assert list(points) == [trial.name for trial in sweep.trials]

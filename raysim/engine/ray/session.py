@@ -99,13 +99,18 @@ def ray_session(num_cpus: int | None = None, on_step: Callable[[str], None] = la
         try:
             yield
         finally:
-            on_step("disconnecting from Ray" if address else "ending Ray")
+            on_step(_ending())
             ray.shutdown()
 
 
-def wait_for_end() -> None:
-    """Return once the Ray of `ray_ahead` is ended."""
+def wait_for_end(on_step: Callable[[str], None]) -> None:
+    """Return once the Ray of `ray_ahead` is ended; on_step: see `ray_session`."""
+    on_step(_ending())
     _STARTER.submit(lambda: None).result()
+
+
+def _ending() -> str:
+    return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
 def _start(num_cpus: int | None = None) -> None:

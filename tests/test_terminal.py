@@ -1,0 +1,214 @@
+"""What the terminal says: a line for every part of the work, rounds from 1, commands that run, and short ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import raysim
+from raysim import terminal
+from raysim.__main__ import app
+from raysim.check import check
+from raysim.data.sources import set_path
+from tests.support.federations import SMALL
+from tests.support.output import in_order
+
+PROJECT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run_file(root, tmp_path):
+    """A file of a run of a second whose storage has a space in its name."""
+    path = tmp_path / "small run.yaml"
+    path.write_text(
+        yaml.safe_dump({**SMALL, "name": "a", "data": {"root": str(root)}, "storage": str(tmp_path / "my runs")})
+    )
+    return path
+
+
+def begun(*words, **options):
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "raysim", *map(str, words)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, **options)
+
+
+# --- no silence ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_part_of_a_serial_run_has_its_line(run_file):
+    output = CliRunner().invoke(app, ["run", str(run_file)]).output
+    in_order(
+        output,
+        f"checking {run_file}",
+        "looking for the shards",
+        "building the model",
+        "running 3 rounds in",
+        "round 1/3",
+        "round 3/3",
+        "drawing pictures",
+        "run directory:",
+    )
+
+
+def test_a_quiet_run_says_nothing(settings, capsys):
+    raysim.run(settings, name="a", rounds=1, quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Standard output as a terminal, whose text is kept."""
+    options = {"force_terminal": True, "force_jupyter": False, "width": 80, "soft_wrap": True, "highlight": False}
+    console = terminal.Output(file=io.StringIO(), **options)
+    monkeypatch.setattr(terminal, "out", console)
+    return console
+
+
+def test_a_terminal_has_one_line_that_is_replaced(screen, capsys):
+    with terminal.LiveLine() as line:
+        line.step("checking [a].yaml")
+        line.step("starting Ray on this machine")
+        time.sleep(0.6)  # two of its refreshes
+        terminal.say("running 3 rounds")
+        line.show("x" * 200)  # cut where the terminal ends
+        time.sleep(0.6)
+    shown = screen.file.getvalue()
+    assert "starting Ray on this machine" in shown
+    assert shown.count("running 3 rounds\n") == 1
+    assert "x" * 70 in shown
+    assert "x" * 80 not in shown
+    assert shown.endswith("\x1b[2K")  # the line is gone
+    assert capsys.readouterr().err == ""
+
+
+def test_two_runs_in_two_threads_share_a_terminal(screen):
+    faults = []
+
+    def show():
+        try:
+            with terminal.LiveLine() as line:
+                for number in range(5):
+                    line.step(f"step {number}")
+                    time.sleep(0.01)
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=show) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+# --- rounds -------------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_count_from_1_in_the_table_of_a_run(run_file, tmp_path):
+    output = CliRunner().invoke(app, ["run", str(run_file)]).output
+    summary = raysim.load(tmp_path / "my runs" / "a").summary
+    assert re.search(r"last │ +0\.\d{4} │ +round 3 │", output), output
+    assert re.search(rf"best │ +0\.\d{{4}} │ +round {summary['best_round'] + 1} │", output), output
+
+
+# --- printed commands ---------------------------------------------------------------------------------------------------
+
+
+def printed_command(text: str) -> list[str]:
+    words = shlex.split(text)
+    program = words[0] if "/" in words[0] else Path(sys.executable).with_name(words[0])
+    assert os.access(program, os.X_OK) or not Path(program).with_name("raysim").exists(), text
+    return words
+
+
+def test_the_command_for_tensorboard_takes_a_path_with_a_space(run_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = CliRunner().invoke(app, ["run", run_file.name]).output
+    (line,) = re.findall(r"TensorBoard: +(.*)", output)
+    *_, option, folder = printed_command(line)
+    assert (option, folder) == ("--logdir", "my runs/a")
+    assert list(Path(folder).glob("events.*"))
+
+
+def test_the_note_about_a_sweep_names_a_command_that_finds_its_file(run_file):
+    run_file.write_text(run_file.read_text() + "tune: {param_space: {seed: {grid_search: [0]}}}\n")
+    output = CliRunner().invoke(app, ["run", str(run_file), "--print-config"]).output
+    (command,) = re.findall(r"`(.*)`", output)
+    _, verb, file = printed_command(command)
+    assert (verb, Path(file)) == ("tune", run_file)
+
+
+def test_the_command_against_a_damaged_set_mends_it(tmp_path):
+    folder = tmp_path / "my data"
+    assert CliRunner().invoke(app, ["prepare", "digits", "--out", str(folder)]).exit_code == 0
+    path = set_path(folder, "digits")
+    with open(path, "r+b") as file:
+        file.truncate(1000)
+    raw = {**SMALL, "data": {"root": str(folder)}}
+    with pytest.raises(raysim.core.errors.ConfigError) as caught:
+        check(raw, "a test")
+    (command,) = re.findall(r"[Rr]un `(.*?)`", str(caught.value))
+    result = CliRunner().invoke(app, printed_command(command)[1:])
+    assert result.exit_code == 0, result.output
+    check(raw, "a test")
+
+
+def test_prepare_ends_with_the_lines_of_a_configuration(tmp_path):
+    words = ["prepare", "shapes", "--out", str(tmp_path / "my data"), "--count", "200", "--size", "8"]
+    output = CliRunner().invoke(app, words).output
+    group = yaml.safe_load(output.partition("In a configuration:\n")[2])
+    assert group == {"data": {"name": "shapes", "root": str(tmp_path / "my data")}}
+    assert check({**SMALL, **group}, "a test").info.num_examples == 200
+
+
+# --- ends ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["methods"], ["recipes"], ["schema"]])
+def test_a_reader_that_leaves_ends_a_verb_without_a_word(words):
+    process = begun(*words)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) in (0, terminal.CLOSED)  # 0: all of it was in the pipe by then
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_a_run_after_a_checkpoint(run_file, tmp_path):
+    process = begun("run", run_file, "rounds=100000", "name=closed")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == terminal.CLOSED
+    said = process.stderr.read()
+    process.stderr.close()
+    assert re.search(r"^standard output was closed: stopped .* goes on at round \d+$", said, re.MULTILINE), said
+    assert "Traceback" not in said
+    folder = tmp_path / "my runs" / "closed"
+    assert list(folder.glob("checkpoints/round-*"))
+    assert not (folder / "FAILED").exists()
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.3, 0.6])
+def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
+    process = begun("run", run_file)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    if process.returncode == -signal.SIGINT and not said:
+        pytest.skip("Python itself had not started yet")
+    # Python ends itself by the signal where it came inside of exec(); a shell shows 130 for both.
+    assert process.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("stopped by ")

@@ -1,0 +1,51 @@
+"""The table at the end of a sweep: what it shows, and what it leaves out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from raysim.tuning.command import best_trials
+from raysim.tuning.outcome import Outcome
+
+
+def table_of(count: int, metric: str) -> str:
+    names = [f"lr={number}" for number in range(count)]
+    outcomes = {
+        name: Outcome("completed", {"lr": number}, 0.5 + number / 100, 3, 1.0, last=0.25 + number / 100, best=0.75)
+        for number, name in enumerate(names)
+    }
+    sweep = SimpleNamespace(
+        folder=SimpleNamespace(name="lr"), base=SimpleNamespace(tune=SimpleNamespace(metric=metric))
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(best_trials(sweep, [SimpleNamespace(name=name) for name in names], outcomes))
+    return captured.get()
+
+
+def test_a_table_that_leaves_trials_out_says_so():
+    text = table_of(12, "server/accuracy")
+    assert "lr: best 10 of 12 trials, by last accuracy" in text
+    assert "2 more in results.csv" in text
+    assert sum("0.7500" in line for line in text.splitlines()) == 10
+
+
+def test_a_whole_table_says_nothing_of_the_kind():
+    text = table_of(3, "best_accuracy")
+    assert "lr: 3 trials, by best accuracy" in text
+    assert "more in" not in text
+
+
+@pytest.mark.parametrize(("metric", "is_shown"), [("server/accuracy", False), ("train/loss", True)])
+def test_both_accuracies_are_named_and_rounds_count_from_1(metric, is_shown):
+    text = table_of(2, metric)
+    header = next(line for line in text.splitlines() if "best round" in line)
+    assert "last accuracy" in header
+    assert "best accuracy" in header
+    assert (metric in header) == is_shown
+    row = next(line for line in text.splitlines() if "0.2500" in line)
+    assert "│          4 │" in row
+    assert ("0.5000" in row) == is_shown
