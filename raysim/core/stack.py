@@ -190,6 +190,7 @@ def chain(name: str, *parts: Method) -> Method:
       >>> from methods import fedavgm, fedprox
       >>> chain("near_and_steady", fedprox(mu=0.1), fedavgm(beta=0.9)).grads is not None
       True
+
     Raises:
       ValueError: a part is a phase of its own, which cannot be inside another method.
     """
