@@ -87,9 +87,9 @@ bench-peers: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
 
-# The documentation as a site in build/site. A link or anchor that leads nowhere is an error.
+# The documentation as a site in build/site. A link or anchor that leads nowhere is an error (--quiet would let it pass).
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
