@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu lint bench bench-peers fuzz clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu lint notebooks pictures screenshots bench bench-peers fuzz docs clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,20 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The notebooks of docs, executed and stored with their outputs.
+notebooks: setup
+	$(BIN)/python -m tests.support.notebooks
+
+# The pictures that are drawn from text; needs Graphviz (Debian: apt-get install graphviz).
+pictures:
+	dot -Kneato -n2 -Tsvg docs/pictures/round.dot -o docs/pictures/round.svg
+	dot -Kneato -n2 -Tpng -Gdpi=144 docs/pictures/round.dot -o docs/pictures/round.png
+
+# A sweep, some minutes long, and pictures of it in TensorBoard; needs Chromium (Debian: apt-get install chromium).
+screenshots: setup
+	$(BIN)/raysim tune docs/pictures/sweep.yaml
+	$(BIN)/python docs/pictures/shots.py runs/pictures
+
 bench: setup
 	$(BIN)/python -m tests.bench
 
@@ -72,6 +86,14 @@ bench-peers: setup
 # Thousands of bad configurations, damaged files and kills; a table of what came of them.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
+
+# The documentation as a site in build/site. A link or anchor that leads nowhere is an error (--quiet would let it pass).
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache

@@ -16,6 +16,11 @@ def key(default: object, meaning: str, **bounds: Any) -> Any:
     return Field(default, description=meaning, **bounds)
 
 
+def group(kind: type[Any], meaning: str) -> Any:
+    """A group of keys, at its defaults where it is not given."""
+    return Field(default_factory=kind, description=meaning)
+
+
 class Group(Checked):
     """A group of keys; unknown ones are refused."""
 
@@ -38,7 +43,7 @@ class ValidationSetGroup(Group):
         "stratified",
         "order of the validation batches; client: client after client, an external set's class after class",
     )
-    external: ExternalGroup = Field(default_factory=ExternalGroup)
+    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
 
 
 #: `module:function`.
@@ -65,7 +70,7 @@ class DataGroup(Group):
     split_within_clients: bool = key(False, "partition first, then hold out inside each client")
     test: float = key(0.25, "fraction held out for testing; not with split official", ge=0, lt=1)
     validation: float = key(0.10, "fraction held by the server for validation", ge=0, lt=1)
-    validation_set: ValidationSetGroup = Field(default_factory=ValidationSetGroup)
+    validation_set: ValidationSetGroup = group(ValidationSetGroup, "what the server's validation set is made of")
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
         None, "what is done to every image once, before it is held; what follows here is done again for every batch"
@@ -138,15 +143,15 @@ class LocalGroup(Group):
     lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)
     epochs: float = key(1.0, "local epochs, may be fractional", gt=0)
     steps: int | None = key(None, "local steps, instead of epochs", ge=1)
-    batch_size: int = Field(32, ge=1)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    nesterov: bool = False
-    weight_decay: float = Field(0.0, ge=0)
+    batch_size: int = key(32, "examples of a local step", ge=1)
+    momentum: float = key(0.0, "of the client optimiser; begins at zero in every round", ge=0, lt=1)
+    nesterov: bool = key(False, "Nesterov's form of the momentum")
+    weight_decay: float = key(0.0, "added to the gradient; with adamw, decoupled from it", ge=0)
     lr_decay: float = key(1.0, "learning-rate factor per round, with schedule exponential", gt=0, le=1)
     schedule: Literal["constant", "exponential", "cosine"] = key(
         "exponential", "of the learning rate over the rounds; exponential without lr_decay is constant"
     )
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; it begins anew in every round")
     max_grad_norm: float | None = key(None, "gradients are scaled down to this L2 norm", gt=0)
     precision: Literal["float32", "bfloat16"] = key(
         "float32", "of forward and backward passes; parameters, losses, sums and norms stay float32"
@@ -171,13 +176,13 @@ class CohortGroup(Group):
 
 class EvaluationGroup(Group):
     every: int = key(1, "rounds between evaluations; 0: only after the last", ge=0)
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = key(256, "examples of a batch when models are scored", ge=1)
     metrics: list[str] = key([], "further metrics of the test set: auroc, or module:function of your own")
 
 
 class CheckpointGroup(Group):
     every_s: float = key(30.0, "seconds between checkpoints; 0: after every round", ge=0)
-    keep_last: int = Field(2, ge=1)
+    keep_last: int = key(2, "checkpoints that are kept", ge=1)
 
 
 class StopGroup(Group):
@@ -189,7 +194,7 @@ class StopGroup(Group):
 
 
 class ResourcesGroup(Group):
-    backend: Literal["ray", "serial"] = "ray"
+    backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto", "cores and threads of a trainer, serial too; auto: 1"
@@ -240,7 +245,7 @@ class TuneGroup(Group):
     metric: str = key(
         "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = key("max", "which values of the metric are better")
     max_concurrent: int | None = key(None, "trials at a time; as many as there is room for if null", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(1, "rounds that every trial gets before asha or median may stop it", ge=1)
@@ -317,28 +322,30 @@ class Config(Group):
         "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
         "docs/storage.md",
     )
-    seed: int = Field(0, ge=0)
-    rounds: int = Field(10, ge=1)
-    resume: Literal["auto", "never"] = "auto"
-    on_nonfinite: Literal["error", "skip"] = "error"
+    seed: int = key(0, "of every random draw; it and the configuration decide the result", ge=0)
+    rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
+    resume: Literal["auto", "never"] = key("auto", "auto: an unfinished run of this name goes on from its checkpoint")
+    on_nonfinite: Literal["error", "skip"] = key(
+        "error", "what follows an update that is not finite: the run ends, or the client is left out of the round"
+    )
     methods: list[str | Settings] = key([], "methods, applied in this order")
     loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
-    data: DataGroup = Field(default_factory=DataGroup)
-    partition: PartitionGroup = Field(default_factory=PartitionGroup)
-    model: ModelGroup = Field(default_factory=ModelGroup)
-    local: LocalGroup = Field(default_factory=LocalGroup)
-    cohort: CohortGroup = Field(default_factory=CohortGroup)
-    evaluation: EvaluationGroup = Field(default_factory=EvaluationGroup)
-    checkpoint: CheckpointGroup = Field(default_factory=CheckpointGroup)
-    stop: StopGroup = Field(default_factory=StopGroup, description="what ends the run before its last round")
-    resources: ResourcesGroup = Field(default_factory=ResourcesGroup)
-    labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
-    tune: TuneGroup = Field(default_factory=TuneGroup, description="a sweep, for `raysim tune`; a run ignores it")
-    calibrate: CalibrateGroup = Field(
-        default_factory=CalibrateGroup, description="a calibration, for `raysim calibrate`; a run ignores it"
+    data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
+    partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")
+    model: ModelGroup = group(ModelGroup, "the network and its initial weights")
+    local: LocalGroup = group(LocalGroup, "the local training of a client")
+    cohort: CohortGroup = group(CohortGroup, "which clients take part in a round")
+    evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")
+    checkpoint: CheckpointGroup = group(CheckpointGroup, "when the state of a run is written")
+    stop: StopGroup = group(StopGroup, "what ends the run before its last round")
+    resources: ResourcesGroup = group(
+        ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
+    labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
+    tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`; a run ignores it")
+    calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; a run ignores it")
     scale: Settings = key({}, "settings laid over the file with --scaled")
-    report: ReportGroup = Field(default_factory=ReportGroup)
+    report: ReportGroup = group(ReportGroup, "what `raysim report` makes of the runs; a run ignores it")
 
     @property
     def is_joint(self) -> bool:
