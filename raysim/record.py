@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from sys import intern
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,7 +77,9 @@ class Recorder:
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
         number = record.round_index
-        row = {"round": str(number), **{name: repr(float(value)) for name, value in record.metrics.items()}}
+        # Names that came from another process are new strings each round: half of what a row takes.
+        values = {intern(name): repr(float(value)) for name, value in record.metrics.items()}
+        row = {"round": str(number), **values}
         self.rows.append(row)
         if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them
             self._columns += new
