@@ -1,7 +1,7 @@
 """`python -m tests.bench searches`: the learning rate of a small federation, chosen by Optuna and at random.
 
-Both get the same number of trials for each seed. A search hits if its best loss is within 2 % of the lowest loss that any
-trial of any search reached.
+The range is what somebody gives who knows nothing of its scale. Both get the same number of trials for each seed. A search
+hits if its best loss is within 0.1 of the lowest loss that any trial of any search reached.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.tuning.plan import Tried
 from raysim.tuning.ranges import draws, suggest
 
-BUDGET, SEEDS = 40, range(5)
-RATE = draws("loguniform", [1e-5, 10.0])
+BUDGET, SEEDS = 30, range(5)
+RATE = draws("loguniform", [1e-8, 1e4])
 CONFIG = {
     "data": {"name": "digits"},
-    "partition": {"alpha": 0.5, "num_clients": 10},
+    "partition": {"alpha": 100.0, "num_clients": 10},
     "model": {"name": "mlp"},
     "local": {"epochs": 1, "batch_size": 16},
     "cohort": {"size": 10},
@@ -38,12 +38,12 @@ def main() -> None:
     lowest = {name: [search(seed) for seed in SEEDS] for name, search in searches.items()}
     best = min(map(min, lowest.values()))
     print(
-        f"digits' lr in [1e-5, 10], {BUDGET} trials a search, {time.perf_counter() - began:.0f} s; lowest loss {best:.4f}"
+        f"digits' lr in [1e-8, 1e4], {BUDGET} trials a search, {time.perf_counter() - began:.0f} s; lowest loss {best:.4f}"
     )
     for name, losses in lowest.items():
-        hits = sum(value <= 1.02 * best for value in losses)
+        hits = sum(value <= best + 0.1 for value in losses)
         print(
-            f"    {name}: {hits} of {len(losses)} within 2 %; by seed {', '.join(f'{value:.4f}' for value in losses)}"
+            f"    {name}: {hits} of {len(losses)} within 0.1; by seed {', '.join(f'{value:.4f}' for value in losses)}"
         )
 
 
