@@ -192,8 +192,6 @@ def write(report: Report, folder: Path) -> Path:
     return folder / "report.md"
 
 
-def default_folder(paths: Sequence[Path]) -> Path | None:
-    """Where a report goes by itself: into the one folder that was given; beside the first of several; None without any."""
-    if not paths:
-        return None
+def default_folder(paths: Sequence[Path]) -> Path:
+    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
     return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

@@ -21,7 +21,7 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
 
     Args:
       settings: of the `report` group, from the command line; empty ones are not given.
-      folder: see `default_folder`; nothing is written where there is none.
+      folder: see `default_folder`; nothing is written where there are no paths either.
     """
     with LiveLine() as line:
         line.step("reading the runs")
@@ -39,7 +39,8 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
         out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
     if len(missing) > MOST_MISSING:
         out.print(f"not in the tables: {len(missing) - MOST_MISSING} more, listed in the report")
-    folder = folder or default_folder(paths)
+    if folder is None and paths:
+        folder = default_folder(paths)
     if folder is not None:
         with LiveLine() as line:
             line.step("drawing the figures")
