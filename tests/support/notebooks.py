@@ -64,6 +64,8 @@ def store(files: Sequence[Path]) -> None:
     if found := [text for notebook in notebooks for text in errors(notebook)]:
         sys.exit("\n\n".join(found))
     for file, notebook in zip(files, notebooks, strict=True):
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"{file.stem}-{number}"  # no two notebooks have the same, since they are executed as one
         for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
             cell.execution_count = number + 1
             for output in cell.outputs:
