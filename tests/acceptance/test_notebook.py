@@ -25,11 +25,21 @@ def shown(cell, kind):
     return [output["data"][kind] for output in cell.outputs if kind in output.get("data", {})]
 
 
+def kinds(notebook):
+    """For each code cell, what kinds of output it has: pictures, tables, text."""
+    return [
+        {kind for output in cell.outputs for kind in output.get("data", {output.output_type: None})}
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs_without_an_error(executed, name):
+def test_notebook_runs_and_is_stored_with_outputs_of_the_same_kinds(executed, name):
     stored, fresh = executed[name]
     assert errors(fresh) == []
+    assert kinds(stored) == kinds(fresh)  # make notebooks
     assert len(stored.cells) < 15
 
 
