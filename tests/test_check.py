@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
+import time
 from functools import partial
 
 import pytest
 
 from raysim.build import make_phases, make_server, make_trainer
 from raysim.check import check
+from raysim.check_data import draw_partition, open_sets
+from raysim.config import Config
 from raysim.core.errors import ConfigError
+from raysim.data.federation import build_shards
 from raysim.data.sources import prepare, set_path
 from tests.support.federations import plan_of, raw_config, recipe_of
 
@@ -50,3 +56,25 @@ def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"The file was damaged or changed.*prepare --again"):
         check(raw_config(tmp_path), "a test")
+
+
+def first_run(root):
+    """What a run does with its data before its first round, in a process of its own."""
+    config = Config.model_validate(raw_config(root))
+    manifest = draw_partition(config, open_sets(config))
+    return manifest.checksum, build_shards(manifest, root / "shards").name
+
+
+def test_runs_started_together_on_an_empty_folder_all_find_the_same_data(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def slow(*paths):  # between the two files of a set others come by
+        replace(*paths)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(os, "replace", slow)
+    with multiprocessing.get_context("fork").Pool(12) as pool:
+        found = pool.map(first_run, [tmp_path] * 12, chunksize=1)
+    assert len(set(found)) == 1
+    left = [path.name for path in tmp_path.rglob("*.part")]
+    assert not left

@@ -6,12 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock
 
 from raysim.core.errors import DataError
 from raysim.data.faults import check_range, explained, full_disk
@@ -78,6 +80,20 @@ def describe(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
+def is_prepared(path: Path) -> bool:
+    """Whether a set is there with its description, which is written before it."""
+    return path.is_file() and describe(path).is_file()
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Make a set in the block, one process at a time: whoever comes in looks first whether another has made it."""
+    root = path.parent.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f".{path.stem}.lock"):
+        yield
+
+
 def write_set(
     path: Path,
     name: str,
@@ -100,7 +116,7 @@ def write_set(
     classes, domains = tuple(classes), tuple(domains)
     limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
-    with full_disk(path.parent), replaced_file(describe(path)) as description, replaced_file(path) as data:
+    with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for columns in batches:
             batch = Batch(*columns)
             shape = shape or batch.images.shape[1:]
@@ -119,8 +135,8 @@ def write_set(
         checksum = digest.hexdigest()
         info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
         description.write_text(info.to_json())
-        # The description makes the set complete: the old one goes before the data change, the new one comes after.
-        describe(path).unlink(missing_ok=True)
+        # The data make the set complete: the old ones go before the description changes, the new ones come after.
+        path.unlink(missing_ok=True)
     return info
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.core.own import own_errors, place_of
 from raysim.core.settings import Raw
-from raysim.data.arrow import ImageSet, SetInfo, describe, in_batches, write_set
+from raysim.data.arrow import ImageSet, SetInfo, in_batches, is_prepared, making, write_set
 from raysim.data.reader_api import Contents, files_checksum, numbered
 from raysim.own_code import own_function, source_digest, with_given
 
@@ -53,20 +53,26 @@ def prepare_own(
       DataError, OwnCodeError: no such files, a set of another origin at `path`, or whatever the function does wrong.
     """
     made_by = fingerprint(read, files, options)
-    if path.is_file() and describe(path).is_file() and not again:
+
+    def made() -> SetInfo | None:
+        """What is there, if it is what the function would write."""
+        if again or not is_prepared(path):
+            return None
         info = ImageSet(path).info
         if not info.made_by:
-            raise DataError(
-                f"there is a set {name!r} that no reader of yours wrote", str(path), "choose another data.name"
-            )
+            what = f"there is a set {name!r} that no reader of yours wrote"
+            raise DataError(what, str(path), "choose another data.name")
         # Where the sources are not, as on another machine, nothing can have changed them.
-        if info.made_by == made_by or (files is not None and not files.exists()):
-            return info
+        return info if info.made_by == made_by or (files is not None and not files.exists()) else None
+
+    if info := made():
+        return info
     if files is not None and not files.exists():
         raise DataError(f"no such file or folder for the set {name!r}", str(files), "correct data.files")
-    given = with_given(read, (), ("files",))
-    contents = _contents(given(files=files, **options), read)
-    with own_errors(read):  # batches may be made only now
+    with making(path), own_errors(read):  # batches may be made only now
+        if info := made():  # a run that was started together with this one has made it
+            return info
+        contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
         return write_set(
             path,
             name,

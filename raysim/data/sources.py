@@ -26,7 +26,7 @@ from pathlib import Path
 
 from raysim.core.errors import DataError
 from raysim.data import readers, trees
-from raysim.data.arrow import Batch, ImageSet, SetInfo, describe, write_set
+from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, making, write_set
 from raysim.data.arrow_tables import read_table
 from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
@@ -190,20 +190,27 @@ def prepare(
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     path = set_path(root, save_as)
-    if path.is_file() and describe(path).is_file() and not again:
-        images = ImageSet(path)
-        images.verify()
-        return images.info
-    contents = source.read(Request(name, source.origin, files, options, parallel_map))
-    return write_set(
-        path,
-        save_as,
-        contents.classes,
-        _counted(contents, on_progress),
-        source=source.description,
-        domains=contents.domains,
-        source_checksum=files_checksum(contents.files),
-    )
+    if is_prepared(path) and not again:
+        return _verified(path)
+    with making(path):
+        if is_prepared(path) and not again:  # a run that was started together with this one has made it
+            return _verified(path)
+        contents = source.read(Request(name, source.origin, files, options, parallel_map))
+        return write_set(
+            path,
+            save_as,
+            contents.classes,
+            _counted(contents, on_progress),
+            source=source.description,
+            domains=contents.domains,
+            source_checksum=files_checksum(contents.files),
+        )
+
+
+def _verified(path: Path) -> SetInfo:
+    images = ImageSet(path)
+    images.verify()
+    return images.info
 
 
 def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:

@@ -201,7 +201,7 @@ def test_npz_with_bad_arrays_is_refused(arrays, message, tmp_path):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(DataError, match=message):
         prepare("npz", tmp_path / "out", tmp_path)
-    assert not list((tmp_path / "out").rglob("*.*"))
+    assert not list((tmp_path / "out").rglob("[!.]*.*"))
 
 
 @pytest.mark.parametrize(
