@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -69,7 +70,9 @@ class Recorder:
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
         number = record.round_index
-        row = {"round": str(number), **{name: repr(float(value)) for name, value in record.metrics.items()}}
+        # Names that came from another process are new strings each round: half of what a row takes.
+        values = {sys.intern(name): repr(float(value)) for name, value in record.metrics.items()}
+        row = {"round": str(number), **values}
         self.rows.append(row)
         if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them
             self._columns += new

@@ -1,4 +1,8 @@
-"""Memory of the driver and of the server over many rounds of 1,000 clients: `python -m tests.bench.growth [ray] [ROUNDS]`."""
+"""Memory of the driver and of the server over many rounds of 1,000 clients: `python -m tests.bench.growth [ray] [ROUNDS]`.
+
+Pictures are drawn when a run has earned their seconds: in a short run at some round in its middle. What they load then, once,
+is no growth with rounds: it is drawn from before, and told apart.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,22 @@ import psutil
 
 import raysim
 from raysim.engine.metrics import RoundRecord
+from raysim.pictures import bars, heat_map, png
 
 #: Rounds whose memory is not counted: caches fill, pages are taken over from round to round.
 WARM = 0.2
+
+
+def load_pictures() -> float:
+    """Draw what a run draws until that takes no more memory; the MB that it took."""
+    me, values = psutil.Process(), np.random.default_rng(0).random((10, 8))
+    before = me.memory_full_info().uss
+    for index in range(12):
+        title = f"round {index}"
+        png(heat_map(values, range(10), list("abcdefgh"), title=title))
+        png(heat_map(values, range(10), list("abcdefgh"), title=title, is_log=True))
+        png(bars(values[0], list("abcdefgh"), title))
+    return (me.memory_full_info().uss - before) / 1e6
 
 
 def growth(backend: str, rounds: int, folder: str) -> dict[str, float]:
@@ -51,6 +68,7 @@ def growth(backend: str, rounds: int, folder: str) -> dict[str, float]:
 if __name__ == "__main__":
     backend = "ray" if "ray" in sys.argv else "serial"
     rounds = next((int(word) for word in sys.argv[1:] if word.isdigit()), 500)
+    print(f"pictures, once: {load_pictures():.0f} MB", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         for name, slope in growth(backend, rounds, folder).items():
             print(f"{name}: {slope:.4f} MB a round")
