@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,19 @@ class Ground:
     def __post_init__(self) -> None:
         self.root = self.folder / "data"
         prepare("digits", self.root)
-        self.hashes: list[str] = []
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """Of the undisturbed runs."""
+        return [run(self.raw(number, self.folder / "whole", self.root)) for number in range(len(METHODS))]
+
+    @cached_property
+    def halves(self) -> Path:
+        """A folder for each method list, with a run that is not finished."""
         for number in range(len(METHODS)):
-            self.hashes.append(run(self.raw(number, self.folder / "whole", self.root)))
-            half = self.folder / "half" / str(number)
-            try:
-                run(self.raw(number, half, self.root), stop_after=STOP_AFTER)
-            except Stopped:
-                continue
+            with suppress(Stopped):
+                run(self.raw(number, self.folder / "half" / str(number), self.root), stop_after=STOP_AFTER)
+        return self.folder / "half"
 
     def raw(self, number: int, storage: Path, root: Path) -> dict[str, Any]:
         """The configuration of a run of a method list."""
@@ -112,7 +118,7 @@ def damaged_file(ground: Ground, seed: int) -> str:
     root, storage = here / "data", here / "runs"
     try:
         shutil.copytree(ground.root, root)
-        shutil.copytree(ground.folder / "half" / str(number), storage)
+        shutil.copytree(ground.halves / str(number), storage)
         files = [path for path in sorted(here.rglob("*")) if path.is_file()]
         damage(rng, rng.choice(files))
         return verdict_of(partial(run, ground.raw(number, storage, root)), right=ground.hashes[number].__eq__)

@@ -1,0 +1,343 @@
+"""Slips that a careless change would make, each in a copy of the tree: which of them no test notices.
+
+`python -m tests.fuzz.mutants [WORD ...]` tries those of the files whose path holds one of the words, or all. Every slip is
+tried against a few test files that are about its module, so one that passes here may still be noticed by the whole suite.
+Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+#: Seconds after which the tests of a slip are ended: it hangs, and that is noticed.
+LIMIT_S = 60
+
+REFERENCE = "tests/methods/test_against_reference.py"
+
+#: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
+MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "raysim/core/layout.py": (
+        "tests/core tests/engine/test_vectors.py tests/methods/test_personal.py",
+        (
+            ("torch.maximum(highest, -lowest)", "torch.maximum(highest, lowest)"),
+            ("4 * sum(leaf.size for leaf in self.shared)", "4 * sum(leaf.size for leaf in self.leaves)"),
+            ("for leaf in self.personal:", "for leaf in self.shared:"),
+            ("part.view(out, height, width, channels).permute(0, 3, 1, 2)", "part.view(leaf.shape)"),
+        ),
+    ),
+    "raysim/core/weights.py": (
+        "tests/methods/test_property_checks.py tests/methods/test_fedvg.py tests/methods/test_regmean.py",
+        (
+            ("scores.sum(dim=0, keepdim=True)", "scores.sum(dim=-1, keepdim=True)"),
+            ("RightMap(self.maps[rows])", "self"),
+        ),
+    ),
+    "raysim/core/stack.py": (
+        "tests/core tests/methods/test_freeze.py tests/engine/test_participation.py",
+        (
+            ("inner = gradient or gradient_of(loss)", "inner = gradient_of(loss)"),
+            ("m.init(params.clone(), layout)", "m.init(params, layout)"),
+            ("(partition.shared & wanted.shared) - frozen", "partition.shared & wanted.shared"),
+            ('is_uniform = any(method.base_weights == "uniform"', 'is_uniform = all(method.base_weights == "uniform"'),
+            ("replace(_server_inside(view, part), weights=so_far)", "_server_inside(view, part)"),
+            ("_replaces(second, kind) and not _replaces(first, kind)", "_replaces(first, kind)"),
+            ("fnmatchcase(resource, wanted) and not fnmatchcase(resource, left_out)", "fnmatchcase(resource, wanted)"),
+        ),
+    ),
+    "raysim/core/seeding.py": (
+        "tests/core tests/engine/test_bits.py tests/engine/test_participation.py",
+        (
+            ("|{round_index}|{client}", "|{round_index}"),
+            ("|{round_index}|{client}", "|{client}"),
+            ("{run_seed}|{purpose}|", "{run_seed}|"),
+        ),
+    ),
+    "raysim/training/aggregate.py": (
+        "tests/training/test_aggregate.py",
+        (
+            ("math.frexp(total)[1] + 1)", "math.frexp(total)[1])"),
+            ("weight.abs().flatten(1).amax(dim=1)", "weight.flatten(1).amax(dim=1)"),
+            ("weight.maps.abs().sum(dim=1)", "weight.maps.abs().sum(dim=2)"),
+            ("math.fsum((_largest(", "sum((_largest("),
+            ("(table[:, 1:] != table[:, :-1]).any(dim=0)", "(table[:, 1:] != table[:, :-1]).all(dim=0)"),
+            ("if last == first and grids[first] == 0:", "if grids[first] == 0:"),
+        ),
+    ),
+    "raysim/training/local.py": (
+        "tests/training/test_local.py tests/engine/test_participation.py",
+        (
+            ("if e - s > 1] if skip_single", "if e - s >= 1] if skip_single"),
+            ("math.ceil(share * settings.epochs * per_epoch - 1e-9)", "int(share * settings.epochs * per_epoch)"),
+            ("self.lr * self.lr_decay**round_index", "self.lr * self.lr_decay ** (round_index + 1)"),
+            ("buffer.mul_(settings.momentum).add_(grad)", "buffer.mul_(settings.momentum).add_(grad, alpha=0.1)"),
+            ("buffer = grad.clone() if buffer is None", "buffer = grad if buffer is None"),
+            ("(grad.norm() + 1e-6)).clamp(max=1.0)", "(grad.norm() + 1e-6))"),
+            ("float(total) / num_steps if num_steps", "float(model.loss) if num_steps"),
+            ("due = bounds[: num_steps - done]", "due = bounds"),
+            ("    model.module.train()\n", "    model.module.eval()\n"),
+        ),
+    ),
+    "raysim/training/stacked.py": (
+        "tests/training/test_stacked.py",
+        (
+            ("batch.images, batch.labels, 1 / length", "batch.images, batch.labels, 1 / size"),
+            ("below.mul_(x > 0)", "below.mul_(x >= 0)"),
+            ("(time.perf_counter() - began) / (end - first)", "time.perf_counter() - began"),
+        ),
+    ),
+    "raysim/training/metrics.py": (
+        "tests/training/test_metrics.py",
+        (
+            ('confidences, side="left")', 'confidences, side="right")'),
+            (
+                "labels.astype(np.int64) * num_classes + predictions",
+                "predictions.astype(np.int64) * num_classes + labels",
+            ),
+            ("matrix.diagonal()[count > 0] / count[count > 0]", "matrix.diagonal() / np.maximum(1, count)"),
+            ("np.where(np.isnan(table), 0.0, counts)", "counts.astype(float)"),
+        ),
+    ),
+    "raysim/training/evaluate.py": (
+        "tests/training/test_local.py tests/engine/test_scorer.py",
+        (
+            ("sum(part.loss for part in parts)", "sum(part.loss for part in parts) / len(parts)"),
+            ('batch.labels, reduction="sum")', "batch.labels)"),
+            ("    model.module.eval()\n    losses", "    losses"),
+        ),
+    ),
+    "raysim/training/inputs.py": (
+        "tests/training/test_inputs.py tests/training/test_local.py",
+        (
+            ("if len(starts) > 1 and count - starts[-1] == 1:", "if starts and count - starts[-1] == 1:"),
+            ("if len(starts) > 1 and count - starts[-1] == 1:", "if len(starts) > 1 and count - starts[-1] < 1:"),
+        ),
+    ),
+    "raysim/training/model.py": (
+        "tests/training/test_local.py tests/methods/test_fedvg.py",
+        (
+            ("(self.params, batch).clone()\n", "(self.params, batch)\n"),
+            ('reduction="sum") / num_examples)', 'reduction="mean"))'),
+            (
+                "buffer.fill_((counters or {}).get(name, 0))",
+                "buffer.fill_(counters.get(name, 0)) if counters else None",
+            ),
+        ),
+    ),
+    "raysim/engine/plan.py": (
+        "tests/engine/test_plan.py tests/engine/test_participation.py tests/test_resources.py",
+        (
+            ("            groups.append([])\n            amount = 0\n", "            groups.append([])\n"),
+            ('derive_seed(seed, "cohort", round_index)', 'derive_seed(seed, "cohort")'),
+            ("stays = draws >= dropout", "stays = draws < dropout"),
+            ("(-member[0], member[1])", "-member[0]"),
+            ('"straggler", round_index, client', '"dropout-out", round_index, client'),
+            ("int(there) * int(1 / each + 1e-9)", "int(there / each + 1e-9)"),
+        ),
+    ),
+    "raysim/engine/cohort.py": (
+        "tests/engine/test_run.py tests/methods/test_scaffold.py -k 'not slow or nonfinite'",
+        (
+            ("in self.reports.peaks.values():", 'in [self.reports.peaks["update"]]:'),
+            ("if result.memories[row] is not None:", "if row in rows and row:"),
+            ("np.cumsum(self.is_kept) - 1", "np.arange(len(self.is_kept))"),
+        ),
+    ),
+    "raysim/engine/server.py": (
+        f"tests/engine/test_run.py tests/engine/test_participation.py tests/test_check.py {REFERENCE} "
+        "-k 'not slow or nonfinite or (matches_reference and fedavg)'",
+        (
+            (
+                "stack.broadcast(self.params.clone(), self.method_state)",
+                "stack.broadcast(self.params, self.method_state)",
+            ),
+            ("view.num_examples.double() * is_active", "view.num_examples.double()"),
+            ("(round_index + 1) % self.evaluate_every", "round_index % self.evaluate_every"),
+            ("int(cohort.kept(values).max())", "int(cohort.kept(values).min())"),
+            ("buffers = self.buffers + total[size:].float()", "buffers = self.buffers"),
+            ("if round_index < phase.rounds:", "if round_index <= phase.rounds:"),
+            (
+                "        self._drop_nonfinite(cohort, round_index)\n        self._commit_memories(cohort)\n",
+                "        self._commit_memories(cohort)\n        self._drop_nonfinite(cohort, round_index)\n",
+            ),
+        ),
+    ),
+    "raysim/engine/server.py, restored": (
+        "tests/engine/test_checkpoint.py tests/test_stop.py -k 'not slow and not ray'",
+        (
+            ("dict(self.counters), pack(self.method_state))", "dict(self.counters), {})"),
+            ("self.counters = dict(snapshot.counters)", "self.counters = {}"),
+            ("changed, self._changed = sorted(self._changed), set()", "changed = sorted(self._changed)[:1]"),
+        ),
+    ),
+    "raysim/engine/scorer.py": (
+        "tests/engine/test_scorer.py",
+        (
+            ("for part in self._slices(name)]\n        if", "for part in self._slices(name)[:8]]\n        if"),
+            ("rows = rows // batch_size * batch_size or rows", "rows = rows or batch_size"),
+        ),
+    ),
+    "raysim/engine/trainer.py": (
+        f"tests/methods/test_personal.py tests/engine/test_trainer.py {REFERENCE} "
+        "-k 'not slow or (matches_reference and fedavg)'",
+        (
+            ('"batches", current.index, client', '"batches", client, current.index'),
+            ("        return self.model.state.clone()\n", "        return self.model.state\n"),
+            ("request.function(update[:size].clone(), shared)", "request.function(update[:size], shared)"),
+        ),
+    ),
+    "raysim/engine/transport.py": (
+        "tests/engine/test_trainer.py tests/engine/test_run.py tests/methods/test_scaffold.py",
+        (("torch.from_numpy(x.copy())", "torch.from_numpy(x)"),),
+    ),
+    "raysim/engine/checkpoint.py": (
+        "tests/engine/test_checkpoint.py -k 'not slow'",
+        (
+            ("for folder in complete[-self.keep_last :]:", "for folder in complete[-1:]:"),
+            ("if _joint_digest((values, skeleton)) != digest:", "if not digest:"),
+            ("self._memories, self._digests = names, digests", "self._digests = digests"),
+        ),
+    ),
+    "raysim/engine/simulation.py": (
+        "tests/engine/test_simulation.py tests/test_stop.py tests/engine/test_checkpoint.py -k 'not slow and not ray'",
+        (
+            ("        recorder.flush()\n        memories", "        memories"),
+            ("is_last = next_round == num_rounds or bool(reason)", "is_last = next_round == num_rounds"),
+            ("raise Interrupted(received[0], next_round)", "raise Interrupted(received[0], round_index)"),
+        ),
+    ),
+    "raysim/engine/metrics.py": (
+        "tests/engine/test_metrics.py tests/engine/test_run.py",
+        (
+            ("np.nansum(losses * steps) / steps.sum()", "np.nanmean(losses)"),
+            ("down = count * (layout.shared_bytes", "down = (layout.shared_bytes"),
+            ("float((~cohort.is_kept).sum())", "float(cohort.is_kept.sum())"),
+        ),
+    ),
+    "raysim/reporting/significance.py": (
+        "tests/reporting/test_significance.py tests/reporting/test_metrics.py",
+        (
+            ("ways[observed:].sum()", "ways[observed + 1 :].sum()"),
+            ("np.arange(len(p), 0, -1)", "len(p)"),
+            ("gaps = gaps[gaps != 0]", "gaps = gaps[gaps >= 0]"),
+            ("common = [key for key in left if key in right]", "common = [*left]"),
+        ),
+    ),
+    "raysim/reporting/tables.py": (
+        "tests/reporting/test_report.py tests/reporting/test_metrics.py",
+        (
+            ("np.std(values, ddof=1)", "np.std(values)"),
+            ('reverse=self.metric.mode == "max"', "reverse=True"),
+            ("if row not in self.bounds}", "if row}"),
+        ),
+    ),
+    "raysim/reporting/targets.py": (
+        "tests/reporting/test_metrics.py",
+        (
+            ("if value >= target)", "if value > target)"),
+            ('if int(row["round"]) <= reached]', 'if int(row["round"]) < reached]'),
+            ("level / 100)", "level)"),
+        ),
+    ),
+    "raysim/reporting/gains.py": (
+        "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py",
+        (
+            ("cell.mean - bases[row, column].mean", "bases[row, column].mean - cell.mean"),
+            ('"system/train_s").values())[1:]', '"system/train_s").values())'),
+            ("if average.n == most]", "if average.n]"),
+        ),
+    ),
+    "raysim/reporting/metrics.py": (
+        "tests/reporting/test_metrics.py",
+        (
+            ("index >= count - max(1, math.ceil(count / 10))", "index > count - max(1, math.ceil(count / 10))"),
+            ('max(rounds.values()) if self.mode == "max"', 'max(rounds.values()) if self.mode == "min"'),
+        ),
+    ),
+    "raysim/reporting/selection.py": (
+        "tests/reporting/test_inside.py tests/reporting/test_metrics.py",
+        (
+            ("sort=False).mean()", "sort=False).sum()"),
+            ("axis=1).fillna(0.0).T", "axis=1).T"),
+        ),
+    ),
+}
+
+
+def passes(tree: Path, told: str, file: str = "", text: str = "", slip: str = "") -> bool:
+    """Whether the tests pass in the copied tree with a slip in one of its files."""
+    path, kept = tree / file, tree / "kept"
+    if file:
+        content = path.read_text()
+        assert content.count(text) == 1, f"{file} holds {content.count(text)} times: {text}"
+        shutil.copy2(path, kept)  # with its time, by which Python knows what it has compiled
+        path.write_text(content.replace(text, slip))
+    # A fork: this process has imported PyTorch already, and nothing of raysim.
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file)))
+    child.start()
+    child.join(LIMIT_S)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    if file:
+        shutil.copy2(kept, path)
+    return child.exitcode == 0
+
+
+def _test(tree: Path, told: str, is_slip: bool) -> None:
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.dont_write_bytecode = is_slip
+    sys.path.insert(0, str(tree))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    import pytest
+
+    words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])
+    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not ray and not cluster"]
+    os._exit(int(pytest.main([*plain, *words])))
+
+
+def main(words: list[str]) -> int:
+    import torch.utils.tensorboard  # noqa: F401  (for all forks)
+
+    survivors, count = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
+            shutil.copytree(PROJECT / part, tree / part)
+        for part in PROJECT.glob("*.*"):
+            shutil.copy2(part, tree) if part.is_file() else None
+        for group, (told, slips) in MUTANTS.items():
+            if words and not any(word in group for word in words):
+                continue
+            began = time.monotonic()
+            if not passes(tree, told):
+                print(f"{group}: its tests fail without any slip", flush=True)
+                return 2
+            print(f"{group}: {time.monotonic() - began:.0f} s without a slip", flush=True)
+            for text, slip in slips:
+                began, count = time.monotonic(), count + 1
+                has_passed = passes(tree, told, group.partition(",")[0], text, slip)
+                if has_passed:
+                    survivors.append(f"{group}: {text!r} -> {slip!r}")
+                verdict = "PASSED" if has_passed else "noticed"
+                print(f"  {verdict}, {time.monotonic() - began:.0f} s: {slip.strip()}", flush=True)
+    print(f"{count} slips, {len(survivors)} passed", *survivors, sep="\n")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
