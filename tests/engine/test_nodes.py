@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,8 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
 
 
 def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
-    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": []}}
+    """Nor does Ray look for a place for what was lost as fast as it can."""
+    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2]}}
     methods = ["scaffold", "fedavgm"]
     config = write_config(
         tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=3, resources={"backend": "ray"}
@@ -111,7 +113,13 @@ def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
         driver.wait_for((tmp_path / "here-1").exists)
         cluster.kill("two")
         (tmp_path / "go-1").touch()
+        driver.wait_for((tmp_path / "here-2").exists)
+        before = cluster.control_s()
+        time.sleep(3)
+        spent = cluster.control_s() - before
+        (tmp_path / "go-2").touch()
         driver.finish()
+    assert spent < 0.6, "it spins"
     digest, rows = outcome(config, "a")
     assert digest == run(plan_of(root, methods, rounds=3, **FEDERATION), root).params_sha256()
     assert [row["system/trainers"] for row in rows] == [2, 2, 1]

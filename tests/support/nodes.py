@@ -110,6 +110,13 @@ class Cluster:
         titles = [member.cmdline()[:1] for member in psutil.Process(self._nodes[name].pid).children(recursive=True)]
         return titles.count(["ray::TrainerActor"])
 
+    def control_s(self) -> float:
+        """CPU seconds that Ray's control process has spent."""
+        members = psutil.Process(self._nodes["head"].pid).children(recursive=True)
+        (control,) = (member for member in members if member.name() == "gcs_server")
+        times = control.cpu_times()
+        return float(times.user + times.system)
+
     def close(self) -> None:
         for driver in self._drivers:
             driver.kill()
