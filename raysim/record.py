@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from sys import intern
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +71,7 @@ class Recorder:
         """One round: a row, the clients' rows, the board's points."""
         number = record.round_index
         # Names that came from another process are new strings each round: half of what a row takes.
-        values = {sys.intern(name): repr(float(value)) for name, value in record.metrics.items()}
+        values = {intern(name): repr(float(value)) for name, value in record.metrics.items()}
         row = {"round": str(number), **values}
         self.rows.append(row)
         if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them

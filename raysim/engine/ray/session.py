@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypedDict
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
@@ -101,13 +102,28 @@ def _start(num_cpus: int | None = None) -> None:
         _check_reachable(address)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
-    ray.init(
-        address or "local",
-        num_cpus=num_cpus if is_ours else None,
-        include_dashboard=False if is_ours else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    with _on_loopback() if is_ours else contextlib.nullcontext():
+        ray.init(
+            address or "local",
+            num_cpus=num_cpus if is_ours else None,
+            include_dashboard=False if is_ours else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray that is started in the block has the address 127.0.0.1 on Linux, too: nobody reaches it from other machines.
+
+    On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _check_reachable(address: str) -> None:
