@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -60,6 +61,13 @@ def start(path, *overrides):
     )
 
 
+def listening(process):
+    """Addresses at which a process and its children take connections."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    found = [connection for member in family for connection in member.net_connections("tcp")]
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "number"), [("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
 def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
@@ -70,6 +78,8 @@ def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path)
     while time.monotonic() < deadline and not list(folder.glob("checkpoints/round-00000[3-9]")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
+    # Nobody reaches a local Ray from other machines.
+    assert listening(process) <= {"127.0.0.1", "::1"}
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + signal.SIGTERM), output
