@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -63,8 +64,10 @@ def start(path, *overrides):
 
 def listening(process):
     """Addresses at which a process and its children take connections."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    found = [connection for member in family for connection in member.net_connections("tcp")]
+    found = []
+    for member in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += member.net_connections("tcp")
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
