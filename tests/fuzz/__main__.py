@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these cases are not run again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further case begins")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a case ends what it started
     verdicts: dict[tuple[str, int], str] = {}
     if given.results is not None and given.results.is_file():
         for line in given.results.read_text().splitlines():
