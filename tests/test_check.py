@@ -58,8 +58,9 @@ def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
         check(raw_config(tmp_path), "a test")
 
 
-def first_run(root):
+def first_run(root, later_s):
     """What a run does with its data before its first round, in a process of its own."""
+    time.sleep(later_s)
     config = Config.model_validate(raw_config(root))
     manifest = draw_partition(config, open_sets(config))
     return manifest.checksum, build_shards(manifest, root / "shards").name
@@ -74,7 +75,7 @@ def test_runs_started_together_on_an_empty_folder_all_find_the_same_data(tmp_pat
 
     monkeypatch.setattr(os, "replace", slow)
     with multiprocessing.get_context("fork").Pool(12) as pool:
-        found = pool.map(first_run, [tmp_path] * 12, chunksize=1)
+        found = pool.starmap(first_run, [(tmp_path, 0.07 * index) for index in range(12)], chunksize=1)
     assert len(set(found)) == 1
     left = [path.name for path in tmp_path.rglob("*.part")]
     assert not left
