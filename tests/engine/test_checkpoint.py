@@ -68,7 +68,8 @@ def listening(process):
     for member in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             found += member.net_connections("tcp")
-    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+    there = [connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN]
+    return {address.removeprefix("::ffff:") for address in there}
 
 
 @pytest.mark.slow
