@@ -24,9 +24,9 @@ from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.messages import Snapshot
-from raysim.engine.simulation import Stopped
+from raysim.engine.simulation import Stopped, restore
 from raysim.runner import execute
-from tests.support.federations import plan_of, raw_config
+from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.support.output import in_order
 from tests.support.runs import a_plan, quietly, rows_of, timeless
 
@@ -109,6 +109,21 @@ def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path)
     assert tables[0].equals(tables[1])
     board = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in board.Scalars("server/accuracy")] == list(range(12))
+
+
+def test_a_restored_server_goes_on_as_the_one_before(root, tmp_path):
+    """State of methods, client memories, and the counters of BatchNorm, which move no number of their own."""
+    plan = plan_of(root, ["scaffold", "fedavgm"], model={"norm": "batch"})
+    first, store = run(plan, root, rounds=2), CheckpointStore(tmp_path)
+    store.save(2, first.snapshot(), [(client, first.client_memory(client)) for client in first.changed_clients()])
+    second = server_on(plan, root)
+    checkpoint = store.latest()
+    restore(second, checkpoint, store)
+    for server in (first, second):
+        server.run_round(2)
+    assert second.params_sha256() == first.params_sha256()
+    assert second.counters == first.counters
+    assert all(count > 0 for count in second.counters.values())
 
 
 def test_resume_refuses_another_configuration(root, tmp_path):

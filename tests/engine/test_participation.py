@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.method import Method
+from raysim.core.errors import RaysimError
+from raysim.core.method import Method, Vector
 from raysim.engine.plan import Phase, choose_cohort, without_dropouts
 from raysim.training.local import LocalSettings, num_local_steps
 from tests.support.federations import plan_of, run, server_on
@@ -44,6 +45,36 @@ def test_dropped_out_clients_are_drawn_per_round_and_client():
     assert set(without_dropouts(clients, 0.3, seed=1, round_index=1)) != set(first)
     assert without_dropouts(clients, 0.0, seed=1, round_index=0) is clients
     assert len(without_dropouts(clients[:3], 0.9999, seed=1, round_index=0)) == 1
+
+
+def test_being_late_and_dropping_out_are_drawn_apart():
+    phase = Phase((), LocalSettings(lr=0.1), rounds=1, cohort_size=400, stragglers=0.5, straggler_work=0.2)
+    clients = np.arange(400)
+    is_late = np.array([phase.share_of(client, seed=1, round_index=0) < 1 for client in clients])
+    stays = np.isin(clients, without_dropouts(clients, 0.5, seed=1, round_index=0))
+    assert 0.35 < stays[is_late].mean() < 0.65
+    assert 0.35 < stays[~is_late].mean() < 0.65
+
+
+def test_a_limit_that_no_gradient_reaches_changes_no_bit(root):
+    digests = {
+        run(plan_of(root, local={"momentum": 0.9, "max_grad_norm": limit}), root).params_sha256()
+        for limit in (None, 1e6)
+    }
+    assert len(digests) == 1
+
+
+def test_cohorts_differ_from_round_to_round():
+    cohorts = {tuple(choose_cohort(1000, 10, seed=1, round_index=index)) for index in range(20)}
+    assert len(cohorts) == 20
+
+
+def test_a_reported_vector_that_is_not_finite_counts_as_such_an_update(root):
+    def report(client):
+        return {"shift": Vector(torch.full_like(client.params, math.nan))}
+
+    with pytest.raises(RaysimError, match="non-finite update"):
+        server_with(root, probe(report=report)).run_round(0)
 
 
 @pytest.mark.slow

@@ -169,6 +169,41 @@ def test_the_grid_does_not_depend_on_the_signs_of_weights():
     assert torch.equal(rounding_constants(LAYOUT, weights, peaks), rounding_constants(LAYOUT, positive, peaks))
 
 
+def constant_of(weight, peak=1.0):
+    """The constant of fc.weight alone."""
+    peaks = torch.full((len(peak) if isinstance(peak, list) else 1, len(LAYOUT.leaves)), 1.0, dtype=torch.float64)
+    peaks *= torch.tensor(peak, dtype=torch.float64).view(-1, 1)
+    index = list(LAYOUT.by_name).index("fc.weight")
+    return float(rounding_constants(LAYOUT, {"fc.weight": weight}, peaks)[index])
+
+
+def test_constants_by_hand():
+    """1.5 * 2^p, p = ceil(log2 T) + 1, for the largest T that a sum can come to."""
+    assert constant_of(torch.tensor([3.0], dtype=torch.float64)) == 1.5 * 2**3
+    assert constant_of(torch.tensor([[1.0, -7.0, 2.0]], dtype=torch.float64)) == 1.5 * 2**4
+    maps = torch.zeros(1, 5, 5, dtype=torch.float64)
+    maps[0, :, 0] = 1  # an update of ones becomes 5 in the first column
+    assert constant_of(RightMap(maps)) == 1.5 * 2**4
+
+
+def test_the_grid_does_not_depend_on_the_order_of_clients():
+    below_2 = math.nextafter(2.0, 0.0)
+    peaks = [below_2, 2.0**-54, 2.0**-54]  # added from the small end they come to 2, from the large end they do not
+    weight = torch.ones(3, dtype=torch.float64)
+    assert constant_of(weight, peaks) == constant_of(weight, peaks[::-1])
+
+
+def test_leaves_with_the_same_weight_for_one_client_only_are_not_taken_together():
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(2, LAYOUT.num_state, generator=generator)
+    rising = torch.linspace(0.1, 0.9, len(LAYOUT.leaves), dtype=torch.float64)
+    weights = {
+        leaf.name: torch.stack([torch.tensor(0.5).double(), w]) for leaf, w in zip(LAYOUT.leaves, rising, strict=True)
+    }
+    total = fold(LAYOUT, updates, weights, rounding_constants(LAYOUT, weights, peaks_of(updates)))
+    assert torch.allclose(total, naive(updates, weights), rtol=0, atol=1e-12)
+
+
 def test_fold_wrong_weight_shape_names_the_leaf():
     updates = torch.ones(3, LAYOUT.num_state)
     weights = {"fc.weight": torch.ones(3, 4, dtype=torch.float64)}

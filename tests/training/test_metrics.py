@@ -87,6 +87,12 @@ def test_calibration_error_by_hand():
     assert np.isnan(ours.calibration_error(np.zeros(0), np.zeros(0, bool)))
 
 
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below_it():
+    edge = float(np.linspace(0, 1, ours.BINS + 1)[3])
+    found = ours.calibration_error(np.array([edge, edge - 0.01]), np.array([True, False]))
+    assert found == pytest.approx((1 - (2 * edge - 0.01)) / 2)
+
+
 def test_expected_accuracy_weighs_domains_and_classes():
     hits = np.array([1, 0, 1, 1, 0, 0], bool)
     labels, domains = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -52,8 +53,10 @@ def test_each_client_of_a_stack_is_trained_as_if_alone(augment):
     one = stacker(module, settings, transform)
     start = state_of(module, one.layout)
     members = [(examples(count), torch_generator(7 + count)) for count in SIZES]
+    began = time.perf_counter()
     done = one.train(range(4), [9] * 4, members, start, lr=0.3)
     assert list(done) == [0, 1, 2, 3]
+    assert sum(client.seconds for client in done.values()) <= time.perf_counter() - began  # its share, not the stack's
     model = BoundModel(module, one.layout, head="layer6")
     for client, count in enumerate(SIZES):
         model.load(start)
