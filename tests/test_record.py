@@ -94,7 +94,9 @@ def test_curves_that_move_have_a_point_for_every_round_and_others_are_not_shown(
 def test_a_resumed_board_has_the_points_of_one_run_through(tmp_path, cut):
     for first, last in ((0, cut), (cut, ROUNDS)):
         folder = RunFolder(tmp_path)
-        recorder = Recorder(folder, first_round=first, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"])
+        recorder = Recorder(
+            folder, first_round=first, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
+        )
         for record in RECORDS[first:last]:
             recorder.write(record)
         recorder.close()
