@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def target(match: re.Match[str]) -> str:
         link = match["target"]
-        if match["code"] or "://" in link or link.startswith(("mailto:", "<")):
+        if match["code"] or "://" in link or link.startswith(("mailto:", "data:", "<")):
             return match[0]
         place = posixpath.normpath(posixpath.join(folder, link))
         if not (ROOT / place).exists():

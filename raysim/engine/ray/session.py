@@ -39,6 +39,9 @@ ENDS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 LOSSES = (*ENDS, ObjectLostError)
 
 
+#: The name in `ray_constants` of whether nodes of other machines may join.
+LOOPBACK = "ENABLE_RAY_CLUSTER"
+
 #: Seconds in which the head of a cluster must take a connection.
 REACH_S = 10.0
 
@@ -135,13 +138,16 @@ def _on_loopback() -> Iterator[None]:
     """A Ray that is started in the block has the address 127.0.0.1 on Linux, too: nobody reaches it from other machines.
 
     On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
+    The switch is Ray's own, not a public one: a Ray without it starts as it always did.
     """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    before = vars(ray_constants).get(LOOPBACK)
+    if before is not None:
+        setattr(ray_constants, LOOPBACK, False)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        if before is not None:
+            setattr(ray_constants, LOOPBACK, before)
 
 
 def _check_reachable(address: str) -> None:
