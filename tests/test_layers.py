@@ -48,6 +48,7 @@ ALLOWED = {  # folder or file -> raysim modules it may import
         "raysim.run_folder",
     ],
     "raysim/engine": [CORE, TRAINING, DATA, "raysim.files", "raysim.engine"],
+    "raysim/reporting/command.py": [CORE, CONFIG, "raysim.reporting", "raysim.terminal"],
     "raysim/reporting": [CORE, CONFIG, "raysim.sweep", "raysim.run_folder", "raysim.reporting"],
 }
 FORBIDDEN = {  # outside packages that a layer must not see

@@ -141,6 +141,7 @@ def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
       ConfigError: a fault in a group, or sweeps that contradict each other.
     """
     sources: dict[Path, object] = {}
+    sweeps: set[Path] = set()
     for run in runs:
         files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
         sweep = next((file for file in files if file.is_file()), None)
@@ -148,10 +149,13 @@ def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
             sources[run.folder / "config.yaml"] = run.config.get("report")
         elif sweep not in sources:
             sources[sweep] = read_config(sweep).get("report")
+            sweeps.add(sweep)
     merged: dict[str, Any] = {}
     faults = []
     for place, raw in sources.items():
-        for key, value in _parsed(raw, str(place)).model_dump(exclude_defaults=True).items():
+        is_sweep = place in sweeps  # as its file has it; a run's own has every key, with its default
+        given_there = _parsed(raw, str(place)).model_dump(exclude_unset=is_sweep, exclude_defaults=not is_sweep)
+        for key, value in given_there.items():
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:

@@ -234,7 +234,7 @@ def test_joint_rows_by_themselves_compete(tmp_path):
 
 def test_report_names_what_is_shared_and_links_its_figures(runs, tmp_path):
     text = write(make_report([runs], {}), tmp_path / "out").read_text()
-    assert text.startswith("# small: best accuracy of the evaluated rounds\n")
+    assert text.startswith("# small: accuracy after the last round\n")
     assert "- runs: 12 finished of 12" in text
     assert "- seeds: 1 in 1 cells, 2 in 1 cells, 3 in 3 cells (0, 1, 2)" in text
     assert "`rounds=10`" in text
