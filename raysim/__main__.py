@@ -76,7 +76,8 @@ def run(
     raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
     if raw.get("tune"):
         note = (
-            f"note: this runs {config} without its `tune` group; `{command('raysim', 'tune', config)}` runs the sweep"
+            f"note: {config} is a sweep, and `{command('raysim', 'tune', config)}` runs it. This is one run with what "
+            "stands outside its `tune` group, and with defaults for the rest"
         )
         err.print(note, markup=False)
     note_home()

@@ -40,7 +40,8 @@ def prepare_and_print(
       DataError: as `prepare` and `prepare_by_name`; options that do not go together.
     """
     if name is None:
-        print_columns({known: source.description for known, source in SOURCES.items()})
+        out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. The sets it knows:")
+        print_columns(_known_sets(path_to_write(root)))
         return
     if ":" in name:
         if options != Options() or use_ray or save_as is None:
@@ -72,6 +73,25 @@ def prepare_and_print(
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     _print_set(info, root)
+
+
+def _known_sets(root: Path) -> dict[str, str]:
+    """What each set is, in a line; the larger sizes of a set are in its line.
+
+    Args:
+      root: where prepared sets are.
+    """
+    lines = {}
+    for name, source in SOURCES.items():
+        smallest, _, size = name.rpartition("_")
+        if size.isdigit() and smallest in SOURCES:
+            lines[smallest] += f", {name}"
+            continue
+        marks = ["prepared"] * set_path(root, name).is_file() + ["--download fetches it"] * (
+            "download" in source.options
+        )
+        lines[name] = source.description + (f" ({', '.join(marks)})" if marks else "")
+    return {name: line.replace(f", {name}_", f"; larger: {name}_", 1) for name, line in lines.items()}
 
 
 def _print_set(info: SetInfo, root: Path) -> None:

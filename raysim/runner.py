@@ -188,6 +188,10 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
     checkpoint = store.latest(_say)
+    if checkpoint is None and rows:
+        _say(
+            f"run {name!r} has no checkpoint yet (one is written every {config.checkpoint.every_s:g} s): it begins again"
+        )
     if checkpoint is not None and (missing := folder.missing_records(checkpoint.next_round)):
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {name!r} cannot be resumed: {missing}", where, remedy)

@@ -168,7 +168,7 @@ class Progress:
         self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
         self.folder: Path | None = None
         self._first, self._total = 0, 0
-        self._accuracy = ""
+        self._accuracy, self._evaluated = "", 0
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         """The rounds begin; first_round: index of the first one."""
@@ -187,12 +187,14 @@ class Progress:
             return
         number = record.round_index + 1
         if "server/accuracy" in record.metrics:
-            self._accuracy = f"accuracy {record.metrics['server/accuracy']:.4f}  "
+            self._accuracy, self._evaluated = f"{record.metrics['server/accuracy']:.4f}", number
         spent = time.monotonic() - self._rounds_began
         left = spent / (number - self._first) * (self._total - number)
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
-        text = f"round {count}  {self._accuracy}{loss}  {_clock(left)} left"
+        when = "" if self._evaluated == number else f" (round {self._evaluated})"
+        accuracy = f"accuracy {self._accuracy}{when}  " if self._accuracy else ""
+        text = f"round {count}  {accuracy}{loss}  {_clock(left)} left"
         self.line.show(text, is_last=True)
         is_last = number == self._total
         if out.is_jupyter or (self.line.is_replaced and not is_last):

@@ -222,6 +222,10 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
     assert made()[1] not in (first[1], other[1])
     (here / "scans").rename(here / "elsewhere")  # another machine has the prepared set alone
     made()
+    with pytest.raises(
+        ConfigError, match=r"no such file or folder for the set 'mine' in .*scanz"
+    ):  # a slip, no other machine
+        raysim.run("own.yaml", data__files="scanz")
     with pytest.raises(ConfigError, match=r"no such file or folder for the set 'fresh'"):
         raysim.run("own.yaml", data__name="fresh")
     with pytest.raises(ConfigError, match=r"'digits' is a set of raysim's own"):

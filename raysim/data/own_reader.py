@@ -30,6 +30,9 @@ from raysim.data.arrow import ImageSet, SetInfo, in_batches, is_prepared, making
 from raysim.data.reader_api import Contents, files_checksum, numbered
 from raysim.own_code import own_function, source_digest, with_given
 
+#: In `SetInfo.source`, between the function and the name of its files.
+FROM = " from "
+
 
 def find_reader(name: str) -> Callable[..., object]:
     """The function behind `module:function`, with its own options as its signature; raises LookupError."""
@@ -53,6 +56,7 @@ def prepare_own(
       DataError, OwnCodeError: no such files, a set of another origin at `path`, or whatever the function does wrong.
     """
     made_by = fingerprint(read, files, options)
+    source = f"{read.__module__}:{read.__qualname__}" + (f"{FROM}{files.name}" if files is not None else "")
 
     def made() -> SetInfo | None:
         """What is there, if it is what the function would write."""
@@ -62,8 +66,11 @@ def prepare_own(
         if not info.made_by:
             what = f"there is a set {name!r} that no reader of yours wrote"
             raise DataError(what, str(path), "choose another data.name")
-        # Where the sources are not, as on another machine, nothing can have changed them.
-        return info if info.made_by == made_by or (files is not None and not files.exists()) else None
+        if info.made_by == made_by:
+            return info
+        # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
+        is_away = files is not None and not files.exists()
+        return info if is_away and (FROM not in info.source or info.source == source) else None
 
     if info := made():
         return info
@@ -78,7 +85,7 @@ def prepare_own(
             name,
             contents.classes,
             contents.batches,
-            source=f"{read.__module__}:{read.__qualname__}",
+            source=source,
             domains=contents.domains,
             source_checksum=files_checksum(contents.files),
             made_by=made_by,

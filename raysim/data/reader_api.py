@@ -67,7 +67,8 @@ class Request:
     def root(self) -> Path:
         """The folder (or file) with the source files; DataError if none was given or it does not exist."""
         if self.files is None:
-            raise DataError(f"{self.name} needs its source files", "", f"give --root; they are from {self.origin}")
+            mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
+            raise DataError(f"{self.name} needs its source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
         if not self.files.exists():
