@@ -156,6 +156,8 @@ def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
         is_sweep = place in sweeps  # as its file has it; a run's own has every key, with its default
         given_there = _parsed(raw, str(place)).model_dump(exclude_unset=is_sweep, exclude_defaults=not is_sweep)
         for key, value in given_there.items():
+            if value is None:
+                continue
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:
