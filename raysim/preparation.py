@@ -81,7 +81,7 @@ def _known_sets(root: Path) -> dict[str, str]:
     Args:
       root: where prepared sets are.
     """
-    lines = {}
+    lines: dict[str, str] = {}
     for name, source in SOURCES.items():
         smallest, _, size = name.rpartition("_")
         if size.isdigit() and smallest in SOURCES:
