@@ -36,7 +36,7 @@ def feddyn(
       alpha: strength of both terms, >= 0. The authors use 0.01 on CIFAR-10, FedVG 0.1.
       max_grad_norm: > 0; as in the authors' code the gradient of loss and linear part, g(y) + alpha (h_k - s), is
         clipped to this L2 norm, and alpha y is added afterwards, like weight decay; they use 10. None: no clipping.
-      as_in: "fl-bench" takes the rule behind FedVG's tables, see above.
+      as_in: "fl-bench" takes the rule behind FedVG's tables.
     Raises:
       ValueError: alpha or max_grad_norm out of range.
     """

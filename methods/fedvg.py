@@ -85,7 +85,7 @@ def fedvg(
         the same to every client.
       one_axis: the spectral norm of tensors with one axis: none, so that they have the weight of their layer block, or
         their own L2 norm.
-      as_in: "release" sets buffers, one_axis and the order of the validation rows as the released code has them, see above.
+      as_in: "release" sets buffers, one_axis and the order of the validation rows as the released code has them.
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have

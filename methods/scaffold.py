@@ -39,7 +39,7 @@ def scaffold(
     Args:
       server_lr: step of the server, > 0; 1 in the paper's experiments and in FedVG's tables.
       option: "ii" is the one of the paper's experiments; "i" costs one more pass over the local data.
-      as_in: "fl-bench" takes the rule behind FedVG's tables, see above; it needs option ii.
+      as_in: "fl-bench" takes the rule behind FedVG's tables; it needs option ii.
     Raises:
       ValueError: server_lr <= 0, or as_in with option i.
     """

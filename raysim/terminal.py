@@ -178,6 +178,9 @@ class Progress:
             return
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
+        if first_round == num_rounds:
+            self.line.say(f"all {num_rounds} rounds are there in {folder}; its results are to be written")
+            return
         self.line.say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
