@@ -54,7 +54,7 @@ def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"The file was damaged or changed.*prepare --again"):
+    with pytest.raises(ConfigError, match=r"The file was damaged or changed.*prepare .*--again"):
         check(raw_config(tmp_path), "a test")
 
 

@@ -251,7 +251,7 @@ def test_prepare_by_an_own_reader(tmp_path):
 
 def test_command_finds_methods_of_this_folder_and_says_what_it_does_not_find(tmp_path):
     write_files(tmp_path, broken="import nothing_like_it\n")
-    assert "pull(*, mu=0.1)" in command(tmp_path, "methods", "my_method:pull").stdout
+    assert "mu = 0.1 " in command(tmp_path, "methods", "my_method:pull").stdout
     ended = command(tmp_path, "methods", "my_method:pul")
     assert ended.returncode == 2
     assert f"no function 'pul' in {tmp_path}/my_method.py. Did you mean 'pull'?" in ended.stderr
