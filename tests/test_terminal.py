@@ -146,7 +146,7 @@ def test_the_command_for_tensorboard_takes_a_path_with_a_space(run_file, tmp_pat
 def test_the_note_about_a_sweep_names_a_command_that_finds_its_file(run_file):
     run_file.write_text(run_file.read_text() + "tune: {param_space: {seed: {grid_search: [0]}}}\n")
     output = CliRunner().invoke(app, ["run", str(run_file), "--print-config"]).output
-    _, command = re.findall(r"`([^`]*)`", output)
+    command, _ = re.findall(r"`([^`]*)`", output)
     _, verb, file = printed_command(command)
     assert (verb, Path(file)) == ("tune", run_file)
 
