@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -89,13 +88,18 @@ def is_prepared(path: Path) -> bool:
     return path.is_file() and describe(path).is_file()
 
 
-@contextmanager
-def making(path: Path) -> Iterator[None]:
-    """Make a set in the block, one process at a time: whoever comes in looks first whether another has made it."""
+def made_once(path: Path, there: Callable[[], SetInfo | None], make: Callable[[], SetInfo]) -> SetInfo:
+    """The set at a path, made if it is not there, by one process at a time.
+
+    Args:
+      there: the set if it is there as wanted; asked again once other processes are done.
+    """
+    if info := there():
+        return info
     root = path.parent.parent
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f".{path.stem}.lock"):
-        yield
+        return there() or make()
 
 
 def write_set(

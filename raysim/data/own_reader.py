@@ -26,7 +26,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.core.own import own_errors, place_of
 from raysim.core.settings import Raw
-from raysim.data.arrow import ImageSet, SetInfo, in_batches, is_prepared, making, write_set
+from raysim.data.arrow import ImageSet, SetInfo, in_batches, is_prepared, made_once, write_set
 from raysim.data.reader_api import Contents, files_checksum, numbered
 from raysim.own_code import own_function, source_digest, with_given
 
@@ -58,38 +58,37 @@ def prepare_own(
     made_by = fingerprint(read, files, options)
     source = f"{read.__module__}:{read.__qualname__}" + (f"{FROM}{files.name}" if files is not None else "")
 
-    def made() -> SetInfo | None:
-        """What is there, if it is what the function would write."""
-        if again or not is_prepared(path):
-            return None
-        info = ImageSet(path).info
-        if not info.made_by:
-            what = f"there is a set {name!r} that no reader of yours wrote"
-            raise DataError(what, str(path), "choose another data.name")
-        if info.made_by == made_by:
-            return info
-        # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
-        is_away = files is not None and not files.exists()
-        return info if is_away and (FROM not in info.source or info.source == source) else None
+    is_away = files is not None and not files.exists()
 
-    if info := made():
-        return info
-    if files is not None and not files.exists():
-        raise DataError(f"no such file or folder for the set {name!r}", str(files), "correct data.files")
-    with making(path), own_errors(read):  # batches may be made only now
-        if info := made():  # a run that was started together with this one has made it
-            return info
-        contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
-        return write_set(
-            path,
-            name,
-            contents.classes,
-            contents.batches,
-            source=source,
-            domains=contents.domains,
-            source_checksum=files_checksum(contents.files),
-            made_by=made_by,
-        )
+    def there() -> SetInfo | None:
+        """What is there, if it is what the function would write."""
+        if is_prepared(path) and not again:
+            info = ImageSet(path).info
+            if not info.made_by:
+                what = f"there is a set {name!r} that no reader of yours wrote"
+                raise DataError(what, str(path), "choose another data.name")
+            # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
+            if info.made_by == made_by or (is_away and (FROM not in info.source or info.source == source)):
+                return info
+        if is_away:
+            raise DataError(f"no such file or folder for the set {name!r}", str(files), "correct data.files")
+        return None
+
+    def make() -> SetInfo:
+        with own_errors(read):  # batches may be made only now
+            contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
+            return write_set(
+                path,
+                name,
+                contents.classes,
+                contents.batches,
+                source=source,
+                domains=contents.domains,
+                source_checksum=files_checksum(contents.files),
+                made_by=made_by,
+            )
+
+    return made_once(path, there, make)
 
 
 def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from raysim.core.errors import DataError
 from raysim.data import readers, trees
-from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, making, write_set
+from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
 from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
@@ -190,11 +190,15 @@ def prepare(
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     path = set_path(root, save_as)
-    if is_prepared(path) and not again:
-        return _verified(path)
-    with making(path):
-        if is_prepared(path) and not again:  # a run that was started together with this one has made it
-            return _verified(path)
+
+    def there() -> SetInfo | None:
+        if again or not is_prepared(path):
+            return None
+        images = ImageSet(path)
+        images.verify()
+        return images.info
+
+    def make() -> SetInfo:
         contents = source.read(Request(name, source.origin, files, options, parallel_map))
         return write_set(
             path,
@@ -206,11 +210,7 @@ def prepare(
             source_checksum=files_checksum(contents.files),
         )
 
-
-def _verified(path: Path) -> SetInfo:
-    images = ImageSet(path)
-    images.verify()
-    return images.info
+    return made_once(path, there, make)
 
 
 def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:

@@ -28,7 +28,9 @@ def test_every_option_of_every_method_and_model_has_a_meaning(name):
 
 
 def test_meanings_of_several_options_and_of_several_lines():
-    def make(*, mu: float = 0.5, lam: float | None = None, form: Literal["a", "b"] = "a", names: list[str] = ["x"]):  # noqa: B006
+    def make(
+        *, mu: float = 0.5, lam: float | None = None, form: Literal["a", "b"] = "a", names: tuple[str, ...] = ("x",)
+    ):
         """One line.
 
         Args:

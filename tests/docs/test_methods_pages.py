@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from methods import METHODS
+from raysim.core.options import options_of
 from tests.docs.method_tables import BLOCK, PAGES, written
 
 TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
@@ -58,3 +59,7 @@ def test_recipes_are_there():
         named = re.findall(rf"\b{path.stem}/(\w+)", section)
         assert {f"{path.stem}/{name}" for name in named} <= shipped, path
         assert named or path.stem == "baselines"
+
+
+def test_every_option_has_a_meaning():
+    assert not [f"{name}.{o.name}" for name, make in METHODS.items() for o in options_of(make) if not o.meaning]

@@ -7,6 +7,7 @@ Without any slip the same tests must pass: that is tried first. Exit status 1: a
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import shlex
@@ -310,8 +311,7 @@ def _test(tree: Path, told: str, is_slip: bool) -> None:
 
 
 def main(words: list[str]) -> int:
-    import torch.utils.tensorboard  # noqa: F401  (for all forks)
-
+    importlib.import_module("torch.utils.tensorboard")  # once, for all forks
     survivors, count = [], 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
