@@ -1,45 +1,52 @@
-"""Federated-learning methods, each a function that returns a `Method`. A new one is a file and its import here."""
+"""Federated-learning methods, each a function that returns a `Method`. A new one is a file and its name in a group here."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
-from methods.ccvr import ccvr as ccvr
-from methods.diagnostics import diagnostics as diagnostics
-from methods.elastic import elastic as elastic
-from methods.fedacg import fedacg as fedacg
-from methods.fedalign import fedalign as fedalign
-from methods.fedavgm import fedavgm as fedavgm
-from methods.feddyn import feddyn as feddyn
-from methods.fedlc import fedlc as fedlc
-from methods.fednova import fednova as fednova
-from methods.fedopt import fedadagrad as fedadagrad
-from methods.fedopt import fedadam as fedadam
-from methods.fedopt import fedyogi as fedyogi
-from methods.fedproto import fedproto as fedproto
-from methods.fedprox import fedprox as fedprox
-from methods.fedrs import fedrs as fedrs
-from methods.fedsol import fedsol as fedsol
-from methods.fedvg import fedvg as fedvg
-from methods.feedback import dfa as dfa
-from methods.feedback import fa as fa
-from methods.ffa_lora import ffa_lora as ffa_lora
-from methods.fisher import fisher as fisher
-from methods.flfa import flfa as flfa
-from methods.flora import flora as flora
-from methods.freeze import freeze as freeze
-from methods.keep_factors import keep_factors as keep_factors
-from methods.livar import livar as livar
-from methods.moon import moon as moon
-from methods.personal import personal as personal
-from methods.regmean import regmean as regmean
-from methods.scaffold import scaffold as scaffold
-from methods.uniform import uniform as uniform
-from methods.univarfl import univarfl as univarfl
+from methods.ccvr import ccvr
+from methods.diagnostics import diagnostics
+from methods.elastic import elastic
+from methods.fedacg import fedacg
+from methods.fedalign import fedalign
+from methods.fedavgm import fedavgm
+from methods.feddyn import feddyn
+from methods.fedlc import fedlc
+from methods.fednova import fednova
+from methods.fedopt import fedadagrad, fedadam, fedyogi
+from methods.fedproto import fedproto
+from methods.fedprox import fedprox
+from methods.fedrs import fedrs
+from methods.fedsol import fedsol
+from methods.fedvg import fedvg
+from methods.feedback import dfa, fa
+from methods.ffa_lora import ffa_lora
+from methods.fisher import fisher
+from methods.flfa import flfa
+from methods.flora import flora
+from methods.freeze import freeze
+from methods.keep_factors import keep_factors
+from methods.livar import livar
+from methods.moon import moon
+from methods.personal import personal
+from methods.regmean import regmean
+from methods.scaffold import scaffold
+from methods.uniform import uniform
+from methods.univarfl import univarfl
 from raysim.core.method import Method
 
-#: Name in a configuration -> the method's function: every function imported above.
-METHODS: dict[str, Callable[..., Method]] = {
-    name: make for name, make in sorted(globals().items()) if inspect.isfunction(make)
+#: What they are for -> the methods' functions.
+GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
+    "The four papers": (fedvg, flfa, livar, univarfl),
+    "Weights and server steps": (uniform, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedacg, elastic),
+    "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign),
+    "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
+    "Other backward passes": (fa, dfa),
+    "Merging": (fisher, regmean),
+    "Adapters": (flora, ffa_lora),
+    "Layers of one's own": (personal,),
+    "Measures": (diagnostics, keep_factors),
 }
+
+#: Name in a configuration -> the method's function.
+METHODS: dict[str, Callable[..., Method]] = {make.__name__: make for group in GROUPS.values() for make in group}

@@ -81,6 +81,7 @@ def run(
         )
         err.print(note, markup=False)
     note_home()
+    _note_scaled(is_scaled)
     parsed, faults = parse_config(raw)
     if print_config:
         import yaml
@@ -123,6 +124,7 @@ def tune(
 
     raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
     note_home()
+    _note_scaled(is_scaled)
     if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine(), scale=is_scaled)):
         raise typer.Exit(status)
 
@@ -143,8 +145,14 @@ def calibrate(
 
     raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
     note_home()
+    _note_scaled(is_scaled)
     others = [located_path(folder) for folder in beside or []]
     calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, others, out, say)
+
+
+def _note_scaled(is_scaled: bool) -> None:
+    if is_scaled:
+        err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 
 
 def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
@@ -229,7 +237,7 @@ def methods(
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
     with LiveLine() as line:
         line.show("loading PyTorch")
-        from methods import METHODS
+        from methods import GROUPS
         from raysim.models import MODELS
 
     if model is not None:
@@ -238,13 +246,13 @@ def methods(
         print_function(words[0])
     else:
         out.print(
-            "Methods. Listed in order, they combine; [] is FedAvg. `raysim methods NAME` shows one with its options.\n"
+            "Methods combine in the order of their list; [] is FedAvg. `raysim methods NAME` shows one with its options."
         )
-        print_functions(dict(sorted(METHODS.items())))
+        print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
         out.print(
-            "\nModels. The names of timm are further ones. `raysim methods --model NAME` shows the layer blocks of any.\n"
+            "\nThe names of timm are further models. `raysim methods --model NAME` shows the layer blocks of any."
         )
-        print_functions({known: architecture.build for known, architecture in MODELS.items()})
+        print_functions({"Models": {known: architecture.build for known, architecture in MODELS.items()}})
 
 
 @app.command()

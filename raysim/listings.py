@@ -22,9 +22,12 @@ def print_columns(lines: Mapping[str, str]) -> None:
         out.print(f"{name:{width}}  {text}", markup=False)
 
 
-def print_functions(functions: Mapping[str, Callable[..., object]]) -> None:
-    """A name and its one line for each method or model."""
-    print_columns({name: text_of(make).partition("\n")[0] for name, make in functions.items()})
+def print_functions(groups: Mapping[str, Mapping[str, Callable[..., object]]]) -> None:
+    """A name and its one line for each method or model, under the title of its group."""
+    width = max(len(name) for functions in groups.values() for name in functions)
+    for title, functions in groups.items():
+        out.print(f"\n[bold]{escape(title)}[/bold]")
+        print_columns({f"  {name:{width}}": text_of(make).partition("\n")[0] for name, make in functions.items()})
 
 
 def print_function(name: str) -> None:
@@ -52,7 +55,7 @@ def print_function(name: str) -> None:
     for option in options:
         default = f" = {option.default}" if option.default else ""
         out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
-        meaning = option.meaning or "no meaning is given"
+        meaning = option.meaning or "no meaning is given: a line `NAME: text` under `Args:` in the docstring gives one"
         out.print(wrapper.fill(meaning), markup=False)
 
 
@@ -65,7 +68,7 @@ def print_blocks(model: str, overrides: list[str], size: int | None, channels: i
     out.print(f"{model}: {description}", markup=False)
     out.print(
         f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
-        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks"
+        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks. Other images: --size, --channels, --classes"
     )
     leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
     sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}

@@ -164,14 +164,15 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
     is_longer = config.rounds > rounds_before
     rows, has_other_stop = folder.progress_rows(), now["stop"] != before.get("stop")
     goes_on = len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every)
-    if is_finished and not (config.resume == "auto" and (is_longer or (has_other_stop and goes_on))):
-        raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
-    kind = "run" if is_finished else "unfinished run"
+    kind = "finished run" if is_finished else "unfinished run"
     faults = [
         Fault(key, f"is {new!r}, but the {kind} in {where} has {old!r}; set it back, or choose another name")
         for key, old, new in changes(before, now)
         if key != "rounds" or not is_longer
     ]
+    is_wanted = config.resume == "auto" and (is_longer or (has_other_stop and goes_on))
+    if is_finished and not is_wanted and {fault.key for fault in faults} <= {"rounds"}:
+        raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
     if is_longer and (cause := plan.depends_on_length):
         text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
         faults.append(Fault("rounds", text))

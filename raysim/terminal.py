@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -48,9 +49,14 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_table(table: Table) -> None:
-    """A table: a pipe or a file has no width that it should be squeezed into."""
-    page = out if out.is_terminal else Output(file=out.file, highlight=False, emoji=False, width=400)
-    page.print(table)
+    """A table: a pipe or a file has no width that it should be squeezed into or filled up to."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    page = Console(file=io.StringIO(), highlight=False, emoji=False, width=400)
+    with page.capture() as text:
+        page.print(table)
+    say("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def say(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -219,12 +220,17 @@ def test_methods_prepare_and_doctor(tmp_path):
 
 
 def test_unknown_names_have_status_2(monkeypatch, capsys):
-    for words in (["methods", "fedprx"], ["prepare", "digit"], ["methods", "--model", "cmn"]):
+    for words, near in (
+        (["methods", "fedprx"], "fedprox"),
+        (["prepare", "digitz"], "digits"),
+        (["methods", "--model", "cmn"], "cnn"),
+        (["tune", "fedvg/table_A3"], "paper:fedvg/table_A3"),
+    ):
         monkeypatch.setattr(sys, "argv", ["raysim", *words])
         with pytest.raises(SystemExit) as caught:
             main()
         assert caught.value.code == 2
-        assert "nown" in capsys.readouterr().err
+        assert re.search(f"id you mean '?{near}", capsys.readouterr().err), words
 
 
 def test_a_file_is_laid_over_its_base_key_by_key(tmp_path):

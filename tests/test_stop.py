@@ -94,6 +94,8 @@ def test_a_stopped_run_goes_on_where_another_condition_lets_it(settings):
     assert (on.summary["stopped_by"], on.status.message) == ("", "")
     with pytest.raises(RunExists):  # nothing is left to do
         raysim.run(settings, stop__patience=100, **given)
+    with pytest.raises(ConfigError, match=r"local\.lr: is 0\.3, but the finished run in"):  # it says what differs
+        raysim.run(settings, local__lr=0.3, **given)
 
 
 def test_a_run_that_goes_on_has_no_summary_until_it_is_complete(settings):

@@ -45,6 +45,12 @@ def begun(*words, **options):
     return subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, **options)
 
 
+def test_a_table_in_a_pipe_is_not_filled_up_with_spaces():
+    output = CliRunner().invoke(app, ["recipes"]).output
+    assert "paper:fedvg/table_A3" in output
+    assert not [line for line in output.splitlines() if line != line.rstrip()]
+
+
 # --- no silence ---------------------------------------------------------------------------------------------------------
 
 

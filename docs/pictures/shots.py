@@ -40,11 +40,12 @@ body {{ margin: 0; width: 800px; height: 350px; padding: 14px 16px; box-sizing: 
   background: #fff; color: #1b1b1b; font: 12.5px/1.4 "DejaVu Sans", Verdana, sans-serif; overflow: hidden }}
 .text {{ flex: 0 0 405px }} .curves {{ flex: 1 }} img {{ width: 100% }}
 code {{ font: bold 12px "DejaVu Sans Mono", monospace; background: #eef1f4; padding: 3px 6px; border-radius: 4px }}
-table {{ border-collapse: collapse; margin: 12px 0 10px; width: 100% }}
+p {{ margin: 10px 0 0 }}
+table {{ border-collapse: collapse; margin: 6px 0 10px; width: 100% }}
 th, td {{ padding: 3.5px 6px; border-bottom: 1px solid #ccc; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }}
 ul {{ margin: 0; padding-left: 16px }} li {{ margin-bottom: 4px }}
-</style><div class="text"><code>raysim report runs/{name}</code>{table}<ul>{conclusions}</ul></div>
+</style><div class="text"><code>raysim report runs/{name}</code><p>{what}</p>{table}<ul>{conclusions}</ul></div>
 <div class="curves"><img src="{curves}"></div>"""
 
 
@@ -100,12 +101,15 @@ async def front(page: Page, sweep: Path) -> bytes:
         skewed = [run for run in raysim.load(sweep) if run.config["partition"]["alpha"] == 0.1]
         curves = raysim.report(skewed, out=Path(folder) / "skewed", figures=["curves"]).figures["curves"]
         markdown = MarkdownIt("commonmark").enable("table")
-        table = next(part for part in report.text.split("\n\n") if part.startswith("| method"))
+        parts = report.text.split("\n\n")
+        table = next(part for part in parts if part.startswith("| method"))
+        what = next(part for part in parts if part.startswith("## ") and " in %" in part).removeprefix("## ")
         points = [markdown.renderInline(sentence) for sentence in report.conclusions]
         html = Path(folder) / "front.html"
         html.write_text(
             FRONT.format(
                 name=sweep.name,
+                what=what,
                 table=markdown.render(table),
                 conclusions="".join(f"<li>{point}</li>" for point in points),
                 curves=curves.as_uri(),

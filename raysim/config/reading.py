@@ -10,7 +10,7 @@ from pathlib import Path
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
-from raysim.config.shipped import config_file
+from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign, name_and_options
@@ -38,8 +38,8 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         raw = read_yaml(path) or {}
     except ValueError as error:
         is_missing = "No such file" in str(error)
-        hint = "; `raysim recipes` lists the files that come with raysim" if is_missing else ""
-        raise ConfigError([Fault("file", f"{error}{hint}")], source) from error
+        mend = f". {hint(source, recipes())}" if is_missing else ""
+        raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
     if not isinstance(raw, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from raysim.config.places import shipped_folder
@@ -45,7 +46,7 @@ def shipped_file(name: str) -> tuple[str, Path]:
     known = {full: file for kind in KINDS for full, file in shipped_files(kind).items()}
     matching = [full for full in known if name in (full, full.partition(":")[2])]
     if not matching:
-        raise ConfigError([Fault(name, f"no file of raysim has this name. {_hint(name, list(known))}")], "the call")
+        raise ConfigError([Fault(name, f"no file of raysim has this name. {hint(name, known)}")], "the call")
     return matching[0], known[matching[0]]
 
 
@@ -59,9 +60,9 @@ def config_file(name: str | Path, beside: Path | None = None) -> Path:
     """
     text = str(name)
     if is_recipe_name(text):
-        known = {full: file for kind in RECIPES for full, file in shipped_files(kind).items()}
+        known = recipes()
         if text not in known:
-            raise ConfigError([Fault(text, f"no recipe has this name. {_hint(text, list(known))}")], "the call")
+            raise ConfigError([Fault(text, f"no recipe has this name. {hint(text, known)}")], "the call")
         return known[text]
     return Path(name) if beside is None else beside / name
 
@@ -71,9 +72,15 @@ def is_recipe_name(text: str) -> bool:
     return text.partition(":")[0] in RECIPES and ":" in text
 
 
-def _hint(name: str, known: list[str]) -> str:
+def recipes() -> dict[str, Path]:
+    """Full name -> file, of all recipes."""
+    return {full: file for kind in RECIPES for full, file in shipped_files(kind).items()}
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """A sentence with the full names, of those known, that are nearest to a name with its kind or without."""
     short = {full.partition(":")[2]: full for full in known}
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(short.values()), n=3, cutoff=0.6)
     near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     return f"{guess}`raysim recipes` lists them"

@@ -67,9 +67,8 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     inside = f" ({'; '.join(best[lead])})" if has_places else ""
     count = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
     also = ", ".join(f"{row} in {len(best[row])}" for row in others if best[row])
-    return f"{lead} is best in {len(best[lead])} of {count}{inside} and second best in {len(second[lead])}" + (
-        f"; also best: {also}." if also else "."
-    )
+    other = f"; {'also best' if best[lead] else 'best'}: {also}" if also else ""
+    return f"{lead} is best in {len(best[lead])} of {count}{inside} and second best in {len(second[lead])}{other}."
 
 
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:

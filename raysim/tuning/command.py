@@ -52,15 +52,17 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     labels = [outcome.labels for outcome in outcomes.values()]
     names = [name for name in labels[0] if len({repr(each.get(name)) for each in labels}) > 1] or list(labels[0])
     others = [] if metric in SHOWN else [metric]
-    for column in (*names, *others, "last accuracy", "best accuracy", "best round", "seconds", ""):
+    statuses = {trial.name: outcomes[trial.name].status for trial in trials[:MOST_ROWS]}
+    ends = [] if set(statuses.values()) == {"completed"} else ["status"]
+    for column in (*names, *others, "last accuracy", "best accuracy", "best round", "seconds of rounds", *ends):
         table.add_column(escape(column), justify="left" if column in names else "right")
     for trial in trials[:MOST_ROWS]:
         outcome = outcomes[trial.name]
         scores = ([outcome.score] if others else []) + [outcome.last, outcome.best]
         rounds = "" if outcome.best_round is None else str(outcome.best_round + 1)
         numbers = [*("" if each is None else f"{each:.4f}" for each in scores), rounds, f"{outcome.seconds:.1f}"]
-        status = "" if outcome.status == "completed" else outcome.status
-        table.add_row(*(escape(_short(outcome.labels.get(name, ""))) for name in names), *numbers, status)
+        status = [outcome.status] if ends else []
+        table.add_row(*(escape(_short(outcome.labels.get(name, ""))) for name in names), *numbers, *status)
     if len(trials) > MOST_ROWS:
         table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"
     return table

@@ -81,7 +81,8 @@ def run_sweep(
                 line.step("looking for the shards of all trials")
                 made = make_ready([trial.config for trial in waiting], say)
                 line.step("starting the first trials")
-                source = _Source(sweep, waiting, _Watch(sweep, waiting, say, line))
+                num_done = sum(before[trial.name].is_finished for trial in sweep.trials if not trial.same_as)
+                source = _Source(sweep, waiting, _Watch(sweep, waiting, say, line, num_done=num_done))
                 try:
                     _tune(source, nodes, tunes_own, made)
                     while source.take_lost():
@@ -186,16 +187,26 @@ class _Source(Searcher):
 
 
 class _Watch(tune.Callback):
-    """Marks trials that Tune ends, and says a line for each; now and then one about how far the others are."""
+    """Marks trials that Tune ends, and says a line for each; now and then one about how far the others are.
+
+    Args:
+      num_done: how many trials of the sweep were finished before.
+    """
 
     def __init__(
-        self, sweep: Sweep, waiting: Sequence[SweepTrial], say: Callable[[str], None], line: LiveLine = SILENT
+        self,
+        sweep: Sweep,
+        waiting: Sequence[SweepTrial],
+        say: Callable[[str], None],
+        line: LiveLine = SILENT,
+        *,
+        num_done: int = 0,
     ):
         self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
         self._spoke_at = time.monotonic()
-        self._num_ended = self._num_lines = 0
+        self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
         self.lost: list[SweepTrial] = []
         self._losses: Counter[str] = Counter()
         self.expect(waiting)
@@ -207,8 +218,9 @@ class _Watch(tune.Callback):
 
     @property
     def _count(self) -> int:
-        """Trials to run; those too that a search has not chosen yet."""
-        return len(self._trials) + (self._sweep.search.num_left if self._sweep.search else 0)
+        """Trials that run or ran; those too that a search has not chosen yet."""
+        num_left = self._sweep.search.num_left if self._sweep.search else 0
+        return self._num_before + len(self._trials) + num_left
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its callbacks to a file that nobody here reads back
@@ -243,7 +255,8 @@ class _Watch(tune.Callback):
         if not self._line.is_replaced and not is_due:
             return
         known = sum(trial.num_rounds for trial in self._trials.values())
-        share = sum(self._rounds.values()) / max(1, known) * len(self._trials) / max(1, self._count)
+        trials_done = self._num_before + sum(self._rounds.values()) / max(1, known) * len(self._trials)
+        share = trials_done / max(1, self._count)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
         text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all rounds, {text}"

@@ -61,7 +61,7 @@ def test_meanings_of_several_options_and_of_several_lines():
 def test_methods_is_a_table_of_names_and_one_liners():
     lines = CliRunner().invoke(app, ["methods"]).output.splitlines()
     for name, make in MAKERS.items():
-        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
         assert line.split(maxsplit=1)[1] == text_of(make).partition("\n")[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from methods import METHODS
+from methods import GROUPS, METHODS
 from raysim.core.options import options_of
 from tests.docs.method_tables import BLOCK, PAGES, written
 
@@ -24,6 +24,14 @@ def test_every_method_is_on_one_page():
     named = Counter(block[1] for text in TEXTS.values() for block in BLOCK.finditer(text))
     assert named == Counter(METHODS.keys())
     assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines"])
+
+
+def test_baselines_stand_in_the_groups_of_the_code():
+    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", TEXTS[PAGES / "baselines.md"], re.MULTILINE)
+    assert {title: names.replace("`", "").split(", ") for title, names in rows} == {
+        title: [make.__name__ for make in group] for title, group in list(GROUPS.items())[1:]
+    }
+    assert [make.__name__ for make in GROUPS["The four papers"]] == list(STUDIES)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)

@@ -11,12 +11,13 @@ from raysim.tuning.command import best_trials
 from raysim.tuning.outcome import Outcome
 
 
-def table_of(count: int, metric: str) -> str:
+def table_of(count: int, metric: str, num_completed: int = 100) -> str:
     names = [f"lr={number}" for number in range(count)]
-    outcomes = {
-        name: Outcome("completed", {"lr": number}, 0.5 + number / 100, 3, 1.0, last=0.25 + number / 100, best=0.75)
-        for number, name in enumerate(names)
-    }
+    outcomes = {}
+    for number, name in enumerate(names):
+        status = "completed" if number < num_completed else "stopped"
+        score, last = 0.5 + number / 100, 0.25 + number / 100
+        outcomes[name] = Outcome(status, {"lr": number}, score, 3, 1.0, last=last, best=0.75)
     sweep = SimpleNamespace(
         folder=SimpleNamespace(name="lr"), base=SimpleNamespace(tune=SimpleNamespace(metric=metric))
     )
@@ -37,6 +38,13 @@ def test_a_whole_table_says_nothing_of_the_kind():
     text = table_of(3, "best_accuracy")
     assert "lr: 3 trials, by best accuracy" in text
     assert "more in" not in text
+
+
+def test_trials_have_a_status_where_one_did_not_come_to_its_end():
+    assert "status" not in table_of(3, "best_accuracy")
+    text = table_of(3, "best_accuracy", num_completed=2)
+    assert "status │" in text.replace("┃", "│")
+    assert "stopped" in text
 
 
 @pytest.mark.parametrize(("metric", "is_shown"), [("server/accuracy", False), ("train/loss", True)])
