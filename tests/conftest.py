@@ -30,6 +30,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+class NamedAtOnce:
+    """A test that fails is named when it does: pytest names it at the end, which a run that is cut off never sees."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._config.get_terminal_writer().line(f"\nFAILED {report.nodeid} ({report.when})")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(NamedAtOnce(config))
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory) -> Path:
     """A data root with the bundled digits."""

@@ -103,7 +103,7 @@ async def front(page: Page, sweep: Path) -> bytes:
         markdown = MarkdownIt("commonmark").enable("table")
         parts = report.text.split("\n\n")
         table = next(part for part in parts if part.startswith("| method"))
-        what = next(part for part in parts if part.startswith("## ") and " in %" in part).removeprefix("## ")
+        what = next(part for part in parts if part.startswith("## ") and ", in %" in part)[3:].partition(":")[0]
         points = [markdown.renderInline(sentence) for sentence in report.conclusions]
         html = Path(folder) / "front.html"
         html.write_text(

@@ -102,10 +102,11 @@ def _value(value: object) -> str:
 
 def _tables(report: Report) -> str:
     deviation = "mean ± standard deviation over seeds (n − 1 in the denominator)" if report.runs else "as published"
-    quantity = report.measure.quantity
-    title = f"{quantity[0].upper()}{quantity[1:]} in %" if report.measure.is_share else quantity
+    title = report.measure.title
+    if report.measure.words != report.measure.name:  # a sentence, and no name of a column
+        title = title[0].upper() + title[1:]
     better = "" if report.measure.mode == "max" else " (lower is better)"
-    parts = [f"## {title}, {deviation}\n"]
+    parts = [f"## {title}: {deviation}\n"]
     parts.append(f"Best{better} **bold**, second best <u>underlined</u>, in each column.\n")
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]

@@ -84,7 +84,7 @@ def test_a_report_of_another_metric(tmp_path):
     assert [line for line, _ in lines_of(report.tables[0])] == ["FedAvg", "FedVG"]  # no published lines
     text = write(report, tmp_path / "out").read_text()
     assert text.startswith("# r: last value of server/macro_f1\n")
-    assert "## server/macro_f1 in %, mean" in text.replace("## Server", "## server")
+    assert "## Last value of server/macro_f1, in %: mean" in text
     assert "| FedAvg | **40.00** |" in text
     assert "published number beside" not in text
     with open(tmp_path / "out" / "table.csv", newline="") as file:
