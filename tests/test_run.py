@@ -76,7 +76,7 @@ def test_a_run_does_not_go_on_with_other_weights_in_the_file_it_began_with(root,
     save(seed=0)
     execute(plan(1))
     save(seed=1)
-    with pytest.raises(ConfigError, match=r"model\.pretrained: the weights in .* changed since the run"):
+    with pytest.raises(ConfigError, match=r"model\.pretrained: the weights in .* changed since the finished run"):
         execute(plan(2))
     save(seed=0)
     assert execute(plan(2))["rounds"] == 2

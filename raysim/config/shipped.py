@@ -83,4 +83,4 @@ def hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(short.values()), n=3, cutoff=0.6)
     near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"{guess}`raysim recipes` lists them"
+    return f"{guess}`raysim recipes` lists the files that come with raysim"

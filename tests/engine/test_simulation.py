@@ -18,6 +18,7 @@ from tests.support.runs import a_plan
 def test_a_round_that_outlasts_a_signal_is_left(number, root, tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "GRACE_S", 0.2)
     plan = a_plan(root, tmp_path, rounds=5, checkpoint={"every_s": 0})
+    before = signal.signal(number, signal.SIG_DFL)  # not as `nohup` leaves SIGHUP: ignored
 
     def on_round(record):
         if record.round_index == 1:
@@ -31,6 +32,7 @@ def test_a_round_that_outlasts_a_signal_is_left(number, root, tmp_path, monkeypa
     assert (caught.value.signal_number, caught.value.next_round) == (number, 2)
     assert not (tmp_path / "a" / "FAILED").exists()
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    signal.signal(number, before)
 
 
 def test_a_signal_that_is_ignored_stays_so():
