@@ -74,12 +74,6 @@ def run(
     from raysim.config import parse_config, parse_overrides
 
     raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
-    if raw.get("tune"):
-        note = (
-            f"note: {config} is a sweep, and `{command('raysim', 'tune', config)}` runs it. This is one run with what "
-            "stands outside its `tune` group, and with defaults for the rest"
-        )
-        err.print(note, markup=False)
     note_home()
     _note_scaled(is_scaled)
     parsed, faults = parse_config(raw)

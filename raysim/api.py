@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.config import lay_over, read_config
-from raysim.core.errors import DataError
+from raysim.core.commands import command
+from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.settings import Raw, Settings
 from raysim.own_code import named
 from raysim.results import Run, Runs
 from raysim.storage import local_copy
-from raysim.sweep import scaled
+from raysim.sweep import axes_as_written, scaled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,8 @@ def run(
     quiet: bool = False,
     **settings: object,
 ) -> Run:
-    """Run a federation and return its run directory as an object. An unfinished run of that name goes on.
+    """Run a federation and return its run directory as an object. An unfinished run of that name goes on; a finished one is
+    returned, if its configuration is this one.
 
     Args:
       config: a YAML file, or settings as nested dictionaries.
@@ -196,7 +198,16 @@ def _lay(raw: Settings, key: str, value: object) -> None:
 
 
 def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
-    """Check a configuration, run it to its end, and return the run. Raises as `check` and `execute`."""
+    """Check a configuration, run it to its end, and return the run.
+
+    Raises:
+      ConfigError: it is a sweep; and as `check`. RaysimError: as `execute`.
+    """
+    if axes_as_written(raw):
+        verb = command("raysim", "tune", source)
+        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
+        raise ConfigError([Fault("tune", text)], source)
+    raw = {key: value for key, value in raw.items() if key != "tune" or value is not None}
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 from raysim.check_own import open_own_set
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
+from raysim.core.commands import command
 from raysim.core.errors import DataError, Fault, OwnCodeError
 from raysim.core.settings import name_and_options
 from raysim.core.uri import is_uri
@@ -112,14 +112,18 @@ def _set_file(config: Config, name: str) -> Path:
             raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
     elif name not in SOURCES:
         raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
-    elif JOB_VARIABLE in os.environ:
-        prepared = shlex.join(["raysim", "prepare", name, "--out", str(root)])
-        raise DataError(
-            f"no prepared set {name!r}",
-            str(path),
-            f"a job sees the disks of its cluster: run `{prepared}` there, or set data.root to a "
-            "folder that the cluster has, or to a URI such as s3://bucket/data",
-        )
+    else:
+        can_be_fetched = "download" in SOURCES[name].options
+        files = "fetches its files to FILES" if can_be_fetched else "reads its files from FILES"
+        words = ["--root", "FILES", *(["--download"] if can_be_fetched else [])]
+        make = f"`{command('raysim', 'prepare', name, *words, '--out', root)}`"
+        mend = f"run {make}, which {files} and makes it; or correct data.root"
+        if JOB_VARIABLE in os.environ:
+            mend = (
+                f"a job sees the disks of its cluster: {make} there makes it of the files in FILES; or set data.root to a "
+                "folder that the cluster has, or to a URI such as s3://bucket/data"
+            )
+        raise DataError(f"no prepared set {name!r}", str(path), mend)
     return path
 
 

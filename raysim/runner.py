@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raysim.build import Plan
 from raysim.config import Config, methods_label
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, RunFinished
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.uri import masked
@@ -48,7 +48,7 @@ def execute(
     on_step: Callable[[str], None] = lambda _: None,
     wait_s: float = 0.0,
 ) -> Settings:
-    """Run a plan to its end and return the summary.
+    """Run a plan to its end and return the summary. Of a run that is finished already, it is the one that is there.
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
@@ -68,7 +68,12 @@ def execute(
         if stored:
             stored.pull()
         store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
-        checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
+        try:
+            checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
+        except RunFinished:
+            summary = folder.read_json(folder.summary)
+            on_start(folder.path, summary["rounds"], summary["rounds"])
+            return summary
         first_round = checkpoint.next_round if checkpoint else 0
         folder.clear("STOPPED", "FAILED")
         name = "" if config.name else folder.name
@@ -137,7 +142,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
     Args:
       uri: where the run lies, if that is not the folder.
     Raises:
-      RunExists: a finished run, or an unfinished one with resume=never or a damaged configuration. ConfigError: a run
+      RunFinished: just this run is finished. RunExists: another finished run, one with fewer rounds to go on to, or an
+      unfinished one with resume=never or a damaged configuration. ConfigError: a run
       with another configuration or other data, or more rounds where the length of the run decides its earlier rounds.
     """
     config, name, where = plan.config, folder.name, uri or str(folder.path)
@@ -171,7 +177,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         if key != "rounds" or not is_longer
     ]
     is_wanted = config.resume == "auto" and (is_longer or (has_other_stop and goes_on))
-    if is_finished and not is_wanted and {fault.key for fault in faults} <= {"rounds"}:
+    is_same = not faults and not has_other_stop and config.resume == "auto"
+    if is_finished and not is_wanted and not is_same and {fault.key for fault in faults} <= {"rounds"}:
         raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
     if is_longer and (cause := plan.depends_on_length):
         text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
@@ -188,6 +195,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         )
     if faults:
         raise ConfigError(faults, f"resuming {name!r}")
+    if is_finished and not is_wanted:
+        raise RunFinished(f"run {name!r} is finished", where)
     checkpoint = store.latest(_say)
     if checkpoint is None and rows:
         _say(

@@ -84,7 +84,7 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
         table.add_row("best", f"{summary['best_accuracy']:.4f}", round_name(summary["best_round"]))
         if summary["mean_last_10pct_accuracy"] is not None:  # none: the run ended long after an evaluation
             table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
-    table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_per_round']:.2f} a round")
+    table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_total']:.1f} in rounds")
     if summary["stopped_by"]:
         table.caption = f"ended early: {summary['stopped_by']}"
     return table
@@ -185,7 +185,8 @@ class Progress:
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
-            self.line.say(f"all {num_rounds} rounds are there in {folder}; its results are to be written")
+            more = "a larger `rounds` goes on, another `name` begins anew"
+            self.line.say(f"all {num_rounds} rounds are there in {folder}; {more}")
             return
         self.line.say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")

@@ -149,10 +149,11 @@ def test_the_command_for_tensorboard_takes_a_path_with_a_space(run_file, tmp_pat
     assert list(Path(folder).glob("events.*"))
 
 
-def test_the_note_about_a_sweep_names_a_command_that_finds_its_file(run_file):
+def test_a_sweep_is_no_run_and_the_command_that_runs_it_finds_its_file(run_file):
     run_file.write_text(run_file.read_text() + "tune: {param_space: {seed: {grid_search: [0]}}}\n")
-    output = CliRunner().invoke(app, ["run", str(run_file), "--print-config"]).output
-    command, _ = re.findall(r"`([^`]*)`", output)
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["run", str(run_file)], catch_exceptions=False)
+    (command,) = re.findall(r"`([^`]*)`", str(caught.value))
     _, verb, file = printed_command(command)
     assert (verb, Path(file)) == ("tune", run_file)
 

@@ -72,7 +72,9 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         try:
             values[key.strip()] = load_yaml(text)
         except ValueError as error:
-            raise ConfigError([Fault(key, f"value {text[:60]!r} {error}")], "the command line") from error
+            is_cut = text[:1] in "[{" and text.count("[") + text.count("{") > text.count("]") + text.count("}")
+            mend = f"; the shell cut it at a blank: put it in quotes, '{key}=...'" if is_cut else ""
+            raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     return values
 
 

@@ -342,7 +342,7 @@ class Config(Group):
         ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
     labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
-    tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`; a run ignores it")
+    tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; a run ignores it")
     scale: Settings = key({}, "settings laid over the file with --scaled")
     report: ReportGroup = group(ReportGroup, "what `raysim report` makes of the runs; a run ignores it")

@@ -341,7 +341,7 @@ def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[st
     if both := [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]:
         faults.append(
             f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
-            f"drop one, or build one of them without that part (see `raysim methods`)"
+            f"drop one, or build one of them without that part (`raysim methods {first.name}` shows its options)"
         )
     for kind, hook in REPLACES.items():
         have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None

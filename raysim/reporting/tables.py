@@ -118,9 +118,9 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 
 def heading(names: Sequence[str], column: Column) -> str:
-    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no rho`."""
+    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no label rho`."""
     pairs = zip(names, column, strict=True)
-    return ", ".join(f"no {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or "accuracy"
+    return ", ".join(f"no label {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or "accuracy"
 
 
 def text(value: Label | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.commands import command
+from raysim.core.commands import command, shown
 from raysim.terminal import err, out, print_table
 from raysim.tuning.outcome import Outcome, ranked
 from raysim.tuning.plan import Sweep
@@ -28,7 +28,9 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
             err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
     out.print(f"sweep directory: {sweep.place}  (with results.csv)", markup=False)
     if (best := sweep.folder / "best.yaml").is_file():
-        out.print(f"best trial:      {command('raysim', 'run', best)}", markup=False)
+        (first, *_) = [trial for trial in ranked(sweep, outcomes) if outcomes[trial.name].status == "completed"]
+        out.print(f"best trial:      {shown(sweep.folder / first.name)}", markup=False)
+        out.print(f"its settings:    {shown(best)}, for `raysim run`", markup=False)
     out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if all(outcome.is_finished for outcome in outcomes.values()):
         return 0
@@ -50,7 +52,8 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     count = f"best {MOST_ROWS} of {len(trials)}" if len(trials) > MOST_ROWS else str(len(trials))
     table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}")
     labels = [outcome.labels for outcome in outcomes.values()]
-    names = [name for name in labels[0] if len({repr(each.get(name)) for each in labels}) > 1] or list(labels[0])
+    known = list(dict.fromkeys(name for each in labels for name in each))
+    names = [name for name in known if len({repr(each.get(name)) for each in labels}) > 1] or known
     others = [] if metric in SHOWN else [metric]
     statuses = {trial.name: outcomes[trial.name].status for trial in trials[:MOST_ROWS]}
     ends = [] if set(statuses.values()) == {"completed"} else ["status"]

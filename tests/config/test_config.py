@@ -61,7 +61,9 @@ def test_a_set_that_was_uploaded_with_a_job_is_used(here, monkeypatch):
 
 def test_data_that_a_job_cannot_see_is_a_fault_with_the_remedy(here, monkeypatch):
     raw = raw_config(here, data={"root": "data", "name": "cifar10"})
-    with pytest.raises(ConfigError, match=r"Run `.*raysim prepare cifar10 --out data`, or correct data\.root"):
+    with pytest.raises(
+        ConfigError, match=r"Run `.*raysim prepare cifar10 --root FILES --download --out data`.*correct data"
+    ):
         check(raw, "a test")
     monkeypatch.setenv(JOB_VARIABLE, "{}")
     monkeypatch.setenv("RAYSIM_HOME", str(here / "shared"))

@@ -92,8 +92,9 @@ def test_finished_run_is_never_overwritten(root, tmp_path):
     plan = a_plan(root, tmp_path)
     quietly(plan)
     before = (tmp_path / "a" / "summary.json").read_bytes()
+    assert quietly(plan) == json.loads(before)
     with pytest.raises(RunExists, match="choose another name"):
-        quietly(plan)
+        quietly(a_plan(root, tmp_path, resume="never"))
     assert (tmp_path / "a" / "summary.json").read_bytes() == before
 
 
