@@ -2,12 +2,15 @@
 
 `python -m tests.fuzz.mutants [WORD ...]` tries those of the files whose path holds one of the words, or all. Every slip is
 tried against a few test files that are about its module, so one that passes here may still be noticed by the whole suite.
-Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed.
+Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed. With `--results FILE --seconds
+80` it does a part, and the same command goes on with what FILE does not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import multiprocessing
 import os
 import shlex
@@ -310,34 +313,60 @@ def _test(tree: Path, told: str, is_slip: bool) -> None:
     os._exit(int(pytest.main([*plain, *words])))
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of paths; none: all files")
+    parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these slips are not tried again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further slip is tried")
+    given = parser.parse_args()
+    found: dict[str, bool] = {}  # slip -> whether the tests passed
+    if given.results is not None and given.results.is_file():
+        found = dict(json.loads(line) for line in given.results.read_text().splitlines())
+    groups = [group for group in MUTANTS if not given.words or any(word in group for word in given.words)]
+    due = {group: [pair for pair in MUTANTS[group][1] if _name(group, *pair) not in found] for group in groups}
     importlib.import_module("torch.utils.tensorboard")  # once, for all forks
-    survivors, count = [], 0
+    start, left = time.monotonic(), sum(map(len, due.values()))
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        tree.mkdir()
-        for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
-            shutil.copytree(PROJECT / part, tree / part)
-        for part in PROJECT.glob("*.*"):
-            shutil.copy2(part, tree) if part.is_file() else None
-        for group, (told, slips) in MUTANTS.items():
-            if words and not any(word in group for word in words):
-                continue
-            began = time.monotonic()
-            if not passes(tree, told):
-                print(f"{group}: its tests fail without any slip, or take over {LIMIT_S} s", flush=True)
-                return 2
-            print(f"{group}: {time.monotonic() - began:.0f} s without a slip", flush=True)
-            for text, slip in slips:
-                began, count = time.monotonic(), count + 1
-                has_passed = passes(tree, told, group.partition(",")[0], text, slip)
-                if has_passed:
-                    survivors.append(f"{group}: {text!r} -> {slip!r}")
+        tree = _copy(Path(folder) / "tree")
+        for group, slips in due.items():
+            for number, (text, slip) in enumerate(slips):
+                if time.monotonic() - start > given.seconds:
+                    break
+                told, began = MUTANTS[group][0], time.monotonic()
+                if number == 0:
+                    if not passes(tree, told):
+                        print(f"{group}: its tests fail without any slip, or take over {LIMIT_S} s", flush=True)
+                        return 2
+                    print(f"{group}: {time.monotonic() - began:.0f} s without a slip", flush=True)
+                    began = time.monotonic()
+                has_passed = found[_name(group, text, slip)] = passes(tree, told, group.partition(",")[0], text, slip)
+                left -= 1
+                if given.results is not None:
+                    with open(given.results, "a") as file:
+                        file.write(json.dumps([_name(group, text, slip), has_passed]) + "\n")
                 verdict = "PASSED" if has_passed else "noticed"
                 print(f"  {verdict}, {time.monotonic() - began:.0f} s: {slip.strip()}", flush=True)
-    print(f"{count} slips, {len(survivors)} passed", *survivors, sep="\n")
+    survivors = [name for name, has_passed in found.items() if has_passed]
+    print(f"{len(found)} slips, {len(survivors)} passed", *survivors, sep="\n")
+    if left:
+        print(f"{left} slips are left: the same command goes on")
     return 1 if survivors else 0
 
 
+def _name(group: str, text: str, slip: str) -> str:
+    """What a slip is called in the file of results."""
+    return f"{group}: {text!r} -> {slip!r}"
+
+
+def _copy(tree: Path) -> Path:
+    """A copy of the project, in which slips are made."""
+    tree.mkdir()
+    for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
+        shutil.copytree(PROJECT / part, tree / part)
+    for part in PROJECT.glob("*.*"):
+        shutil.copy2(part, tree) if part.is_file() else None
+    return tree
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
