@@ -137,7 +137,7 @@ def right(seed: int, root: str, storage: str) -> dict[str, Any]:
         put(raw, key, rng.choice(RIGHT[key]))
     raw["model"] = {"name": raw["model"]["name"]} | ({"hidden": 8} if raw["model"]["name"] == "mlp" else {"width": 4})
     raw["methods"] = rng.sample(LISTS, rng.choice((0, 1, 1, 2, 3)))
-    if ADAPTERS & set(raw["methods"]) and rng.random() < 0.8 or rng.random() < 0.1:
+    if (ADAPTERS & set(raw["methods"]) and rng.random() < 0.8) or rng.random() < 0.1:
         raw["model"] = {"name": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4, "lora": {"rank": 2}}
     return raw
 
