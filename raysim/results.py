@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
-from zipfile import BadZipFile
 
 import numpy as np
-import yaml
 
-from raysim.core.errors import DataError
-from raysim.data.faults import explained
+from raysim.core.errors import DataError, RaysimError
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 
@@ -102,14 +98,14 @@ class Run:
 
         Raises:
           KeyError: nothing of that name was logged; says what was.
+          DataError: a file is damaged.
         """
         rounds: dict[int, pd.DataFrame | np.ndarray] = {}
         known: dict[str, None] = {}
-        for path in sorted(self._files.arrays.glob("round_*.npz")):
-            with _sound(path), np.load(path) as arrays:
-                known |= dict.fromkeys(key for key in arrays.files if ":" not in key)
-                if name in arrays.files:
-                    rounds[int(path.stem.rpartition("_")[2])] = _labelled(name, arrays)
+        for index, arrays in self._files.logged_arrays():
+            known |= dict.fromkeys(key for key in arrays if ":" not in key)
+            if name in arrays:
+                rounds[index] = _labelled(name, arrays)
         if not rounds:
             logged = f"there is {', '.join(known)}" if known else "no method logged arrays"
             raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
@@ -119,7 +115,7 @@ class Run:
         """The network with the final global weights, in eval mode, for images as the run normalised them.
 
         Raises:
-          DataError: the run is not completed.
+          DataError: the run is not completed, or a file of it is damaged.
         """
         from safetensors.torch import load_file
 
@@ -223,13 +219,16 @@ def load(folder: str | Path) -> Run | Runs:
     return Runs(runs, path)
 
 
-def _sound(file: Path) -> AbstractContextManager[None]:
+@contextmanager
+def _sound(file: Path) -> Iterator[None]:
     """For the reading of a file of a run. Raises DataError: it is damaged."""
-    from safetensors import SafetensorError
-
-    kinds = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error)
-    mend = "delete this folder, and run it anew"
-    return explained(f"{file.name} is damaged", file.parent, mend, *kinds, yaml.YAMLError, SafetensorError)
+    try:
+        yield
+    except RaysimError:
+        raise
+    except Exception as error:  # of the parsers of four formats
+        what, mend = f"{file.name} is damaged ({' '.join(str(error).split())})", "delete this folder, and run it anew"
+        raise DataError(what, str(file.parent), mend) from error
 
 
 def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.ndarray:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
 import raysim
 from raysim.config import Config
 from raysim.core.errors import DataError
+from raysim.run_folder import RunFolder
 
 SUMMARY = {"rounds": 1, "image_shape": [8, 8, 1], "num_classes": 10}
 #: What each file of a run is read by.
@@ -51,3 +53,18 @@ def test_other_damaged_files_are_named(content, file, folder):
     (folder / file).write_bytes(content)
     with pytest.raises(DataError, match=rf"^{file.rpartition('/')[2]} is damaged \([^\n]*\) in {folder}[^\n]*$"):
         READ_BY[file](raysim.load(folder))
+
+
+def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
+    files = RunFolder(folder)
+    files.write_arrays(0, {"a.b": np.arange(400.0).reshape(20, 20), "a.c": np.zeros(3)})
+    assert raysim.load(folder).arrays("a.b")[0].shape == (20, 20)
+    path = files.round_arrays(0)
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    ((index, arrays),) = files.logged_arrays()
+    assert (index, list(arrays)) == (0, ["a.b", "a.c"])
+    with pytest.raises(DataError, match=r"^round_00000\.npz is damaged \([^\n]*\) in [^\n]*$"):
+        raysim.load(folder).arrays("a.b")
+    assert list(raysim.load(folder).arrays("a.c")[0]) == [0, 0, 0]
