@@ -29,7 +29,9 @@ def folder(tmp_path):
     """A run directory of which two files are whole."""
     (tmp_path / "arrays").mkdir()
     model = {"name": "mlp", "hidden": 4}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(Config.model_validate({"model": model}).model_dump("json")))
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(Config.model_validate({"model": model}).model_dump(mode="json"))
+    )
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     return tmp_path
 

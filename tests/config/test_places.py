@@ -71,4 +71,4 @@ def test_a_home_of_nobody_has_status_2(words, monkeypatch, capsys, tmp_path):
     assert "names the home of a user who is not there" in printed
     assert "~nosuchuser" in printed
     assert "Traceback" not in printed
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("~*"))
