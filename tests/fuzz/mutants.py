@@ -31,7 +31,7 @@ REFERENCE = "tests/methods/test_against_reference.py"
 #: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
 MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/core/layout.py": (
-        "tests/core tests/engine/test_vectors.py tests/methods/test_personal.py",
+        "tests/core/test_layout.py tests/engine/test_vectors.py",
         (
             ("torch.maximum(highest, -lowest)", "torch.maximum(highest, lowest)"),
             ("4 * sum(leaf.size for leaf in self.shared)", "4 * sum(leaf.size for leaf in self.leaves)"),
@@ -40,14 +40,14 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/core/weights.py": (
-        "tests/methods/test_property_checks.py tests/methods/test_fedvg.py tests/methods/test_regmean.py",
+        "tests/core/test_weights.py",
         (
             ("scores.sum(dim=0, keepdim=True)", "scores.sum(dim=-1, keepdim=True)"),
             ("RightMap(self.maps[rows])", "self"),
         ),
     ),
     "raysim/core/stack.py": (
-        "tests/core tests/methods/test_freeze.py tests/engine/test_participation.py",
+        "tests/core/test_hooks.py tests/core/test_chain.py tests/core/test_stack.py",
         (
             ("inner = gradient or gradient_of(loss)", "inner = gradient_of(loss)"),
             ("m.init(params.clone(), layout)", "m.init(params, layout)"),
@@ -59,7 +59,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/core/seeding.py": (
-        "tests/core tests/engine/test_bits.py tests/engine/test_participation.py",
+        "tests/core/test_seeding.py",
         (
             ("|{round_index}|{client}", "|{round_index}"),
             ("|{round_index}|{client}", "|{client}"),
@@ -149,7 +149,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/cohort.py": (
-        "tests/engine/test_run.py tests/methods/test_scaffold.py -k 'not slow or nonfinite'",
+        "tests/engine/test_run.py tests/engine/test_participation.py -k 'not slow or nonfinite'",
         (
             ("in self.reports.peaks.values():", 'in [self.reports.peaks["update"]]:'),
             ("if result.memories[row] is not None:", "if row in rows and row:"),
@@ -157,7 +157,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/server.py": (
-        f"tests/engine/test_run.py tests/engine/test_participation.py tests/test_check.py {REFERENCE} "
+        f"tests/engine/test_server.py tests/engine/test_run.py tests/engine/test_participation.py {REFERENCE} "
         "-k 'not slow or nonfinite or (matches_reference and fedavg)'",
         (
             (
@@ -191,7 +191,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/trainer.py": (
-        f"tests/engine/test_trainer.py tests/engine/test_metrics.py {REFERENCE} "
+        f"tests/engine/test_trainer.py tests/engine/test_server.py tests/methods/test_personal.py {REFERENCE} "
         "-k 'not slow or (matches_reference and fedavg)'",
         (
             ('"batches", current.index, client', '"batches", client, current.index'),
@@ -200,7 +200,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/transport.py": (
-        "tests/engine/test_trainer.py tests/engine/test_run.py tests/methods/test_scaffold.py",
+        "tests/engine/test_transport.py tests/engine/test_trainer.py",
         (("torch.from_numpy(x.copy())", "torch.from_numpy(x)"),),
     ),
     "raysim/engine/checkpoint.py": (
