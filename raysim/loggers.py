@@ -20,6 +20,7 @@ from raysim.config import parse_options
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
+from raysim.data.faults import explained
 from raysim.find import find
 from raysim.run_folder import RunFolder
 
@@ -76,7 +77,9 @@ class Loggers:
         self._specs, self._folder, self._say = specs, folder, say
         self._open: dict[str, tuple[Callable[..., object], Logger]] = {}
         file = folder.path / "loggers.json"
-        self._progress: dict[str, _Progress] = folder.read_json(file) if file.is_file() else {}
+        mend = "delete it; then every logger is told of all rounds again"
+        with explained(f"{file.name} is damaged", folder.path, mend, OSError, ValueError, TypeError):
+            self._progress: dict[str, _Progress] = folder.read_json(file) if file.exists() else {}
 
     def start(self, config: Settings) -> None:
         """Make and start every logger.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import yaml
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, RaysimError
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 
@@ -48,13 +48,18 @@ class Run:
     @cached_property
     def config(self) -> dict[str, object]:
         """The complete configuration; empty where a trial of a sweep failed before it had one."""
-        return _whole(self._files.config, self._files.read_config) if self._files.config.is_file() else {}
+        if not self._files.config.is_file():
+            return {}
+        with _sound(self._files.config):
+            return self._files.read_config()
 
     @cached_property
     def summary(self) -> dict[str, object]:
         """summary.json; empty before the run is completed."""
-        file = self._files.summary
-        return _whole(file, lambda: self._files.read_json(file)) if file.is_file() else {}
+        if not self._files.summary.is_file():
+            return {}
+        with _sound(self._files.summary):
+            return self._files.read_json(self._files.summary)
 
     @property
     def accuracy(self) -> float | None:
@@ -72,16 +77,18 @@ class Run:
         """progress.csv: one row a round, one column a metric; NaN where a round was not evaluated."""
         import pandas as pd
 
-        rows = pd.DataFrame(self._files.progress_rows()).replace("", np.nan)
-        return rows.astype(float).astype({"round": int}).set_index("round") if len(rows) else rows
+        with _sound(self._files.progress):
+            rows = pd.DataFrame(self._files.progress_rows()).replace("", np.nan)
+            return rows.astype(float).astype({"round": int}).set_index("round") if len(rows) else rows
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """clients.parquet: one row a round and client."""
         import pandas as pd
 
-        table = self._files.client_rows()
-        return pd.DataFrame() if table is None else table.to_pandas()
+        with _sound(self._files.clients):
+            table = self._files.client_rows()
+            return pd.DataFrame() if table is None else table.to_pandas()
 
     def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
         """What methods logged under a name: round -> values.
@@ -91,14 +98,14 @@ class Run:
 
         Raises:
           KeyError: nothing of that name was logged; says what was.
+          DataError: a file is damaged.
         """
         rounds: dict[int, pd.DataFrame | np.ndarray] = {}
         known: dict[str, None] = {}
-        for path in sorted(self._files.arrays.glob("round_*.npz")):
-            with np.load(path) as arrays:
-                known |= dict.fromkeys(key for key in arrays.files if ":" not in key)
-                if name in arrays.files:
-                    rounds[int(path.stem.rpartition("_")[2])] = _labelled(name, arrays)
+        for index, arrays in self._files.logged_arrays():
+            known |= dict.fromkeys(key for key in arrays if ":" not in key)
+            if name in arrays:
+                rounds[index] = _labelled(name, arrays)
         if not rounds:
             logged = f"there is {', '.join(known)}" if known else "no method logged arrays"
             raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
@@ -108,7 +115,7 @@ class Run:
         """The network with the final global weights, in eval mode, for images as the run normalised them.
 
         Raises:
-          DataError: the run is not completed.
+          DataError: the run is not completed, or a file of it is damaged.
         """
         from safetensors.torch import load_file
 
@@ -118,11 +125,15 @@ class Run:
 
         if not self._files.model.is_file():
             raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes it")
-        facts = self._files.read_json(self._files.summary)
-        config = Config.model_validate(self.config)
-        height, width, channels = facts["image_shape"]
-        module = build_model(model_spec(config, facts["num_classes"], (height, width, channels)), seed=config.seed)
-        module.load_state_dict(load_file(self._files.model))
+        with _sound(self._files.config):
+            config = Config.model_validate(self._files.read_config())
+        with _sound(self._files.summary):
+            facts = self._files.read_json(self._files.summary)
+            height, width, channels = facts["image_shape"]
+            spec = model_spec(config, facts["num_classes"], (height, width, channels))
+        module = build_model(spec, seed=config.seed)
+        with _sound(self._files.model):
+            module.load_state_dict(load_file(self._files.model))
         return module.eval()
 
     def reload(self) -> Run:
@@ -208,11 +219,14 @@ def load(folder: str | Path) -> Run | Runs:
     return Runs(runs, path)
 
 
-def _whole(file: Path, read: Callable[[], dict[str, object]]) -> dict[str, object]:
-    """What a file of a run holds. Raises DataError: it is damaged."""
+@contextmanager
+def _sound(file: Path) -> Iterator[None]:
+    """For the reading of a file of a run. Raises DataError: it is damaged."""
     try:
-        return read()
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        yield
+    except RaysimError:
+        raise
+    except Exception as error:  # of the parsers of four formats
         what, mend = f"{file.name} is damaged ({' '.join(str(error).split())})", "delete this folder, and run it anew"
         raise DataError(what, str(file.parent), mend) from error
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.files import replaced_file, write_file
@@ -294,6 +294,53 @@ class RunFolder:
 
     def round_arrays(self, round_index: int) -> Path:
         return self.arrays / f"round_{round_index:05d}.npz"
+
+    def logged_arrays(self) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+        """(round, the arrays that methods logged in it), for every round that has any; each is read when it is looked at.
+
+        Raises:
+          DataError: a file is damaged; also when an array of it is looked at.
+        """
+        paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
+        for index in sorted(paths):
+            arrays = _Arrays(paths[index])
+            try:
+                yield index, arrays
+            finally:
+                arrays.close()
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """The arrays in an .npz file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with self._sound():
+            self._file = np.load(path, allow_pickle=False)
+            self._names = tuple(self._file.files)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._sound():
+            return np.asarray(self._file[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def close(self) -> None:
+        self._file.close()
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of numpy's header, zip and zlib, each of which has its own
+            what, mend = f"{self._path.name} is damaged ({error})", "delete that file; what it holds is lost"
+            raise DataError(what, str(self._path.parent), mend) from error
 
 
 def _column(values: np.ndarray) -> pa.Array:

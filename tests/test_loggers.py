@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import raysim
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, DataError
+from raysim.loggers import Loggers
+from raysim.run_folder import RunFolder
 from tests.support.federations import SMALL
 
 ROOT = Path(__file__).parent.parent
@@ -148,6 +150,13 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
 def test_a_logger_that_cannot_start_ends_the_run_before_its_first_round(settings, spec, message):
     with pytest.raises(ConfigError, match=message):
         raysim.run(settings, name="a", loggers=[spec], quiet=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff"])
+def test_a_damaged_file_of_what_loggers_were_told_is_one_sentence(content, tmp_path):
+    (tmp_path / "loggers.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"^loggers\.json is damaged \([^\n]*\) in [^\n]*$"):
+        Loggers([], RunFolder(tmp_path), print)
 
 
 def test_a_function_of_a_notebook_may_make_a_logger(settings):

@@ -29,10 +29,13 @@ def home_folder() -> Path:
     """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim-home in a Ray job, or the working directory.
 
     A job's working directory is deleted after it, and with it every run that it held; so it is never the answer there.
+
+    Raises:
+      DataError: RAYSIM_HOME is the home of nobody.
     """
     home = os.environ.get("RAYSIM_HOME")
     if home:
-        return Path(home).expanduser().absolute()
+        return _of_a_user(home, "RAYSIM_HOME").absolute()
     return Path.home() / "raysim-home" if JOB_VARIABLE in os.environ else Path.cwd()
 
 
@@ -50,10 +53,16 @@ def path_to_write(path: Path | str) -> Path:
     text = str(path)
     if "\0" in text or max(map(len, os.fsencode(text.replace("\0", "")).split(b"/"))) > LONGEST_NAME:
         raise DataError("a path with NUL or with a name too long", repr(text[:60]), "give another path")
+    return home_folder() / _of_a_user(path, "a path")
+
+
+def _of_a_user(path: Path | str, name: str) -> Path:
+    """The path, with `~` as whose home it names. Raises DataError: there is no such user; `name` is what holds the path."""
     try:
-        return home_folder() / Path(path).expanduser()
+        return Path(path).expanduser()
     except RuntimeError as error:
-        raise DataError("a path names the home of a user who is not there", text, "write the whole path") from error
+        what = f"{name} names the home of a user who is not there"
+        raise DataError(what, str(path), "write the whole path") from error
 
 
 def located_root(root: str, name: str) -> str:
@@ -91,10 +100,14 @@ def data_cache(config: Config) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where copies of what lies at URIs are kept: RAYSIM_CACHE, or else raysim in XDG_CACHE_HOME or ~/.cache."""
+    """Where copies of what lies at URIs are kept: RAYSIM_CACHE, or else raysim in XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+      DataError: it is the home of nobody.
+    """
     given = os.environ.get("RAYSIM_CACHE")
     folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "raysim"
-    return folder.expanduser().absolute()
+    return _of_a_user(folder, "RAYSIM_CACHE or XDG_CACHE_HOME").absolute()
 
 
 def folder_of(place: str, kind: str) -> Path:

@@ -16,11 +16,11 @@ from raysim.core.errors import DataError
 
 @contextmanager
 def explained(what: str, where: Path | str, mend: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds become a DataError; their own words follow `what` in parentheses."""
+    """Errors of these kinds become a DataError; their own words follow `what` in parentheses, in one line."""
     try:
         yield
     except kinds as error:
-        raise DataError(f"{what} ({error})", str(where), mend) from error
+        raise DataError(f"{what} ({' '.join(str(error).split())})", str(where), mend) from error
 
 
 @contextmanager

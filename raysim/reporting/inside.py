@@ -14,7 +14,8 @@ from raysim.reporting.contents import Report
 from raysim.reporting.gains import base_of
 from raysim.reporting.panels import MOST_PANELS, grid, wrap
 from raysim.reporting.tables import Cell, Column, Table, describe, heading
-from raysim.reporting.traces import by_round, column_title, line_figure, logged_arrays, measured
+from raysim.reporting.traces import by_round, column_title, line_figure, measured
+from raysim.run_folder import RunFolder
 
 #: What `diagnostics` logs of the features, and how it is called in figures.
 DISTANCES = {
@@ -108,7 +109,7 @@ def _first_agreement(cell: Cell) -> list[np.ndarray]:
     """For each seed (layers,): S in round 0, of `diagnostics` where it was listed, else of FLFA's candidates."""
     parts = []
     for folder in cell.folders.values():
-        for index, arrays in islice(logged_arrays(folder), 1):
+        for index, arrays in islice(RunFolder(folder).logged_arrays(), 1):
             names = [name for name in ("diagnostics.agreement", "flfa.agreement") if index == 0 and name in arrays]
             parts += [arrays[name] for name in names[:1]]
     return parts
@@ -138,7 +139,7 @@ def _last_spectra(cell: Cell) -> pd.DataFrame:
     """[values, seeds], from index 1: what each seed logged last, divided by the largest."""
     name, spectra = "diagnostics.singular_values", {}
     for seed, folder in cell.folders.items():
-        logged = [arrays[name] for _, arrays in logged_arrays(folder) if name in arrays]
+        logged = [arrays[name] for _, arrays in RunFolder(folder).logged_arrays() if name in arrays]
         if logged and logged[-1][0] > 0:
             spectra[seed] = logged[-1] / logged[-1][0]
     frame = pd.DataFrame(spectra)

@@ -15,7 +15,7 @@ from raysim.reporting.panels import grid, legend, wrap
 from raysim.reporting.published import Published, is_same
 from raysim.reporting.render import PUBLISHED, Entry, Line, accuracy, signed
 from raysim.reporting.tables import Cell, Table, mean_and_std
-from raysim.reporting.traces import logged_arrays
+from raysim.run_folder import RunFolder
 
 #: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).
 Shares = dict[str, dict[str, Cell]]
@@ -52,7 +52,7 @@ def selection_shares(table: Table, theirs: Sequence[Published]) -> Shares:
 def _percentages(folder: Path) -> pd.Series:
     """Layer block -> percent of a run's choices; empty if it logged none."""
     rounds = []
-    for _, arrays in logged_arrays(folder):
+    for _, arrays in RunFolder(folder).logged_arrays():
         if "flfa.selected" in arrays:
             chosen = arrays["flfa.selected"]
             blocks = arrays.get("flfa.selected:columns", range(len(chosen)))

@@ -169,16 +169,8 @@ def _heat_maps(title: str, rounds: Mapping[int, pd.DataFrame]) -> Figure:
 def read_norms(folder: Path) -> dict[int, pd.DataFrame]:
     """Round -> [clients, layers], the array `<method>.norms` that a run logged."""
     found = {}
-    for index, arrays in logged_arrays(folder):
+    for index, arrays in RunFolder(folder).logged_arrays():
         name = next((name for name in arrays if name.endswith(".norms") and arrays[name].ndim == 2), None)
         if name is not None:
             found[index] = pd.DataFrame(arrays[name], arrays.get(f"{name}:clients"), arrays.get(f"{name}:columns"))
     return found
-
-
-def logged_arrays(folder: Path) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-    """(round, the arrays that methods logged in it), for every round that has any. They are read when they are looked at."""
-    paths = {int(path.stem.removeprefix("round_")): path for path in (folder / "arrays").glob("round_*.npz")}
-    for index in sorted(paths):
-        with np.load(paths[index], allow_pickle=False) as arrays:
-            yield index, arrays

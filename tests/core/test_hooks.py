@@ -41,6 +41,11 @@ def test_every_method_gets_parameters_of_its_own_at_the_start():
     assert all(state["params"].tolist() == [1, 1, 1] for state in states.values())
 
 
+def test_one_method_is_enough_for_uniform_base_weights():
+    assert Stack([Method("a"), Method("b", base_weights="uniform")]).base_weights == "uniform"
+    assert Stack([Method("a")]).base_weights == Stack().base_weights == "examples"
+
+
 def test_what_a_method_freezes_is_not_sent():
     def partition(whole):
         return Partition(whole.trained - {"a"}, whole.shared, whole.head)

@@ -194,6 +194,17 @@ def test_arrays_come_back_in_their_shape(tmp_path):
     assert (value.shape, float(value)) == ((), 3.0)
 
 
+def test_memories_that_do_not_change_after_a_restart_stay(tmp_path):
+    _stored(tmp_path)
+    store = CheckpointStore(tmp_path, keep_last=2)
+    snapshot = store.latest().snapshot
+    for number in range(4, 8):
+        store.save(number, snapshot, [(1, {"m": {"v": np.full(2, number)}})])
+    again = CheckpointStore(tmp_path)
+    kept = {client: again.read_memory(path)["m"]["v"].tolist() for client, path in again.latest().memories.items()}
+    assert kept == {0: [3, 3], 1: [7, 7]}
+
+
 FILES = ["round-000003/server.safetensors", "round-000003/server.json", "round-000003/checkpoint.json"]
 MEMORIES = ["memory/client-000001-000003.safetensors", "memory/client-000001-000003.json"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import Options
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
-from raysim.engine.metrics import evaluation, spread
+from raysim.engine.metrics import cohort_metrics, evaluation, spread
 from raysim.engine.plan import ClientBlock
 from raysim.record import judged
 from raysim.runner import execute
@@ -244,6 +245,29 @@ def test_accuracies_of_a_run_are_those_of_the_rounds_they_are_named_after():
     assert (found["best_accuracy"], found["best_round"]) == (0.9, 1)
     assert found["mean_last_10pct_accuracy"] == pytest.approx(0.7)
     assert found["accuracy"] == 0.6
+
+
+def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
+    reports = SimpleNamespace(
+        num_steps=np.array([1, 3, 0, 4]),
+        train_loss=np.array([2.0, 4.0, np.nan, 9.0]),
+        peaks={"update": None, "a/b": None},
+        methods={"a": {"n": np.zeros(4)}},
+        personal=None,
+    )
+    cohort = SimpleNamespace(reports=reports, clients=np.arange(4), is_kept=np.array([True, True, True, False]))
+    layout = plan_of(root).layout
+    message = SimpleNamespace(fields={"a": {"v": np.zeros(5)}})
+    found = cohort_metrics(cohort, message, layout, SimpleNamespace(num_test=0))
+    size = 4 * layout.num_params
+    assert found == pytest.approx(
+        {
+            "train/loss": (2 + 3 * 4) / 4,
+            "comm/up_mb": (4 * 2 * size + 32) / 1e6,
+            "comm/down_mb": 4 * (size + 40) / 1e6,
+            "clients/dropped": 1,
+        }
+    )
 
 
 def test_a_spread_is_mean_tenth_percentile_and_worst_of_known_clients():

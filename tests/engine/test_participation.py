@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from raysim.core.errors import RaysimError
-from raysim.core.method import Method, Vector
+from raysim.core.method import Vector
 from raysim.engine.plan import Phase, choose_cohort, without_dropouts
 from raysim.training.local import LocalSettings, num_local_steps
-from tests.support.federations import plan_of, run, server_on
+from tests.support.federations import plan_of, probe, run, server_on, server_with
 from tests.twins.federation import Naive
 
 
@@ -98,19 +98,6 @@ def test_records_show_who_was_late_and_who_dropped_out(root):
         per_epoch = math.ceil(int(server.sizes.examples[client]) / 8)
         assert steps == math.ceil(share * 4 * per_epoch - 1e-9)
     assert math.isclose(record.clients["weight"].sum(), 1)
-
-
-def probe(**fields):
-    return Method("probe", **fields)
-
-
-def server_with(root, method, methods=(), **groups):
-    """A server whose only phase has one more method, made in this test."""
-    server = server_on(plan_of(root, methods, **groups), root)
-    (phase,) = server.phases
-    server.phases = [replace(phase, methods=(*phase.methods, method))]
-    server.pool._trainer.phases = server.phases
-    return server
 
 
 def test_uniform_base_weights_hold_unless_a_method_claims_weights(root):

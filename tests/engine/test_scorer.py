@@ -15,8 +15,9 @@ from raysim.build import make_trainer
 from raysim.engine.messages import EvaluationPoint, Slice
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.slots import TrainerActor
-from raysim.engine.scorer import slices_of
+from raysim.engine.scorer import Scorer, slices_of
 from raysim.engine.trainer import Trainer
+from raysim.training.evaluate import Score
 from raysim.training.inputs import bounds_of
 from tests.support.federations import plan_of, recipe_of, server_on
 
@@ -52,6 +53,20 @@ def test_scores_are_those_of_one_plain_pass(root):
     assert (found.labels == labels).all()
     assert (found.predictions == logits.argmax(1).numpy()).all()
     assert found.mean_loss == pytest.approx(float(F.cross_entropy(logits, torch.from_numpy(labels.copy()))), rel=1e-5)
+
+
+def test_every_slice_of_a_large_set_counts():
+    class Echo:
+        """Scores with the rows' numbers as their labels."""
+
+        def on_slices(self, call, point, request, slices):
+            rows = [np.arange(part.start, part.end) for part in slices]
+            return [Score(numbers, numbers, numbers, float(len(numbers))) for numbers in rows]
+
+    found = Scorer(Echo(), {"test": 10_000, "validation": 30, "test-b": 0}, 256).scores(torch.zeros(1), {})
+    assert {name: len(score.labels) for name, score in found.items()} == {"test": 10_000, "validation": 30}
+    assert (found["test"].labels == np.arange(10_000)).all()
+    assert found["test"].mean_loss == 1
 
 
 def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,34 @@ def test_a_run_without_a_name_says_the_name_to_go_on_with(root, tmp_path):
     (folder / "checkpoints" / ".round-000002.99999.part").mkdir()
     assert execute(plan_of(root, name=folder.name, storage=str(tmp_path), rounds=5))["rounds"] == 5
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(("every_s", "saved"), [(0.0, [1, 2, 3]), (1e9, [3])])
+def test_records_are_durable_before_the_checkpoint_that_counts_on_them(every_s, saved):
+    done = []
+    record = SimpleNamespace(write=lambda r: None, write_last=lambda r: None, flush=lambda: done.append("records"))
+    server = SimpleNamespace(
+        run_round=lambda index: index,
+        changed_clients=lambda: [4],
+        client_memory=lambda client: {"of": client},
+        snapshot=lambda: "snapshot",
+    )
+
+    def save(next_round, snapshot, memories):
+        assert (snapshot, list(memories)) == ("snapshot", [(4, {"of": 4})])
+        done.append(next_round)
+
+    ended = simulation.simulate(
+        server,
+        first_round=0,
+        num_rounds=3,
+        recorder=record,
+        store=SimpleNamespace(save=save),
+        checkpoint_every_s=every_s,
+        on_round=lambda _: None,
+    )
+    assert ended == (3, "")
+    assert done == [step for number in saved for step in ("records", number)]
 
 
 def test_the_timer_of_the_program_that_calls_a_run_is_left_alone(root, tmp_path):

@@ -18,8 +18,10 @@ from typing import Any
 
 import yaml
 
+import raysim
 from raysim.check import check
 from raysim.config import read_config
+from raysim.core.errors import RaysimError
 from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.runner import execute
@@ -126,6 +128,40 @@ def damaged_file(ground: Ground, seed: int) -> str:
         shutil.rmtree(here, ignore_errors=True)
 
 
+def damaged_result(ground: Ground, seed: int) -> str:
+    """One file of a finished run is damaged; then all is read of it that Python offers, and reported beside a whole run."""
+    rng, here = random.Random(f"result-{seed}"), ground.folder / f"result-{seed}"
+    assert ground.hashes
+    whole = ground.folder / "whole" / f"run-{rng.randrange(len(METHODS))}"
+
+    def read_all() -> None:
+        run = raysim.load(here)
+        assert isinstance(run, raysim.Run)
+        sentences = []
+        for read in (
+            run.reload,
+            run.model,
+            lambda: run.arrays("fedvg.norms"),
+            lambda: raysim.report([run, whole], out=here / "report"),
+        ):
+            try:
+                read()
+            except RaysimError as error:
+                sentences.append(error)
+            except KeyError as error:
+                if not str(error).startswith("\"no array 'fedvg.norms'"):
+                    raise
+        if sentences:
+            raise sentences[0]
+
+    try:
+        shutil.copytree(whole, here)
+        damage(rng, rng.choice([path for path in sorted(here.rglob("*")) if path.is_file()]))
+        return verdict_of(read_all)
+    finally:
+        shutil.rmtree(here, ignore_errors=True)
+
+
 def damage(rng: random.Random, path: Path) -> None:
     """Do to a file what disks, editors and hands do."""
     content = path.read_bytes()
@@ -213,6 +249,7 @@ CASES: dict[str, tuple[Callable[[Ground, int], str], int]] = {
     "wrong configurations": (wrong_configuration, 1200),
     "damaged files": (damaged_file, 500),
     "damaged configuration files": (damaged_text, 500),
+    "damaged results": (damaged_result, 200),
     "kills, serial": (partial(killed, backend="serial"), 15),
-    "kills, Ray": (partial(killed, backend="ray"), 15),
+    "kills, Ray": (partial(killed, backend="ray"), 20),
 }

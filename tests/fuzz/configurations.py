@@ -86,6 +86,8 @@ RIGHT: dict[str, tuple[Any, ...]] = {
 
 #: Methods that may stand beside each other, or be refused for a reason that is told.
 LISTS = sorted(METHODS)
+#: Those that need a model with adapters, or are about it.
+ADAPTERS = {"livar", "flora", "ffa_lora", "keep_factors", "regmean"}
 
 
 def base(root: str, storage: str) -> dict[str, Any]:
@@ -135,6 +137,8 @@ def right(seed: int, root: str, storage: str) -> dict[str, Any]:
         put(raw, key, rng.choice(RIGHT[key]))
     raw["model"] = {"name": raw["model"]["name"]} | ({"hidden": 8} if raw["model"]["name"] == "mlp" else {"width": 4})
     raw["methods"] = rng.sample(LISTS, rng.choice((0, 1, 1, 2, 3)))
+    if (ADAPTERS & set(raw["methods"]) and rng.random() < 0.8) or rng.random() < 0.1:
+        raw["model"] = {"name": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4, "lora": {"rank": 2}}
     return raw
 
 

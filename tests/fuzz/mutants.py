@@ -2,12 +2,15 @@
 
 `python -m tests.fuzz.mutants [WORD ...]` tries those of the files whose path holds one of the words, or all. Every slip is
 tried against a few test files that are about its module, so one that passes here may still be noticed by the whole suite.
-Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed.
+Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed. With `--results FILE --seconds
+80` it does a part, and the same command goes on with what FILE does not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import multiprocessing
 import os
 import shlex
@@ -19,15 +22,16 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 
-#: Seconds after which the tests of a slip are ended: it hangs, and that is noticed.
-LIMIT_S = 60
+#: Seconds after which tests without a slip are ended, and times of those after which the tests of a slip are, if these are
+#: longer than LEAST_S: it hangs, and that is noticed.
+LIMIT_S, PATIENCE, LEAST_S = 200, 3, 60
 
 REFERENCE = "tests/methods/test_against_reference.py"
 
 #: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
 MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/core/layout.py": (
-        "tests/core tests/engine/test_vectors.py tests/methods/test_personal.py",
+        "tests/core/test_layout.py tests/engine/test_vectors.py",
         (
             ("torch.maximum(highest, -lowest)", "torch.maximum(highest, lowest)"),
             ("4 * sum(leaf.size for leaf in self.shared)", "4 * sum(leaf.size for leaf in self.leaves)"),
@@ -36,14 +40,14 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/core/weights.py": (
-        "tests/methods/test_property_checks.py tests/methods/test_fedvg.py tests/methods/test_regmean.py",
+        "tests/core/test_weights.py",
         (
             ("scores.sum(dim=0, keepdim=True)", "scores.sum(dim=-1, keepdim=True)"),
             ("RightMap(self.maps[rows])", "self"),
         ),
     ),
     "raysim/core/stack.py": (
-        "tests/core tests/methods/test_freeze.py tests/engine/test_participation.py",
+        "tests/core/test_hooks.py tests/core/test_chain.py tests/core/test_stack.py",
         (
             ("inner = gradient or gradient_of(loss)", "inner = gradient_of(loss)"),
             ("m.init(params.clone(), layout)", "m.init(params, layout)"),
@@ -55,7 +59,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/core/seeding.py": (
-        "tests/core tests/engine/test_bits.py tests/engine/test_participation.py",
+        "tests/core/test_seeding.py",
         (
             ("|{round_index}|{client}", "|{round_index}"),
             ("|{round_index}|{client}", "|{client}"),
@@ -145,7 +149,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/cohort.py": (
-        "tests/engine/test_run.py tests/methods/test_scaffold.py -k 'not slow or nonfinite'",
+        "tests/engine/test_run.py tests/engine/test_participation.py -k 'not slow or nonfinite'",
         (
             ("in self.reports.peaks.values():", 'in [self.reports.peaks["update"]]:'),
             ("if result.memories[row] is not None:", "if row in rows and row:"),
@@ -153,7 +157,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/server.py": (
-        f"tests/engine/test_run.py tests/engine/test_participation.py tests/test_check.py {REFERENCE} "
+        f"tests/engine/test_server.py tests/engine/test_run.py tests/engine/test_participation.py {REFERENCE} "
         "-k 'not slow or nonfinite or (matches_reference and fedavg)'",
         (
             (
@@ -187,7 +191,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/trainer.py": (
-        f"tests/engine/test_trainer.py tests/engine/test_metrics.py {REFERENCE} "
+        f"tests/engine/test_trainer.py tests/engine/test_server.py tests/methods/test_personal.py {REFERENCE} "
         "-k 'not slow or (matches_reference and fedavg)'",
         (
             ('"batches", current.index, client', '"batches", client, current.index'),
@@ -196,7 +200,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/transport.py": (
-        "tests/engine/test_trainer.py tests/engine/test_run.py tests/methods/test_scaffold.py",
+        "tests/engine/test_transport.py tests/engine/test_trainer.py",
         (("torch.from_numpy(x.copy())", "torch.from_numpy(x)"),),
     ),
     "raysim/engine/checkpoint.py": (
@@ -273,8 +277,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def passes(tree: Path, told: str, file: str = "", text: str = "", slip: str = "") -> bool:
-    """Whether the tests pass in the copied tree with a slip in one of its files."""
+def passes(tree: Path, told: str, limit_s: float, file: str = "", text: str = "", slip: str = "") -> bool:
+    """Whether the tests pass in the copied tree with a slip in one of its files, within `limit_s` seconds."""
     path, kept = tree / file, tree / "kept"
     if file:
         content = path.read_text()
@@ -284,7 +288,7 @@ def passes(tree: Path, told: str, file: str = "", text: str = "", slip: str = ""
     # A fork: this process has imported PyTorch already, and nothing of raysim.
     child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file)))
     child.start()
-    child.join(LIMIT_S)
+    child.join(limit_s)
     if child.is_alive():
         child.kill()
         child.join()
@@ -310,34 +314,67 @@ def _test(tree: Path, told: str, is_slip: bool) -> None:
     os._exit(int(pytest.main([*plain, *words])))
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of paths; none: all files")
+    parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these slips are not tried again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further slip is tried")
+    given = parser.parse_args()
+    found: dict[str, bool] = {}  # slip -> whether the tests passed
+    sound_s: dict[str, float] = {}  # group -> seconds of its tests without a slip
+    if given.results is not None and given.results.is_file():
+        for name, value in map(json.loads, given.results.read_text().splitlines()):
+            (found if isinstance(value, bool) else sound_s)[name] = value
+    groups = [group for group in MUTANTS if not given.words or any(word in group for word in given.words)]
+    due = [(group, *pair) for group in groups for pair in MUTANTS[group][1] if _name(group, *pair) not in found]
+
+    def keep(name: str, value: float) -> None:
+        if given.results is not None:
+            with open(given.results, "a") as file:
+                file.write(json.dumps([name, value]) + "\n")
+
     importlib.import_module("torch.utils.tensorboard")  # once, for all forks
-    survivors, count = [], 0
+    start, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        tree.mkdir()
-        for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
-            shutil.copytree(PROJECT / part, tree / part)
-        for part in PROJECT.glob("*.*"):
-            shutil.copy2(part, tree) if part.is_file() else None
-        for group, (told, slips) in MUTANTS.items():
-            if words and not any(word in group for word in words):
-                continue
-            began = time.monotonic()
-            if not passes(tree, told):
-                print(f"{group}: its tests fail without any slip, or take over {LIMIT_S} s", flush=True)
-                return 2
-            print(f"{group}: {time.monotonic() - began:.0f} s without a slip", flush=True)
-            for text, slip in slips:
-                began, count = time.monotonic(), count + 1
-                has_passed = passes(tree, told, group.partition(",")[0], text, slip)
-                if has_passed:
-                    survivors.append(f"{group}: {text!r} -> {slip!r}")
-                verdict = "PASSED" if has_passed else "noticed"
-                print(f"  {verdict}, {time.monotonic() - began:.0f} s: {slip.strip()}", flush=True)
-    print(f"{count} slips, {len(survivors)} passed", *survivors, sep="\n")
+        tree = _copy(Path(folder) / "tree")
+        for group, text, slip in due:
+            told, began = MUTANTS[group][0], time.monotonic()
+            if began - start > given.seconds:
+                break
+            if group not in sound_s:
+                if not passes(tree, told, LIMIT_S):
+                    print(f"{group}: its tests fail without any slip, or take over {LIMIT_S} s", flush=True)
+                    return 2
+                keep(group, spent := time.monotonic() - began)
+                sound_s[group], began = spent, time.monotonic()
+                print(f"{group}: {spent:.0f} s without a slip", flush=True)
+            limit_s = max(LEAST_S, PATIENCE * sound_s[group])
+            has_passed = passes(tree, told, limit_s, group.partition(",")[0], text, slip)
+            keep(_name(group, text, slip), has_passed)
+            found[_name(group, text, slip)] = has_passed
+            verdict, done = "PASSED" if has_passed else "noticed", done + 1
+            print(f"  {verdict}, {time.monotonic() - began:.0f} s: {slip.strip()}", flush=True)
+    survivors = [name for name, has_passed in found.items() if has_passed]
+    print(f"{len(found)} slips, {len(survivors)} passed", *survivors, sep="\n")
+    if left := len(due) - done:
+        print(f"{left} slips are left: the same command goes on")
     return 1 if survivors else 0
 
 
+def _name(group: str, text: str, slip: str) -> str:
+    """What a slip is called in the file of results."""
+    return f"{group}: {text!r} -> {slip!r}"
+
+
+def _copy(tree: Path) -> Path:
+    """A copy of the project, in which slips are made."""
+    tree.mkdir()
+    for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
+        shutil.copytree(PROJECT / part, tree / part)
+    for part in PROJECT.glob("*.*"):
+        shutil.copy2(part, tree) if part.is_file() else None
+    return tree
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

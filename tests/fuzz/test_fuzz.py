@@ -21,6 +21,7 @@ def ground(tmp_path_factory):
         ("wrong configurations", 40),
         ("damaged files", 12),
         ("damaged configuration files", 30),
+        ("damaged results", 6),
         ("kills, serial", 1),
     ],
 )

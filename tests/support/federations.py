@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from raysim.build import Plan, Recipe, make_server, make_trainer
 from raysim.check import check
+from raysim.core.method import Method
 from raysim.data.federation import build_shards
 from raysim.engine.server import Server
 from raysim.engine.trainer import SerialPool
@@ -87,6 +89,20 @@ def server_on(plan: Plan, root: Path, pool=None) -> Server:
     """A server in this process, on a serial pool unless one is given."""
     recipe = recipe_of(plan, root)
     return make_server(recipe, pool or SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
+
+
+def probe(**fields) -> Method:
+    """A method made in a test."""
+    return Method("probe", **fields)
+
+
+def server_with(root: Path, method: Method, methods=(), **groups) -> Server:
+    """A server whose only phase has one more method, which is checked against no other."""
+    server = server_on(plan_of(root, methods, **groups), root)
+    (phase,) = server.phases
+    server.phases = [replace(phase, methods=(*phase.methods, method))]
+    server.pool._trainer.phases = server.phases
+    return server
 
 
 def run(plan: Plan, root: Path, pool=None, rounds=None) -> Server:

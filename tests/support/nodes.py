@@ -117,6 +117,18 @@ class Cluster:
         times = control.cpu_times()
         return float(times.user + times.system)
 
+    def control_shares(self, windows: int, seconds: float = 3, calm: float = 0.1) -> list[float]:
+        """Shares of a CPU that Ray's control process takes, window after window, up to the first below `calm`.
+
+        What it does once after a loss, and what others take of the CPUs, may fill a window; what it does for ever fills all.
+        """
+        shares: list[float] = []
+        while len(shares) < windows and not (shares and shares[-1] < calm):
+            began, before = time.monotonic(), self.control_s()
+            time.sleep(seconds)
+            shares.append((self.control_s() - before) / (time.monotonic() - began))
+        return shares
+
     def close(self) -> None:
         for driver in self._drivers:
             driver.kill()
