@@ -16,12 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 from packaging.version import Version
+from ray._private import ray_constants
 
 PROJECT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 
 #: Whether this Ray knows tokens. Before, RAY_AUTH_MODE has no effect.
 HAS_TOKENS = Version(version("ray")) >= Version("2.52")
+
+#: What `ray job` reads the dashboard's address from; `raysim submit` takes RAY_API_SERVER_ADDRESS with every Ray.
+ADDRESS = getattr(ray_constants, "RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE", "RAY_ADDRESS")
 
 #: Every process of the cluster inherits this variable, so that exactly those can be ended.
 MARK = "RAYSIM_TEST_CLUSTER"
@@ -37,12 +41,14 @@ class Cluster:
     dashboard: str
     environment: dict[str, str]
 
-    def command(self, *words: object, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *words: object, cwd: Path, timeout: float = 600, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command as its user types it."""
         return subprocess.run(
             [str(word) for word in words],
             cwd=cwd,
-            env=self.environment,
+            env={**self.environment, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -51,7 +57,7 @@ class Cluster:
 
     def job(self, verb: str, *words: object, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """`ray job VERB ...`."""
-        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout)
+        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout, **{ADDRESS: self.dashboard})
 
     def submit(self, config: str, *overrides: str, cwd: Path, options: tuple[str, ...] = ()):
         """`ray job submit` as the documentation has it."""
@@ -119,7 +125,9 @@ def cluster():
     """A head without CPUs and a worker node with three and a logical GPU, started as the cluster files do it."""
     folder = Path(tempfile.mkdtemp(prefix="rs"))  # short: Ray's sockets lie below it
     port, dashboard, client, *agents = free_ports(5)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RAYSIM_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RAYSIM_", "PYTEST_"))
+    }
     environment |= {
         "HOME": str(folder),
         "PATH": f"{BIN}:{environment['PATH']}",

@@ -44,7 +44,8 @@ class Cluster:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            # Where Ray sees PYTEST_CURRENT_TEST, it raises what its users get as a warning (of slower serialization, e.g.).
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))},
             "PYTHONPATH": str(PROJECT),
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "token",  # a token of its own: no other Ray of this machine can be meant

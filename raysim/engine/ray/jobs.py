@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Jobs:
 
     def __init__(self) -> None:
         try:
-            self._client = JobSubmissionClient()
+            # Given, since older Rays read RAY_ADDRESS alone.
+            self._client = JobSubmissionClient(os.environ.get("RAY_API_SERVER_ADDRESS") or None)
         except (ConnectionError, RuntimeError, ValueError) as error:  # as Ray's versions tell it
             raise ConnectionError(str(error).strip().splitlines()[0]) from error
 
