@@ -18,6 +18,8 @@ import pytest
 from packaging.version import Version
 from ray._private import ray_constants
 
+from tests.support.nodes import WORKER_IP
+
 PROJECT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 
@@ -171,7 +173,7 @@ def cluster():
         )
         memory = "--object-store-memory=200000000"
         ray_start("head", *head, memory, f"--dashboard-agent-listen-port={agents[0]}")
-        worker = (f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1", "--num-cpus=3", "--num-gpus=1")
+        worker = (f"--address=127.0.0.1:{port}", f"--node-ip-address={WORKER_IP}", "--num-cpus=3", "--num-gpus=1")
         ray_start("worker", *worker, memory, f"--dashboard-agent-listen-port={agents[1]}")
         yield started
     finally:

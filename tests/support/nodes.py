@@ -20,6 +20,9 @@ import psutil
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
+#: Of all nodes but the head: a driver of Ray 2.44 connects to any node with its own address, and it shall be the head.
+WORKER_IP = "127.0.0.2"
+
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
 PATIENCE_S = 240
 
@@ -64,7 +67,8 @@ class Cluster:
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
         (home / "tmp").mkdir(parents=True)
-        common = ["--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory=200000000"]
+        ip = "127.0.0.1" if name == "head" else WORKER_IP
+        common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", "--object-store-memory=200000000"]
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
         if self.hidden is not None and name != "head":
