@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -17,14 +18,18 @@ import psutil
 import pytest
 from packaging.version import Version
 from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 
-from tests.support.nodes import WORKER_IP
+from tests.support.nodes import WORKER_IP, head_first
 
 PROJECT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 
 #: Whether this Ray knows tokens. Before, RAY_AUTH_MODE has no effect.
 HAS_TOKENS = Version(version("ray")) >= Version("2.52")
+
+#: Whether `ray job` leaves out what a .rayignore names; `raysim submit` does so with every Ray.
+READS_RAYIGNORE = hasattr(packaging, "_get_ignore_file")
 
 #: What `ray job` reads the dashboard's address from; `raysim submit` takes RAY_API_SERVER_ADDRESS with every Ray.
 ADDRESS = getattr(ray_constants, "RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE", "RAY_ADDRESS")
@@ -59,6 +64,9 @@ class Cluster:
 
     def job(self, verb: str, *words: object, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """`ray job VERB ...`."""
+        if verb == "submit" and not READS_RAYIGNORE and (cwd / ".rayignore").is_file():
+            excludes = {"excludes": (cwd / ".rayignore").read_text().splitlines()}
+            words = ("--runtime-env-json", json.dumps(excludes), *words)
         return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout, **{ADDRESS: self.dashboard})
 
     def submit(self, config: str, *overrides: str, cwd: Path, options: tuple[str, ...] = ()):
@@ -174,7 +182,8 @@ def cluster():
         memory = "--object-store-memory=200000000"
         ray_start("head", *head, memory, f"--dashboard-agent-listen-port={agents[0]}")
         worker = (f"--address=127.0.0.1:{port}", f"--node-ip-address={WORKER_IP}", "--num-cpus=3", "--num-gpus=1")
-        ray_start("worker", *worker, memory, f"--dashboard-agent-listen-port={agents[1]}")
+        with head_first(folder / "head"):
+            ray_start("worker", *worker, memory, f"--dashboard-agent-listen-port={agents[1]}")
         yield started
     finally:
         end(folder)

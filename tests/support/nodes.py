@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
-#: Of all nodes but the head: a driver of Ray 2.44 connects to any node with its own address, and it shall be the head.
+#: Of all nodes but the head. A driver of Ray 2.44 connects to any node with its own address; see `head_first`, too.
 WORKER_IP = "127.0.0.2"
 
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
@@ -31,6 +31,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def head_first(head: Path) -> Iterator[None]:
+    """Drivers connect to the head, whichever nodes start in the block; head: its temporary folder.
+
+    The nodes of Ray 2.44 on one machine share that folder, in which the last one to start writes its own address.
+    """
+    written = {file: file.read_text() for file in head.glob("session_2*/node_ip_address.json")}
+    yield
+    for file, text in written.items():
+        file.write_text(text)
 
 
 class Cluster:
@@ -62,7 +74,8 @@ class Cluster:
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
         shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
-        self._start(name, [f"--address={self.address}", *shares])
+        with head_first(self.folder / "head"):
+            self._start(name, [f"--address={self.address}", *shares])
 
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
@@ -112,8 +125,11 @@ class Cluster:
 
     def trainers(self, name: str) -> int:
         """Trainers of a node that are built and wait for work."""
-        titles = [member.cmdline()[:1] for member in psutil.Process(self._nodes[name].pid).children(recursive=True)]
-        return titles.count(["ray::TrainerActor"])
+        titles = []
+        for member in psutil.Process(self._nodes[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                titles += member.cmdline()[:1]
+        return titles.count("ray::TrainerActor")
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""
