@@ -13,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import psutil
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
-#: Of all nodes but the head. A driver of Ray 2.44 connects to any node with its own address; see `head_first`, too.
+#: Of all nodes but the head. A driver of Ray 2.44 connects to any node that has the driver's address.
 WORKER_IP = "127.0.0.2"
 
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
@@ -33,16 +34,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@contextlib.contextmanager
-def head_first(head: Path) -> Iterator[None]:
-    """Drivers connect to the head, whichever nodes start in the block; head: its temporary folder.
+@cache
+def can_hide_folders() -> bool:
+    """Whether this user may mount something in a mount namespace: then a folder can be taken from a worker's sight."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
-    The nodes of Ray 2.44 on one machine share that folder, in which the last one to start writes its own address.
+
+def without(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
+    """A command to whose processes these folders are empty; the command itself, if this user may not mount anything.
+
+    So a node is kept from the head's folder: all nodes of Ray 2.44 take the one of the head, and on one machine a node
+    would write its own address there, to which drivers then connect, and unpack a job's files over those in use.
     """
-    written = {file: file.read_text() for file in head.glob("session_2*/node_ip_address.json")}
-    yield
-    for file, text in written.items():
-        file.write_text(text)
+    if not can_hide_folders():
+        return list(command)
+    mounts = 'while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done; shift; exec "$@"'
+    return ["unshare", "--mount", "sh", "-ec", mounts, "sh", *map(str, folders), "--", *command]
 
 
 class Cluster:
@@ -74,8 +82,7 @@ class Cluster:
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
         shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
-        with head_first(self.folder / "head"):
-            self._start(name, [f"--address={self.address}", *shares])
+        self._start(name, [f"--address={self.address}", *shares])
 
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
@@ -84,9 +91,8 @@ class Cluster:
         common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", "--object-store-memory=200000000"]
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
-        if self.hidden is not None and name != "head":
-            mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(self.hidden), *command]
+        if name != "head":
+            command = without([self.folder / "head", *([self.hidden] if self.hidden else [])], command)
         try:
             # Ray gives a node 30 s to start, too few on a busy machine.
             if not any(self._is_up(name, command) for _ in range(4)):
