@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import local, scale, scoring, searches, shards, whole
+from tests.bench import local, nodes, scale, scoring, searches, shards, whole
 from tests.bench.workloads import WORKLOADS, prepared
 
 OTHERS = {
@@ -34,7 +34,7 @@ OTHERS = {
     "scale": scale.main,
     "local": local.main,
     "shards": shards.main,
-    "nodes": shards.nodes,
+    "nodes": nodes.main,
     "searches": searches.main,
 }
 

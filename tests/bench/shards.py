@@ -1,8 +1,4 @@
-"""The Ray Data pipeline.
-
-`python -m tests.bench shards`: against the serial writer and a plain rewrite of the file by pyarrow, on one node.
-`python -m tests.bench nodes`: with preprocessing, one node of one CPU against two of them.
-"""
+"""The Ray Data pipeline against the serial writer and a plain rewrite of the file by pyarrow, on one node."""
 
 from __future__ import annotations
 
@@ -21,14 +17,12 @@ import psutil
 import pyarrow as pa
 import ray
 
-from raysim.check import check
 from raysim.data.arrow import ImageSet, batch_rows, write_set
 from raysim.data.federation import build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.shard_files import Write, write_serially
 from raysim.data.sources import set_path
-from tests.support.nodes import Cluster
 
 OBJECT_STORE_MB = 100
 
@@ -83,33 +77,6 @@ def sharding(name: str, root: Path) -> None:
                 writer.write_batch(reader.get_batch(index))
     plain = time.perf_counter() - began
     print(f"    a plain copy by pyarrow, in order, one process: {plain:6.2f} s, {size / plain:6.0f} MB/s", flush=True)
-
-
-def nodes() -> None:
-    """Shards of large images made of small ones: on the driver's node, and with a second node beside it."""
-    count, size, resized = 6_000, 64, 256
-    with tempfile.TemporaryDirectory() as folder, Cluster(head_cpus=1) as cluster:
-        root = Path(folder)
-        write_set(set_path(root, "bench"), "bench", map(str, range(10)), batches_of(count, (size, size, 3)))
-        data = {"name": "bench", "root": str(root), "preprocess": {"resize": resized}}
-        raw = {"data": data, "partition": {"scheme": "iid", "num_clients": 100}, "model": {"name": "cnn"}}
-        manifest = check(raw, "the bench").manifest
-        os.environ |= {name: cluster.environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONPATH")}
-        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-        print(f"{count} images of {size}x{size} resized to {resized}x{resized}, one CPU a node")
-        spent: dict[int, list[float]] = {1: [], 2: []}
-        for number in (1, 2):
-            if number == 2:
-                cluster.add("second", cpus=1)
-            for _ in range(4):
-                shutil.rmtree(root / "shards", ignore_errors=True)
-                began = time.perf_counter()
-                build_shards(manifest, root / "shards", write_with_ray_data)
-                spent[number].append(time.perf_counter() - began)
-        ray.shutdown()
-        for number, times in spent.items():
-            warm = sorted(times[1:])  # the first starts workers
-            print(f"    {number} of them: {warm[1]:5.2f} s ({warm[0]:.2f} to {warm[2]:.2f})", flush=True)
 
 
 def batches_of(count: int, shape: tuple[int, int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

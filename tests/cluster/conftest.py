@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -16,12 +17,22 @@ from pathlib import Path
 import psutil
 import pytest
 from packaging.version import Version
+from ray._private import ray_constants
+from ray._private.runtime_env import packaging
+
+from tests.support.nodes import WORKER_IP, without
 
 PROJECT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 
 #: Whether this Ray knows tokens. Before, RAY_AUTH_MODE has no effect.
 HAS_TOKENS = Version(version("ray")) >= Version("2.52")
+
+#: Whether `ray job` leaves out what a .rayignore names; `raysim submit` does so with every Ray.
+READS_RAYIGNORE = hasattr(packaging, "_get_ignore_file")
+
+#: What `ray job` reads the dashboard's address from; `raysim submit` takes RAY_API_SERVER_ADDRESS with every Ray.
+ADDRESS = getattr(ray_constants, "RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE", "RAY_ADDRESS")
 
 #: Every process of the cluster inherits this variable, so that exactly those can be ended.
 MARK = "RAYSIM_TEST_CLUSTER"
@@ -37,12 +48,14 @@ class Cluster:
     dashboard: str
     environment: dict[str, str]
 
-    def command(self, *words: object, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *words: object, cwd: Path, timeout: float = 600, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command as its user types it."""
         return subprocess.run(
             [str(word) for word in words],
             cwd=cwd,
-            env=self.environment,
+            env={**self.environment, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -51,7 +64,10 @@ class Cluster:
 
     def job(self, verb: str, *words: object, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """`ray job VERB ...`."""
-        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout)
+        if verb == "submit" and not READS_RAYIGNORE and (cwd / ".rayignore").is_file():
+            excludes = {"excludes": (cwd / ".rayignore").read_text().splitlines()}
+            words = ("--runtime-env-json", json.dumps(excludes), *words)
+        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout, **{ADDRESS: self.dashboard})
 
     def submit(self, config: str, *overrides: str, cwd: Path, options: tuple[str, ...] = ()):
         """`ray job submit` as the documentation has it."""
@@ -119,7 +135,9 @@ def cluster():
     """A head without CPUs and a worker node with three and a logical GPU, started as the cluster files do it."""
     folder = Path(tempfile.mkdtemp(prefix="rs"))  # short: Ray's sockets lie below it
     port, dashboard, client, *agents = free_ports(5)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RAYSIM_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RAYSIM_", "PYTEST_"))
+    }
     environment |= {
         "HOME": str(folder),
         "PATH": f"{BIN}:{environment['PATH']}",
@@ -140,6 +158,8 @@ def cluster():
         # Nodes must not share a folder: each unpacks the uploaded files into its own, over what is there.
         script = f'source {PROJECT}/cluster/env.sh && exec ray start --temp-dir={folder}/{place} "$@"'
         command = ["bash", "-c", script, "bash", *map(str, words)]
+        if place != "head":
+            command = without([folder / "head"], command)
         for _ in range(3):  # on a machine at its limits a raylet misses Ray's own deadline of 30 s
             here = {**environment, MARK: str(folder)}
             result = subprocess.run(command, env=here, cwd=folder, timeout=180, capture_output=True, text=True)
@@ -163,7 +183,7 @@ def cluster():
         )
         memory = "--object-store-memory=200000000"
         ray_start("head", *head, memory, f"--dashboard-agent-listen-port={agents[0]}")
-        worker = (f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1", "--num-cpus=3", "--num-gpus=1")
+        worker = (f"--address=127.0.0.1:{port}", f"--node-ip-address={WORKER_IP}", "--num-cpus=3", "--num-gpus=1")
         ray_start("worker", *worker, memory, f"--dashboard-agent-listen-port={agents[1]}")
         yield started
     finally:

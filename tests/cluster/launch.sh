@@ -29,7 +29,11 @@ show ray get-auth-token --generate > /dev/null
 for _ in 1 2 3; do # on a machine at its limits a raylet misses Ray's own deadline of 30 s
     show ray up --yes --no-config-cache "$folder/cluster.yaml" && break
 done
-show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3 || true
-show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- configs/quickstart.yaml name=submitted rounds=3 || true
+submit() { show ray submit --no-config-cache "$folder/cluster.yaml" cluster/run.py -- "$@" || true; }
+submit configs/quickstart.yaml name=submitted rounds=3
+submit configs/quickstart.yaml name=submitted rounds=3
+submit tune configs/quickstart.yaml name=swept rounds=2 resources.backend=serial \
+    "'tune.param_space={local.lr: {grid_search: [0.1, 0.2]}}'"
+submit report runs/swept
 show ray exec --no-config-cache "$folder/cluster.yaml" "ray status" || true
 show ray down --yes "$folder/cluster.yaml" || true

@@ -64,7 +64,7 @@ def write_files(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
 @pytest.mark.cluster
-def test_ray_submit_runs_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
+def test_ray_submit_runs_sweeps_and_reports_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("up")
     write_files(folder)
     command = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc"]
@@ -83,10 +83,14 @@ def test_ray_submit_runs_on_a_cluster_of_the_launcher(clone, tmp_path_factory):
     parts = re.findall(r"^\+ ray (\w+)[^\n]*\n(.*?)^= (\d+)$", text, flags=re.MULTILINE | re.DOTALL)
     parts = [part for part in parts if part[0] != "up" or part[2] == "0"]
     statuses = [(verb, int(status)) for verb, _, status in parts]
-    assert statuses == [("up", 0), ("submit", 0), ("submit", 1), ("exec", 0), ("down", 0)], text
+    assert statuses == [("up", 0), *[("submit", status) for status in (0, 1, 0, 0)], ("exec", 0), ("down", 0)], text
     assert f"run directory: {folder}/shared/runs/submitted" in parts[1][1]
     assert "run 'submitted' is finished" in parts[2][1]
     assert json.loads((folder / "shared" / "runs" / "submitted" / "summary.json").read_text())["rounds"] == 3
+    assert "2 trials" in parts[3][1]
+    swept = folder / "shared" / "runs" / "swept"
+    assert len(list(swept.glob("*/COMPLETED"))) == 2
+    assert (swept / "report" / "report.md").is_file()
     environment = json.loads((folder / "shared" / "runs" / "submitted" / "env.json").read_text())
     assert environment["resources"]["backend"] == "ray"
     assert len(list((folder / "ray").glob("session_2*"))) == 1  # no second Ray beside the launcher's

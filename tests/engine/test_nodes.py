@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import yaml
 
 from raysim.data.sources import prepare
 from tests.support.federations import plan_of, raw_config, run
-from tests.support.nodes import Cluster
+from tests.support.nodes import Cluster, can_hide_folders
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +21,6 @@ FEDERATION = {
     "local": {"epochs": 2, "batch_size": 4},
     "cohort": {"size": 40},
 }
-
-
-def can_hide_folders() -> bool:
-    """Whether this user may mount something in a mount namespace: then a folder can be taken from a worker's sight."""
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def write_config(path: Path, root: Path, methods=(), **groups) -> Path:

@@ -13,13 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import psutil
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
+#: Of all nodes but the head. A driver of Ray 2.44 connects to any node that has the driver's address.
+WORKER_IP = "127.0.0.2"
+
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
 PATIENCE_S = 240
 
@@ -28,6 +32,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@cache
+def can_hide_folders() -> bool:
+    """Whether this user may mount something in a mount namespace: then a folder can be taken from a worker's sight."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def without(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
+    """A command to whose processes these folders are empty; the command itself, if this user may not mount anything.
+
+    So a node is kept from the head's folder: all nodes of Ray 2.44 take the one of the head, and on one machine a node
+    would write its own address there, to which drivers then connect, and unpack a job's files over those in use.
+    """
+    if not can_hide_folders():
+        return list(command)
+    mounts = 'while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done; shift; exec "$@"'
+    return ["unshare", "--mount", "sh", "-ec", mounts, "sh", *map(str, folders), "--", *command]
 
 
 class Cluster:
@@ -44,7 +67,8 @@ class Cluster:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            # Where Ray sees PYTEST_CURRENT_TEST, it raises what its users get as a warning (of slower serialization, e.g.).
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))},
             "PYTHONPATH": str(PROJECT),
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "token",  # a token of its own: no other Ray of this machine can be meant
@@ -63,12 +87,12 @@ class Cluster:
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
         (home / "tmp").mkdir(parents=True)
-        common = ["--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory=200000000"]
+        ip = "127.0.0.1" if name == "head" else WORKER_IP
+        common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", "--object-store-memory=200000000"]
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
-        if self.hidden is not None and name != "head":
-            mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(self.hidden), *command]
+        if name != "head":
+            command = without([self.folder / "head", *([self.hidden] if self.hidden else [])], command)
         try:
             # Ray gives a node 30 s to start, too few on a busy machine.
             if not any(self._is_up(name, command) for _ in range(4)):
@@ -107,8 +131,11 @@ class Cluster:
 
     def trainers(self, name: str) -> int:
         """Trainers of a node that are built and wait for work."""
-        titles = [member.cmdline()[:1] for member in psutil.Process(self._nodes[name].pid).children(recursive=True)]
-        return titles.count(["ray::TrainerActor"])
+        titles = []
+        for member in psutil.Process(self._nodes[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                titles += member.cmdline()[:1]
+        return titles.count("ray::TrainerActor")
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""

@@ -10,9 +10,8 @@ from raysim.check import check
 from raysim.data.arrow import ImageSet, write_set
 from raysim.data.sources import set_path
 from raysim.models import build_model
-from tests.engine.test_nodes import can_hide_folders
 from tests.support.federations import raw_config
-from tests.support.nodes import Cluster
+from tests.support.nodes import Cluster, can_hide_folders
 from tests.support.sweeps import digest, digest_of_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Jobs:
 
     def __init__(self) -> None:
         try:
-            self._client = JobSubmissionClient()
+            # Given, since older Rays read RAY_ADDRESS alone.
+            self._client = JobSubmissionClient(os.environ.get("RAY_API_SERVER_ADDRESS") or None)
         except (ConnectionError, RuntimeError, ValueError) as error:  # as Ray's versions tell it
             raise ConnectionError(str(error).strip().splitlines()[0]) from error
 
@@ -44,7 +46,9 @@ class Jobs:
         """Start a job; one of that id that has ended is deleted first, since Ray gives an id once."""
         if self._find(job_id) is not None:
             self._client.delete_job(job_id)
-        environment = {"working_dir": str(working_dir), "env_vars": dict(variables)}
+        environment: dict[str, object] = {"working_dir": str(working_dir), "env_vars": dict(variables)}
+        if (ignored := working_dir / ".rayignore").is_file():  # which older Rays do not read by themselves
+            environment["excludes"] = ignored.read_text().splitlines()
         self._client.submit_job(entrypoint=command, submission_id=job_id, runtime_env=environment)
 
     def follow(self, job_id: str, write: Callable[[str], None]) -> JobEnd:
