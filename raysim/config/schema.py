@@ -33,8 +33,20 @@ class ExternalGroup(Group):
     unique: bool = key(True, "false: 50 images of each class twice, as in FedVG's code")
 
 
+class FromClientsGroup(Group):
+    share: float = key(
+        0.0,
+        "part of the validation set, rounded down, whose classes (and domains) are mixed as in the training rows of some "
+        "clients; held-out rows all the same",
+        ge=0,
+        le=1,
+    )
+    clients: list[Annotated[int, Field(ge=0)]] = key([0], "whose mix it is: clients by number, from 0", min_length=1)
+
+
 class ValidationSetGroup(Group):
     subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
+    from_clients: FromClientsGroup = Field(default_factory=FromClientsGroup)
     imbalance: float | None = key(
         None, "rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
