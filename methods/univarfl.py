@@ -76,7 +76,7 @@ def univarfl(
             warnings.warn(f"univarfl: {name} is the energy's, uniformity kernel does not use it; drop it", stacklevel=2)
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
-        energy = mu * warmed(client.round_index, warmup)
+        energy = mu * min(1.0, client.round_index / warmup) if warmup else mu
         if energy == 0 and lam == 0:
             return inner
 
@@ -97,11 +97,6 @@ def univarfl(
         return value
 
     return Method("univarfl", loss=loss, needs=frozenset({"features"}))
-
-
-def warmed(round_index: int, warmup: int) -> float:
-    """The share of its strength that a term has in a round: from 0 to 1 over the first rounds."""
-    return min(1.0, round_index / warmup) if warmup else 1.0
 
 
 def classifier_variance(shares: Tensor, *, variance: Variance = "biased", spread: Spread = "variance") -> Tensor:

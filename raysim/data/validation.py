@@ -98,9 +98,10 @@ def subset(labels: np.ndarray, fraction: float, rng: Generator) -> np.ndarray:
 def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) -> np.ndarray:
     """Positions, rising, of a subset of which a share is distributed as the training rows of some clients.
 
-    Of its n rows (as `subset` counts them) floor(client_share * n) are drawn by the clients' mix: from each cell in
-    proportion to these clients' training rows there, without replacement. The rest is a stratified subset of what is left.
-    All are held-out rows: nobody trains on one, and the clients' own rows are the same whatever the share.
+    Of its n rows (as `subset` counts them) m = floor(client_share * n) have the clients' mix, the other n - m are a
+    stratified subset as always. Of what these leave, each cell gives rows in proportion to the clients' training rows there,
+    without replacement. All are held-out rows: nobody trains on one, and the clients' own rows are the same whatever the
+    share.
 
     Raises:
       DataError: a cell has fewer held-out rows than the mix asks for, or the clients have no training rows.
@@ -110,17 +111,18 @@ def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) ->
         raise DataError(f"{named} have no training rows, hence no mix", where, "name others")
     size = max(1, int(len(labels) * spec.subset))
     wanted = whole(mix.counts[None] / mix.counts.sum(), np.array([int(size * spec.client_share)]))[0]
-    held_out = np.bincount(mix.cells, minlength=len(wanted))
+    order = rng.permutation(len(labels))
+    order = order[stratified_order(labels[order])]
+    rest, left = np.split(order, [size - wanted.sum()])
+    held_out = np.bincount(mix.cells[left], minlength=len(wanted))
     worst = int((wanted - held_out).argmax())
     if wanted[worst] > held_out[worst]:
         what = f"the mix of {named} asks for {wanted[worst]} rows of a class (or of a class of a domain)"
         mend = "lower data.validation_set.subset or from_clients.share, name more clients, or raise data.validation"
         raise DataError(f"{what} of which {held_out[worst]} are held out", where, mend)
-    drawn = [rng.permutation(np.flatnonzero(mix.cells == cell))[:count] for cell, count in enumerate(wanted) if count]
-    biased = np.concatenate([np.zeros(0, np.int64), *drawn])
-    rest = rng.permutation(np.setdiff1d(np.arange(len(labels)), biased))
-    rest = rest[stratified_order(labels[rest])][: size - len(biased)]
-    return np.sort(np.concatenate([biased, rest]))
+    left = rng.permutation(left)
+    drawn = [left[mix.cells[left] == cell][:count] for cell, count in enumerate(wanted)]
+    return np.sort(np.concatenate([rest, *drawn]))
 
 
 def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Generator) -> np.ndarray:
