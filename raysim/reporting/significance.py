@@ -1,6 +1,7 @@
 """How sure a difference is: paired effects with their intervals, and a test of which side is better.
 
-The Wilcoxon signed-rank test is the one that FedVG's section 5.1 used: exact, one-sided, over pairs of mean accuracies. This form reproduces every significance statement of that paper and none that it does not make; the two-sided test does
+The Wilcoxon signed-rank test is the one that FedVG's section 5.1 used: exact, one-sided, over pairs of mean accuracies.
+This form reproduces every significance statement of that paper and none that it does not make; the two-sided test does
 not (Elastic at alpha 1: 0.094 two-sided, 0.047 one-sided).
 """
 

@@ -52,7 +52,7 @@ def test_figure_has_a_number_for_each_pair_and_none_where_nothing_ran(runs):
     assert not missing
     left, right = made["map"].axes[:2]
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["FedAvg", "FedVG"]
-    assert [tick.get_text() for tick in left.get_yticklabels()][0] == "SGD"
+    assert left.get_yticklabels()[0].get_text() == "SGD"
     grid = np.ma.filled(left.images[0].get_array(), np.nan)
     assert np.isnan(grid).sum() == 1  # MOON with FedVG
     words = {text.get_text(): text.get_weight() for text in left.texts}
