@@ -296,8 +296,8 @@ class ReportGroup(Group):
     metric: str = key(
         "accuracy",
         "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
-        "(its last value; with best: or mean_last_10pct: before it the best one, or the mean of the last 10 % of the "
-        "rounds)",
+        "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
+        "10 % of the rounds)",
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
@@ -307,7 +307,9 @@ class ReportGroup(Group):
     mode: Literal["max", "min"] = key("max", "which values of the metric are better")
     rows: str = key("method", "label whose values are the rows")
     columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
-    ignore: list[str] = key([], "labels that make neither columns nor tables, though they vary")
+    ignore: list[str] = key(
+        [], "labels that make neither columns nor tables, though they vary; runs that differ in them alone are averaged"
+    )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
         None,

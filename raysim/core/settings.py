@@ -28,15 +28,40 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
 def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made.
 
+    In a list of `name` and `{name: {option: value}}`, such as `methods`, a name stands for its options: "methods.fedvg.norm".
+    A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
     After `tune.param_space.` and `tune.space.` comes an axis, whose own name may hold dots.
     Raises:
-      KeyError: something on the way is a value, not a group; holds its path.
+      KeyError: something on the way is a value, not a group, or is not in its list; or what is to be added to, or what is to
+        be added, is no list. Holds its path.
     """
     is_axis = key.startswith(("tune.param_space.", "tune.space."))
     *parents, last = key.split(".", 2) if is_axis else key.split(".")
-    group = raw
-    for depth, parent in enumerate(parents):
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise KeyError(".".join(parents[: depth + 1]))
-    group[last] = copy.deepcopy(value)
+    group: object = raw
+    for depth, parent in enumerate(parents, 1):
+        inside = _holder(group, parent)
+        group = None if inside is None else inside.setdefault(parent, {})
+        if not isinstance(group, dict | list):
+            raise KeyError(".".join(parents[:depth]))
+    inside = _holder(group, last)
+    if inside is None:
+        raise KeyError(key)
+    value = copy.deepcopy(value)
+    if last.endswith("+") and not is_axis:
+        key, last = key[:-1], last[:-1]
+        before = inside.get(last) or []
+        if not isinstance(before, list) or not isinstance(value, list):
+            raise KeyError(key)
+        value = [*before, *value]
+    inside[last] = value
+
+
+def _holder(group: object, name: str) -> Settings | None:
+    """The mapping that has a name: the group itself or, in a list, the entry of that name, with options; None: no such."""
+    if isinstance(group, dict):
+        return group
+    for place, entry in enumerate(group if isinstance(group, list) else ()):
+        if entry == name or (isinstance(entry, dict) and list(entry) == [name]):
+            group[place] = {name: dict((entry[name] if isinstance(entry, dict) else None) or {})}
+            return group[place]
+    return None

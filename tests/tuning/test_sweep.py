@@ -137,3 +137,35 @@ def test_assign_makes_groups_and_names_what_is_in_the_way():
     assert raw == {"a": 1, "b": {"c": {"d": 2}}}
     with pytest.raises(KeyError, match="a"):
         assign(raw, "a.b", 3)
+
+
+def test_assign_goes_into_a_list_of_names_and_adds_to_one():
+    raw = {"methods": ["fedprox", {"fedvg": {"norm": "l2"}}, {"livar": None}], "other": [1, 2]}
+    assign(raw, "methods.fedprox.mu", 0.3)
+    assign(raw, "methods.fedvg.granularity", "block")
+    assign(raw, "methods.livar.table", "online")
+    assign(raw, "methods+", ["fedavgm"])
+    assign(raw, "new.list+", ["a"])
+    assert raw["methods"] == [
+        {"fedprox": {"mu": 0.3}}, {"fedvg": {"norm": "l2", "granularity": "block"}}, {"livar": {"table": "online"}}, "fedavgm",
+    ]  # fmt: skip
+    assert raw["new"] == {"list": ["a"]}
+    for key, path in (("methods.moon.mu", "methods.moon"), ("other.x.y", "other.x"), ("methods.fedprox.mu.x", "mu")):
+        with pytest.raises(KeyError, match=path):
+            assign(raw, key, 1)
+    for key, value in (("methods+", "fedvg"), ("new.list.a", 1), ("methods+.x", 1)):
+        with pytest.raises(KeyError):
+            assign({"methods": "fedprox", "new": {"list": []}}, key, value)
+
+
+def test_two_axes_make_one_list_of_methods_and_an_axis_may_be_a_methods_option():
+    space = {
+        "server": {"FedAvg": {}, "FedVG": {"methods+": ["fedvg"]}},
+        "local": {"SGD": {}, "FedProx": {"methods+": ["fedprox"]}},
+    }
+    raw = {"tune": {"param_space": {axis: {"grid_search": labels} for axis, labels in space.items()}}}
+    assert [t.raw.get("methods", []) for t in grid(raw, "a test")] == [[], ["fedprox"], ["fedvg"], ["fedvg", "fedprox"]]
+    raw = {"methods": ["univarfl"], "tune": {"param_space": {"methods.univarfl.mu": {"grid_search": [0.1, 1]}}}}
+    trials = grid(raw, "a test")
+    assert [t.raw["methods"] for t in trials] == [[{"univarfl": {"mu": 0.1}}], [{"univarfl": {"mu": 1}}]]
+    assert [(t.name, t.raw["labels"]) for t in trials] == [("mu=0.1", {"mu": 0.1}), ("mu=1", {"mu": 1})]
