@@ -158,8 +158,6 @@ def test_runs_that_differ_in_an_ignored_label_alone_are_pooled(tmp_path):
     }  # fmt: skip
     assert len({*table.cells["masked", ()].folders.values()}) == 6
     assert report.by_seed["digits / cnn"][0].result.num_pairs == 6  # by mu and seed
-    with pytest.raises(DataError, match="two settings in one cell"):
-        make_report([tmp_path], {"rows": "form", "columns": ["seed"]})
 
 
 def test_a_column_label_that_only_the_recipe_asks_for_becomes_a_note(tmp_path):
