@@ -88,7 +88,7 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
         try:
             assign(raw, key, value)
         except KeyError as error:
-            fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
+            fault = Fault(key, f"{error.args[0]} in {source}")
             raise ConfigError([fault], where) from error
 
 

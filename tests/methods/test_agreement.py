@@ -186,6 +186,13 @@ def test_the_gradient_is_that_of_the_broadcast_point_and_taken_once(root, monkey
     assert torch.equal(asked[1][size:], before[size:])
 
 
+@pytest.mark.slow
+def test_any_number_of_trainers_gives_the_same_bits(root, ray_pools):
+    plan = plan_of(root, [{"fedvg": {"score": "cosine", "granularity": "layer"}}], model={"norm": "batch"})
+    expected = run(plan, root, rounds=2).params_sha256()
+    assert [run(plan, root, pool, rounds=2).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
+
+
 def test_where_nobody_agrees_the_weights_stay(root, monkeypatch):
     """A gradient that leads up for everybody: the round is FedAvg's, whatever the mix."""
     plain = run(plan_of(root), root, rounds=1).params_sha256()

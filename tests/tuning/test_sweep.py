@@ -90,7 +90,7 @@ def test_drawn_values_become_settings():
         ({}, "tune.param_space: is missing"),
         ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be one domain"),
         ({"tune": {"param_space": {"seed": {"grid_search": []}}}}, "nothing to choose from"),
-        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is a value"),
+        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is no group of keys"),
         ({"tune": {"param_space": {"m": {"grid_search": {"a": 3}}}}}, "must hold settings"),
     ],
 )
@@ -150,12 +150,15 @@ def test_assign_goes_into_a_list_of_names_and_adds_to_one():
         {"fedprox": {"mu": 0.3}}, {"fedvg": {"norm": "l2", "granularity": "block"}}, {"livar": {"table": "online"}}, "fedavgm",
     ]  # fmt: skip
     assert raw["new"] == {"list": ["a"]}
-    for key, path in (("methods.moon.mu", "methods.moon"), ("other.x.y", "other.x"), ("methods.fedprox.mu.x", "mu")):
-        with pytest.raises(KeyError, match=path):
-            assign(raw, key, 1)
-    for key, value in (("methods+", "fedvg"), ("new.list.a", 1), ("methods+.x", 1)):
-        with pytest.raises(KeyError):
-            assign({"methods": "fedprox", "new": {"list": []}}, key, value)
+    for key, value, words in (
+        ("methods.moon.mu", 1, "methods lists no 'moon'"),
+        ("other.x.y", 1, "other lists no 'x'"),
+        ("methods.fedprox.mu.x", 1, "methods.fedprox.mu is no group of keys"),
+        ("methods+", "fedvg", "adds a list to a list"),
+        ("methods.fedvg.norm+", ["l1"], "adds a list to a list"),
+    ):
+        with pytest.raises(KeyError, match=words):
+            assign(raw, key, value)
 
 
 def test_two_axes_make_one_list_of_methods_and_an_axis_may_be_a_methods_option():
