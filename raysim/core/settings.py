@@ -38,11 +38,13 @@ def assign(raw: Settings, key: str, value: object) -> None:
     is_axis = key.startswith(("tune.param_space.", "tune.space."))
     *parents, last = key.split(".", 2) if is_axis else key.split(".")
     group: object = raw
+    holder = raw
     for depth, name in enumerate([*parents, last]):
         place = ".".join(parents[:depth])
-        holder = _holder(group, name)
-        if holder is None:
+        found = _holder(group, name)
+        if found is None:
             raise KeyError(f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is no group of keys")
+        holder = found
         if depth < len(parents):
             group = holder.setdefault(name, {})
     value = copy.deepcopy(value)
@@ -59,8 +61,11 @@ def _holder(group: object, name: str) -> Settings | None:
     """The mapping that has a name: the group itself or, in a list, the entry of that name, with options; None: no such."""
     if isinstance(group, dict):
         return group
-    for place, entry in enumerate(group if isinstance(group, list) else ()):
-        if entry == name or (isinstance(entry, dict) and list(entry) == [name]):
-            group[place] = {name: dict((entry[name] if isinstance(entry, dict) else None) or {})}
-            return group[place]
+    if isinstance(group, list):
+        for place, entry in enumerate(group):
+            if entry == name or (isinstance(entry, dict) and list(entry) == [name]):
+                options = entry[name] if isinstance(entry, dict) else None
+                named: Settings = {name: dict(options or {})}  # a copy: YAML's aliases share what they stand for
+                group[place] = named
+                return named
     return None
