@@ -35,9 +35,8 @@ def space(report: Report) -> Iterator[Figure]:
             ]
             if points:
                 style = report.styles[row]
-                axes.scatter(
-                    *zip(*points, strict=True), s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8
-                )
+                places, scores = zip(*points, strict=True)
+                axes.scatter(places, scores, s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8)
             elif levels := [y for run in runs if (y := report.measure.score(run)) is not None]:
                 axes.axhline(
                     sum(levels) / len(levels), color=report.styles[row].colour, linestyle="--", label=f"{row}, mean"

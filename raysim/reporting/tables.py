@@ -180,8 +180,12 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
         return {key: value for key, value in cell.labels.items() if key in names}
 
     keys = {id(cell): f"{describe(told(cell))}, seed " if told(cell) else "" for cell in (one, other)}
-    scores = {f"{keys[id(cell)]}{seed}": score for cell in (one, other) for seed, score in cell.scores.items()}
-    folders = {f"{keys[id(cell)]}{seed}": folder for cell in (one, other) for seed, folder in cell.folders.items()}
+    scores: dict[Label, float] = {
+        f"{keys[id(cell)]}{seed}": score for cell in (one, other) for seed, score in cell.scores.items()
+    }
+    folders: dict[Label, Path] = {
+        f"{keys[id(cell)]}{seed}": folder for cell in (one, other) for seed, folder in cell.folders.items()
+    }
     labels = {key: value for key, value in one.labels.items() if key not in names}
     is_joint = one.is_joint and other.is_joint
     return replace(cell_of(labels, scores), folders=folders, is_joint=is_joint)

@@ -29,7 +29,7 @@ from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, s
 REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}
 
 #: Pairs of the map of combinations that cannot run together.
-REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": set()}
+REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": {("CCVR", "Freeze")}}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def pretrained(stubs, tmp_path_factory):
         (name,) = [stem for stem in ("livar_pretrain", "fedvg_pretrain") if path.startswith(f"runs/{stem}")]
         config, _ = parse_config(read_config(STUDIES / f"{name}.yaml"))
         info = stub_info(config.data.name)
-        file = folder / f"{name}.safetensors"
+        file = folder / f"{Path(path).parent.name}.safetensors"
         save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), file)
         return str(file)
 
