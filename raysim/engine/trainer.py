@@ -234,18 +234,18 @@ class Trainer:
         shape = (max(1, len(federation.domains)), self.num_classes)
         return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
 
-    def _batches(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
+    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
         """See `ClientView.batches`."""
         transform = self.transform if is_normalised else self.transform.pixels
         return passes(examples, transform, self.evaluation_batch)
 
-    def _initial_state(self, client: int) -> Tensor:
+    def initial_state(self, client: int) -> Tensor:
         """See `ClientView.initial_state`."""
         assert self.build is not None
         module = self.build(seed=derive_seed(self.seed, "initial", 0, client))
         return state_of(module, self.layout).to(self.model.device)
 
-    def _on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T:
+    def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T:
         """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`.
 
         Args:
@@ -306,7 +306,7 @@ class Trainer:
     ) -> list[Packed]:
         """(num_params,) of a global model, see `ServerView.validation_gradient`; `slices` is the whole set as one."""
         with self._global_model(point):
-            return [pack(self._on_validation(self.model.mean_gradient, *request)) for _ in slices]
+            return [pack(self.on_validation(self.model.mean_gradient, *request)) for _ in slices]
 
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:

@@ -154,10 +154,10 @@ def client_views(
         state=model.state,
         head=trainer.head,
         model=model,
-        batches=partial(trainer._batches, examples),
-        validation_gradient=partial(trainer._on_validation, model.mean_gradient, settings.batch_size, seed),
-        validation_loss=partial(trainer._on_validation, model.mean_loss, settings.batch_size, seed),
-        initial_state=partial(trainer._initial_state, client),
+        batches=partial(trainer.batches_of, examples),
+        validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
+        validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
+        initial_state=partial(trainer.initial_state, client),
     )
     return {
         method.name: shared(

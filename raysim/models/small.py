@@ -143,7 +143,8 @@ def resnet20(
     Args:
       width: channels of the first stage; the second and the third have twice and four times as many, at half the height
         and width of the stage before.
-      groups: of GroupNorm.
+      norm: normalisation after each convolution.
+      groups: of norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
     from torchvision.models.resnet import BasicBlock
