@@ -183,6 +183,6 @@ SMALL = {
     "cnn": Architecture(cnn, "fc2", prefers_channels_last=True),
     "lenet": Architecture(lenet, "fc3", prefers_channels_last=True),
     "mlp": Architecture(mlp, "fc2"),
-    "resnet20": Architecture(resnet20, "fc", size=32),
+    "resnet20": Architecture(resnet20, "fc", prefers_channels_last=True, size=32),
     "univarfl_cnn": Architecture(univarfl_cnn, "fc", prefers_channels_last=True, size=96),
 }
