@@ -46,7 +46,9 @@ class FromClientsGroup(Group):
 
 class ValidationSetGroup(Group):
     subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
-    from_clients: FromClientsGroup = group(FromClientsGroup, "a share of the validation set that looks like some clients")
+    from_clients: FromClientsGroup = group(
+        FromClientsGroup, "a share of the validation set that looks like some clients"
+    )
     imbalance: float | None = key(
         None, "rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
