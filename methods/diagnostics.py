@@ -14,13 +14,14 @@ from methods.bounds import distances_to_mean, feedback_of, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
+from methods.weight_ranks import log_weights
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
 from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback"]
+Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights"]
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
@@ -47,6 +48,11 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
       `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
       `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
+
+    - weights: who gets the weight: rank correlations (Spearman) over the clients that took a step, between their aggregation
+      weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
+      their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. Not a number where one of the two
+      is the same for all. Measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -96,6 +102,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 server.log("gradient_norm", global_gradient_norm(server))
             if "weight_norms" in server.report:
                 log_feedback(server)
+            if "weights" in chosen:
+                log_weights(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
             if "agreement" in chosen:

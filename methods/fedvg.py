@@ -1,4 +1,4 @@
-"""FedVG: aggregation weights from the norms of validation gradients.
+"""FedVG: aggregation weights from the norms of validation gradients, and its rivals: the loss, the agreement of updates.
 
 Clients report the norms (`layer_norms`); `weights_from_norms` makes the weights of them (eqs. 4 and 5, by `inverse_weights`);
 the hook `weigh` puts these in the place of the weights so far.
@@ -14,7 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout, Leaf
+from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
+from methods.granularity import spread
+from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import RightMap, Weights, normalised
 
@@ -39,7 +41,7 @@ def fedvg(
     *,
     granularity: Literal["model", "layer", "block", "auto"] = "model",
     norm: Norm = "l1",
-    score: Literal["gradient", "loss"] = "gradient",
+    score: Literal["gradient", "loss", "cosine"] = "gradient",
     layers: Literal["tensor", "module"] = "tensor",
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
@@ -70,7 +72,12 @@ def fedvg(
         "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data);
         "update-l1": the same with the L1 norm; the paper does not say which.
       score: "loss": G_k is the mean cross-entropy on the validation set, which the paper calls the worse score; one
-        number a client, so only with granularity "model", and norm and layers have no meaning.
+        number a client, so only with granularity "model", and norm and layers have no meaning. "cosine" is ours: s_k =
+        max(0, c_k) / sum_j max(0, c_j), with c_k the cosine of client k's update and the descent direction -grad L_val at
+        the broadcast point, over the model, a layer or a layer block. It is FLTrust's trust score (Cao et al., NDSS 2021)
+        without its rescaling of the updates. One gradient a round, not one a client. An update, or a gradient, of 0 has
+        cosine 0; where no client's cosine is above 0, those leaves keep the weights given. The number of clients whose
+        cosine over all leaves is above 0 is logged (`agreeing`), and the cosines by tensor.
       layers: what a layer is: a parameter tensor (the released code), or a module's tensors as one vector.
       leaves: the leaves that get these weights, and whose norms count: all, the classifier ("head"), all but it
         ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
@@ -92,7 +99,7 @@ def fedvg(
     the weight of the tensors of their layer; parameters whose kind of norm does not exist, that of their block.
     Raises:
       ValueError: eps < 0, every < 1, or options that do not go together; or, when the run starts, a spectral norm of
-        leaves without any tensor of two axes.
+        leaves without any tensor of two axes, or score "cosine" where leaves are personal.
     """
     if eps < 0:
         raise ValueError(f"fedvg: eps must be >= 0, got {eps}; the paper's code uses 1e-8")
@@ -102,17 +109,24 @@ def fedvg(
         raise ValueError("fedvg: the spectral norm of a module's tensors together is not defined; use layers: tensor")
     if score == "loss" and (granularity, norm, layers) != ("model", "l1", "tensor"):
         raise ValueError("fedvg: score 'loss' is one number a client; drop granularity, norm and layers")
+    if score == "cosine" and (norm, layers, every, as_in) != ("l1", "tensor", 1, None):
+        raise ValueError(
+            "fedvg: score 'cosine' has no norms and is taken in every round; drop norm, layers, every, as_in"
+        )
     if as_in and (buffers, one_axis) != ("layer", "block"):
         raise ValueError(f"fedvg: as_in {as_in!r} sets buffers and one_axis; drop these or as_in")
     if as_in:
         buffers, one_axis = "uniform", "l2"
-    needs_data = score == "loss" or norm not in ("update", "update-l1")
-    key = "loss" if score == "loss" else "norms"
+    needs_data = score != "gradient" or norm not in ("update", "update-l1")
+    key = {"gradient": "norms", "loss": "loss", "cosine": "cosines"}[score]
     module_power = None if layers == "tensor" else (1 if norm in ("l1", "update-l1") else 2)
 
     def init(params: Tensor, layout: Layout) -> State:
         if norm == "spectral" and not any(len(leaf.shape) >= 2 for leaf in part_of(layout, leaves).params):
             raise ValueError("fedvg: norm 'spectral' needs a tensor of two axes; use l1 or l2 for this model")
+        if score == "cosine" and layout.personal:
+            names = ", ".join(leaf.name for leaf in layout.personal[:3])
+            raise ValueError(f"fedvg: score 'cosine' is taken at the global model, which has no {names}; use gradient")
         return {}
 
     def measure(client: ClientView) -> Tensor:
@@ -132,37 +146,41 @@ def fedvg(
             client.memory[key] = values
         return {key: values, "scored": torch.tensor(float(is_due))}
 
-    def with_fedvg(weights: Weights, server: ServerView, granularity: str) -> Weights:
+    def values_of(server: ServerView) -> Tensor:
+        """(K, ...) float64, what weights are made of: as reported, or `agreements_of` the updates."""
+        if score != "cosine":
+            return server.report[key]
+        params, direction = part_of(server.layout, leaves).params, -server.validation_gradient(val_mode)
+        values = agreements_of(server, params, direction)
+        is_agreeing = server.is_active & (cosines_of(values) > 0)
+        server.log("agreeing", float(is_agreeing.sum()))
+        return values
+
+    def with_fedvg(weights: Weights, server: ServerView, values: Tensor, granularity: str) -> Weights:
         """The weights so far, those of the chosen leaves replaced by FedVG's, or averaged with them."""
-        values, part = server.report[key], part_of(server.layout, leaves)
-        usable = server.is_active & ~values.isinf().any(dim=1)
+        part, form = part_of(server.layout, leaves), {"granularity": granularity, "buffers": buffers}
+        usable = server.is_active & ~values.flatten(1).isinf().any(dim=1)
         if score == "loss":
-            fedvg_weights = dict.fromkeys(
-                (leaf.name for leaf in part.leaves), inverse_weights(values[:, 0], usable, eps)
-            )
+            own = dict.fromkeys((leaf.name for leaf in part.leaves), inverse_weights(values[:, 0], usable, eps))
+        elif score == "cosine":
+            own = weights_from_agreements(part, values, usable, **form)
         else:
-            fedvg_weights = weights_from_norms(
-                part,
-                values,
-                server.is_active,
-                granularity=granularity,
-                eps=eps,
-                module_power=module_power,
-                buffers=buffers,
-            )
-        chosen = {name: fedvg_weights[name] for name in weights if name in fedvg_weights}
-        if mix == "average":
-            chosen = {name: (_among(weights[name], usable) + weight) / 2 for name, weight in chosen.items()}
+            own = weights_from_norms(part, values, server.is_active, eps=eps, module_power=module_power, **form)
+        chosen = {name: own[name] for name in weights if name in own}
+        for name, weight in chosen.items():
+            if mix == "average" or not bool(weight.any()):
+                given = _among(weights[name], usable)
+                chosen[name] = (given + weight) / 2 if bool(weight.any()) else given
         return {**weights, **chosen}
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
-        names = [leaf.name for leaf in part_of(server.layout, leaves).params]
-        server.log(key, server.report[key], names if key == "norms" else ["loss"])
+        values, names = values_of(server), [leaf.name for leaf in part_of(server.layout, leaves).params]
+        server.log(key, tensor_cosines(values) if score == "cosine" else values, ["loss"] if score == "loss" else names)
         if every > 1:
             server.log("scored", float(server.report["scored"].sum()))
         if granularity != "auto":
-            return with_fedvg(weights, server, granularity)
-        candidates = [with_fedvg(weights, server, name) for name in GRANULARITIES]
+            return with_fedvg(weights, server, values, granularity)
+        candidates = [with_fedvg(weights, server, values, name) for name in GRANULARITIES]
         losses = [server.validation_loss(candidate) for candidate in candidates]
         losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
         chosen = losses.index(min(losses))
@@ -174,7 +192,8 @@ def fedvg(
     needs |= {"client-memory"} if every > 1 else set()
     needs |= {"lora"} if leaves == "adapters" else set()
     claims = frozenset({CLAIMS[leaves]})
-    return Method("fedvg", init=init, report=report, weigh=weigh, claims=claims, needs=frozenset(needs))
+    reports = None if score == "cosine" else report
+    return Method("fedvg", init=init, report=reports, weigh=weigh, claims=claims, needs=frozenset(needs))
 
 
 def part_of(layout: Layout, leaves: Part) -> Layout:
@@ -233,33 +252,16 @@ def weights_from_norms(
       leaf name -> (K,) float64, summing to 1 (or all 0 if no client is usable).
     """
     layer_of = {leaf.name: leaf.name if module_power is None else leaf.layer for leaf in layout.params}
-    block_of = {layer_of[leaf.name]: leaf.block for leaf in layout.params}
     sizes = _layer_sizes(norms, list(layer_of.values()), module_power or 1)
     usable = is_active & ~norms.isinf().any(dim=1)
-    uniform = normalised(usable.double())
 
-    def weights_of(layers: Iterable[str]) -> Tensor:
+    def weights_of(layers: Iterable[str]) -> Tensor | None:
         known = [sizes[layer] for layer in layers if layer in sizes]
-        # No such norm here: uniform, as the released code does for tensors without a gradient.
-        return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else uniform
+        return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else None
 
-    everything = weights_of(block_of)
-    by_block = {block: weights_of(layer for layer in block_of if block_of[layer] == block) for block in layout.blocks}
-    by_layer = {layer: weights_of([layer]) if layer in sizes else by_block[block_of[layer]] for layer in block_of}
-    # A BatchNorm statistic goes with the weight tensor that it belongs to: the first of its module.
-    owners = {leaf.layer: leaf.name for leaf in reversed(layout.params)}
-
-    def weight_of(leaf: Leaf) -> Tensor:
-        if granularity == "model":
-            return everything
-        if granularity == "layer" and leaf.is_buffer and buffers == "uniform":
-            return uniform
-        owner = owners.get(leaf.layer) if leaf.is_buffer else leaf.name
-        if granularity == "layer" and owner is not None:
-            return by_layer[layer_of[owner]]
-        return by_block[leaf.block] if leaf.block in block_of.values() else everything
-
-    return {leaf.name: weight_of(leaf) for leaf in layout.leaves}
+    # No such norm here: uniform, as the released code does for tensors without a gradient.
+    uniform = normalised(usable.double())
+    return spread(layout, weights_of, granularity=granularity, otherwise=uniform, layer_of=layer_of, buffers=buffers)
 
 
 def _layer_sizes(norms: Tensor, layers: list[str], power: int) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ def univarfl(
     variance: Variance = "biased",
     spread: Spread = "variance",
     uniformity: Literal["energy", "kernel"] = "energy",
+    warmup: int = 0,
 ) -> Method:
     """Adds classifier variance L_V and hyperspherical energy L_HE to the loss.
 
@@ -56,20 +57,27 @@ def univarfl(
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
       spread, uniformity: "deviation" (standard deviation; unbiased there) and "kernel" (see `gaussian_kernel`) are the
         terms of FedUV, which this method descends from (Son et al., CVPR 2024).
+      warmup: rounds over which mu grows, which is ours: in round t (from 0) it is mu min(1, t / warmup), 0 in the first
+        round and whole from round `warmup` on. 0: whole from the start. lam does not wait.
     Raises:
-      ValueError: mu or lam < 0, eps <= 0.
+      ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """
     for name, value in (("mu", mu), ("lam", lam or 0.0)):
         if value < 0:
             raise ValueError(f"univarfl: {name} must be >= 0, got {value}; 0 leaves its term out")
     if eps <= 0:
         raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, {EPS:g} is safe")
+    if warmup < 0:
+        raise ValueError(f"univarfl: warmup must be >= 0 rounds, got {warmup}; 0 has the whole mu from the start")
+    if warmup and mu == 0:
+        warnings.warn("univarfl: warmup is mu's, which is 0; drop it", stacklevel=2)
     for name, is_given in (("eps", eps != EPS), ("form", form != "masked")):
         if is_given and uniformity == "kernel":
             warnings.warn(f"univarfl: {name} is the energy's, uniformity kernel does not use it; drop it", stacklevel=2)
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
-        if mu == 0 and lam == 0:
+        energy = mu * min(1.0, client.round_index / warmup) if warmup else mu
+        if energy == 0 and lam == 0:
             return inner
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:
@@ -77,10 +85,10 @@ def univarfl(
             assert outputs.features is not None
             features = outputs.features.float().flatten(1)
             strength = outputs.logits.shape[1] / 4 if lam is None else lam
-            if mu > 0:
+            if energy > 0:
                 is_energy = uniformity == "energy"
                 pushed = hyperspherical_energy(features, eps=eps, form=form) if is_energy else gaussian_kernel(features)
-                total = total + mu * pushed
+                total = total + energy * pushed
             if strength > 0:
                 shares = outputs.logits.float().softmax(dim=1)
                 total = total + strength * classifier_variance(shares, variance=variance, spread=spread)

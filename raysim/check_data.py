@@ -166,6 +166,7 @@ def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
     scheme, options = name_and_options(part.scheme)
+    own = chosen.from_clients
     file = part.file if scheme == "file" and part.file else ""
     return PartitionSpec(
         **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
@@ -178,7 +179,9 @@ def partition_spec(config: Config) -> PartitionSpec:
         num_clients=config.num_clients,
         within_clients=data.split_within_clients,
         validation_set=ValidationSpec(
-            **chosen.model_dump(exclude={"external"}),
+            **chosen.model_dump(exclude={"external", "from_clients"}),
+            client_share=own.share,
+            clients=tuple(own.clients) if own.share else (),
             mapping=read_mapping(chosen.external.mapping) if chosen.external.mapping else (),
             unique=chosen.external.unique,
         ),

@@ -244,6 +244,6 @@ def _laid_over(raw: Raw, settings: object, where: str, source: str) -> Settings:
         try:
             assign(result, str(key), value)
         except KeyError as error:
-            fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]} is a value, not a group of keys")
+            fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")
             raise ConfigError([fault], source) from error
     return result

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
-from methods.livar.calibration import Result, calibration, explain, gram, rows_of_run, target_coefficients
+from methods.livar.calibration import Result, calibration, explain, rows_of_run
 from methods.livar.figures import PUBLISHED, draw
 from methods.livar.math import TABLES, plain_table
+from methods.livar.regression import gram, target_coefficients
 from raysim.build import Plan
 from raysim.check import check
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
@@ -152,7 +153,8 @@ def _own_faults(config: Config) -> list[Fault]:
     first = config.methods[0] if config.methods else "livar"
     name, options = next(iter(first.items())) if isinstance(first, dict) else (first, None)
     options = options if isinstance(options, dict) else {}
-    counts = name == "livar" and options.get("components") != "head" and options.get("layers") != "examples"
+    without = {"components": "head", "layers": "examples", "table": "online"}
+    counts = name == "livar" and all(options.get(key) != value for key, value in without.items())
     start = config.model.pretrained
     checks = [
         (

@@ -20,6 +20,7 @@ from methods.livar.math import (
     table_of,
     truncated,
 )
+from methods.livar.online import online_coefficients
 from methods.moments import Features, linear_head, local_features, one_thread
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
@@ -33,7 +34,7 @@ def livar(
     layers: Literal["importance", "examples"] = "importance",
     importance: Reduction = "abs_of_sum",
     accumulate: Literal["run", "round"] = "run",
-    table: Literal["released", "paper"] | list[list[float]] | dict[str, object] = "released",
+    table: Literal["released", "paper", "online"] | list[list[float]] | dict[str, object] = "released",
     variance: Literal["correct", "all", "released"] = "correct",
     next: Literal["factors", "svd"] = "factors",
     evaluate: Literal["merged", "code", "factors"] = "merged",
@@ -56,7 +57,9 @@ def livar(
       accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
         in every round.
       table: the released code's constants, or the paper's; three rows of your own; or a mapping of table
-        and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`.
+        and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`. "online", ours, has no table: lambda
+        comes from the server's validation set in every round, see `methods/livar/online.py`. No importance is counted; it
+        costs one gradient over that set a round and, a layer, the factors' inner products.
       variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
         all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
         learnt; the head's weights are then the same in every round, and a class without two examples at any client
@@ -72,16 +75,21 @@ def livar(
     weight 0; if nobody took one, all stays.
     Raises:
       ValueError: a table that is not 3 x 3 and positive; or, when the run starts, a head that is not one matrix and one
-        vector.
+        vector, or table online where leaves are personal.
     """
     given = dict(locals())
     has_lora, has_head = components != "head", components != "lora"
-    counts = has_lora and layers == "importance"
+    has_table = table != "online"
+    is_online = has_lora and layers == "importance" and not has_table
+    counts = has_lora and layers == "importance" and has_table
     _warn(given)
 
-    coefficient_table = table_of(table)
+    coefficient_table = table_of(table if has_table else "released")
 
     def init(params: Tensor, layout: Layout) -> State:
+        if is_online and layout.personal:
+            names = ", ".join(leaf.name for leaf in layout.personal[:3])
+            raise ValueError(f"livar: table 'online' is taken at the global model, which has no {names}; use a table")
         if has_head:
             linear_head(layout, "livar")
         return {}
@@ -128,6 +136,9 @@ def livar(
                 coefficients = layer_coefficients(importances, server.is_active, shares, coefficient_table)
                 server.log("importance_a", importances[..., 0], names)
                 server.log("importance_b", importances[..., 1], names)
+            if is_online:
+                gradient = server.validation_gradient("eval")
+                coefficients = online_coefficients(factors_of(server), server, gradient, shares)
             server.log("coefficients", coefficients, names)
             for index, pair in enumerate(adapters):
                 merged |= dict.fromkeys((pair.a.name, pair.b.name), coefficients[:, index].clone())
@@ -170,6 +181,7 @@ def livar(
     claims |= {"server-optimizer"} if is_override else set()
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
     needs |= {"features", "linear-head"} if has_head else set()
+    needs |= {"validation-set"} if is_online else set()
     needs |= {"client-memory"} if counts and accumulate == "run" else set()
     return Method(
         "livar",
@@ -191,6 +203,8 @@ def _warn(given: Mapping[str, object]) -> None:
         warn_of_ignored(livar, given, ("layers", *counting, "next", "evaluate"), "components: head")
     elif given["layers"] == "examples":
         warn_of_ignored(livar, given, counting, "layers: examples")
+    elif given["table"] == "online":
+        warn_of_ignored(livar, given, ("importance", "accumulate"), "table: online")
     if given["components"] == "lora":
         warn_of_ignored(livar, given, ("variance",), "components: lora")
 

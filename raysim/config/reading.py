@@ -90,7 +90,7 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
         try:
             assign(raw, key, value)
         except KeyError as error:
-            fault = Fault(key, f"{error.args[0]} is no group of keys in {source}")
+            fault = Fault(key, f"{error.args[0]} in {source}")
             raise ConfigError([fault], where) from error
 
 
@@ -158,7 +158,8 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     scheme, _ = name_and_options(part.scheme)
     forms, external = FORMS.get(scheme, ()), chosen.external
     remedy = f"choose {' or '.join(forms)}" if forms else "drop it"
-    is_changed = chosen.subset < 1 or chosen.imbalance is not None or chosen.label_noise > 0
+    own, place = chosen.from_clients, "data.validation_set.from_clients"
+    is_changed = chosen.subset < 1 or own.share > 0 or chosen.imbalance is not None or chosen.label_noise > 0
     is_official = data.split == "official"
     held_out = f"test {data.test:g} and validation {data.validation:g}"
     names = [data.name, *data.test_sets]
@@ -192,6 +193,15 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
         ),
         Fault("data.validation_set", "there is no validation set; raise data.validation"): (
             is_changed and not data.validation and external.name is None
+        ),
+        Fault(place, f"client {max(own.clients)} of {config.num_clients}; clients are counted from 0, name others"): (
+            own.share > 0 and max(own.clients) >= config.num_clients
+        ),
+        Fault(place, "says which classes there are, and so does imbalance; keep one"): (
+            own.share > 0 and chosen.imbalance is not None
+        ),
+        Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one"): (
+            own.share > 0 and external.name is not None
         ),
         Fault("data.validation_set.order", f"{by_client}; set data.split_within_clients, or order stratified"): (
             chosen.order == "client"

@@ -33,8 +33,22 @@ class ExternalGroup(Group):
     unique: bool = key(True, "false: 50 images of each class twice, as in FedVG's code")
 
 
+class FromClientsGroup(Group):
+    share: float = key(
+        0.0,
+        "part of the validation set, rounded down, whose classes (and domains) are mixed as in the training rows of some "
+        "clients; held-out rows all the same",
+        ge=0,
+        le=1,
+    )
+    clients: list[Annotated[int, Field(ge=0)]] = key([0], "whose mix it is: clients by number, from 0", min_length=1)
+
+
 class ValidationSetGroup(Group):
     subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
+    from_clients: FromClientsGroup = group(
+        FromClientsGroup, "a share of the validation set that looks like some clients"
+    )
     imbalance: float | None = key(
         None, "rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
@@ -284,8 +298,8 @@ class ReportGroup(Group):
     metric: str = key(
         "accuracy",
         "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
-        "(its last value; with best: or mean_last_10pct: before it the best one, or the mean of the last 10 % of the "
-        "rounds)",
+        "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
+        "10 % of the rounds)",
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
@@ -295,7 +309,9 @@ class ReportGroup(Group):
     mode: Literal["max", "min"] = key("max", "which values of the metric are better")
     rows: str = key("method", "label whose values are the rows")
     columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
-    ignore: list[str] = key([], "labels that make neither columns nor tables, though they vary")
+    ignore: list[str] = key(
+        [], "labels that make neither columns nor tables, though they vary; runs that differ in them alone are averaged"
+    )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
         None,

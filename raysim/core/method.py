@@ -201,6 +201,10 @@ class ServerView:
         methods return there is not in place (needs "features").
       validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
         of the model that these weights would give before any `server_update` (needs "validation-set").
+      validation_gradient: validation_gradient(mode) -> [num_params], gradient of that mean cross-entropy at the broadcast
+        point, with the buffers that the round began with, in "train" or "eval" mode; plain backpropagation, once a round, on
+        one trainer, as `ClientView.validation_gradient` does it (needs "validation-set"). Personal layers are as they
+        began at the server, so a method that uses it should refuse them.
       move_buffers: move_buffers(change) adds [num_state - num_params] to the new global buffers, in `server_update`.
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
@@ -222,6 +226,7 @@ class ServerView:
     map_updates: Callable[[Callable[[Tensor, Value], Value], Value], list[Value]]
     map_features: Callable[[Callable[[Tensor, Tensor, Value], Value], Value], list[Value]]
     validation_loss: Callable[[Weights], float]
+    validation_gradient: Callable[[str], Tensor]
     move_buffers: Callable[[Tensor], None]
     log: Log
     generator: torch.Generator

@@ -28,15 +28,44 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
 def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made.
 
+    In a list of `name` and `{name: {option: value}}`, such as `methods`, a name stands for its options: "methods.fedvg.norm".
+    A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
     After `tune.param_space.` and `tune.space.` comes an axis, whose own name may hold dots.
     Raises:
-      KeyError: something on the way is a value, not a group; holds its path.
+      KeyError: something on the way is a value, not a group, or is not in its list; or a list is to be added that is none, or
+        to what is none. Holds a sentence.
     """
     is_axis = key.startswith(("tune.param_space.", "tune.space."))
     *parents, last = key.split(".", 2) if is_axis else key.split(".")
-    group = raw
-    for depth, parent in enumerate(parents):
-        group = group.setdefault(parent, {})
-        if not isinstance(group, dict):
-            raise KeyError(".".join(parents[: depth + 1]))
-    group[last] = copy.deepcopy(value)
+    group: object = raw
+    holder = raw
+    for depth, name in enumerate([*parents, last]):
+        place = ".".join(parents[:depth])
+        found = _holder(group, name)
+        if found is None:
+            raise KeyError(f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is no group of keys")
+        holder = found
+        if depth < len(parents):
+            group = holder.setdefault(name, {})
+    value = copy.deepcopy(value)
+    if last.endswith("+") and not is_axis:
+        last = last.removesuffix("+")
+        before = holder.get(last) or []
+        if not isinstance(before, list) or not isinstance(value, list):
+            raise KeyError(f"adds a list to a list, got {before!r} + {value!r}")
+        value = [*before, *value]
+    holder[last] = value
+
+
+def _holder(group: object, name: str) -> Settings | None:
+    """The mapping that has a name: the group itself or, in a list, the entry of that name, with options; None: no such."""
+    if isinstance(group, dict):
+        return group
+    if isinstance(group, list):
+        for place, entry in enumerate(group):
+            if entry == name or (isinstance(entry, dict) and list(entry) == [name]):
+                options = entry[name] if isinstance(entry, dict) else None
+                named: Settings = {name: dict(options or {})}  # a copy: YAML's aliases share what they stand for
+                group[place] = named
+                return named
+    return None

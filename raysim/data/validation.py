@@ -1,16 +1,21 @@
-"""The server's validation set: smaller, imbalanced, noisy, or from another set (FedVG, figures 6 and 7, appendix E)."""
+"""The server's validation set: smaller, imbalanced, noisy, or from another set (FedVG, figures 6 and 7, appendix E).
+
+And biased towards some clients, which FedVG's section 6 warns of.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet
+from raysim.data.dirichlet import whole
 from raysim.data.splits import TRAIN, stratified_order
 
 #: Copies that FedVG's code adds for each mapped class before it adds all images of the class (tables A.5, A.6).
@@ -19,10 +24,11 @@ DUPLICATES = 50
 
 @dataclass(frozen=True)
 class ValidationSpec:
-    """What is done to the validation rows, in this order: subset, imbalance, label noise.
+    """What is done to the validation rows, in this order: subset (some of it as clients have it), imbalance, label noise.
 
     Attributes:
       subset: fraction that is kept, stratified.
+      client_share, clients: so large a part of the subset, rounded down, has the mix of these clients, see `mixed`; 0: none.
       imbalance: rho of `imbalanced`; None: as it is.
       label_noise: fraction of the rows that get a wrong label.
       order: "stratified", or "client": client after client (with a split inside the clients), and class after class of an
@@ -32,6 +38,8 @@ class ValidationSpec:
     """
 
     subset: float = 1.0
+    client_share: float = 0.0
+    clients: tuple[int, ...] = ()
     imbalance: float | None = None
     label_noise: float = 0.0
     order: str = "stratified"
@@ -39,17 +47,34 @@ class ValidationSpec:
     unique: bool = True
 
 
+class Mix(NamedTuple):
+    """What some clients have: (n,) cell of each validation row, and (cells,) training rows of these clients in each cell.
+
+    A cell is a class or, in a set with domains, a class of a domain.
+    """
+
+    cells: np.ndarray
+    counts: np.ndarray
+
+
 def arrange(
-    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: Generator
+    rows: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    spec: ValidationSpec,
+    rng: Generator,
+    mix: Mix | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
 
+    Args:
+      mix: of `spec.clients`, if it has a share of clients.
     Raises:
-      DataError: nothing is left of a set that had rows.
+      DataError: nothing is left of a set that had rows, or too few rows of a class for the clients' mix.
     """
     if not len(rows):
         return rows, labels
-    kept = subset(labels, spec.subset, rng)
+    kept = subset(labels, spec.subset, rng) if mix is None else mixed(labels, mix, spec, rng)
     kept = kept[imbalanced(labels[kept], spec.imbalance, num_classes, rng)]
     rows, labels = rows[kept], labels[kept]
     if not len(rows):
@@ -68,6 +93,36 @@ def subset(labels: np.ndarray, fraction: float, rng: Generator) -> np.ndarray:
     order = rng.permutation(len(labels))
     order = order[stratified_order(labels[order])]
     return np.sort(order[: max(1, int(len(labels) * fraction))])
+
+
+def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) -> np.ndarray:
+    """Positions, rising, of a subset of which a share is distributed as the training rows of some clients.
+
+    Of its n rows (as `subset` counts them) m = floor(client_share * n) have the clients' mix, the other n - m are a
+    stratified subset as always. Of what these leave, each cell gives rows in proportion to the clients' training rows there,
+    without replacement. All are held-out rows: nobody trains on one, and the clients' own rows are the same whatever the
+    share.
+
+    Raises:
+      DataError: a cell has fewer held-out rows than the mix asks for, or the clients have no training rows.
+    """
+    where, named = "data.validation_set.from_clients", f"clients {', '.join(map(str, spec.clients))}"
+    if not mix.counts.any():
+        raise DataError(f"{named} have no training rows, hence no mix", where, "name others")
+    size = max(1, int(len(labels) * spec.subset))
+    wanted = whole(mix.counts[None] / mix.counts.sum(), np.array([int(size * spec.client_share)]))[0]
+    order = rng.permutation(len(labels))
+    order = order[stratified_order(labels[order])]
+    rest, left = np.split(order, [size - wanted.sum()])
+    held_out = np.bincount(mix.cells[left], minlength=len(wanted))
+    worst = int((wanted - held_out).argmax())
+    if wanted[worst] > held_out[worst]:
+        what = f"the mix of {named} asks for {wanted[worst]} rows of a class (or of a class of a domain)"
+        mend = "lower data.validation_set.subset or from_clients.share, name more clients, or raise data.validation"
+        raise DataError(f"{what} of which {held_out[worst]} are held out", where, mend)
+    left = rng.permutation(left)
+    drawn = [left[mix.cells[left] == cell][:count] for cell, count in enumerate(wanted)]
+    return np.sort(np.concatenate([rest, *drawn]))
 
 
 def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Generator) -> np.ndarray:

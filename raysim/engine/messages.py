@@ -140,6 +140,14 @@ class EvaluationPoint:
     override: Mapping[str, np.ndarray]
 
 
+class GradientRequest(NamedTuple):
+    """How a validation gradient is taken: the clients' batch size, the seed of dropout, and "train" or "eval"."""
+
+    batch_size: int
+    seed: int
+    mode: str
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """All of the server that a later round depends on, but client memory: (num_state,) float32, counters, server states."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from raysim.core.method import Value
-from raysim.engine.messages import EvaluationPoint, MapRequest, Slice
+from raysim.engine.messages import EvaluationPoint, GradientRequest, MapRequest, Slice
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.engine.transport import pack, unpack
@@ -88,6 +88,16 @@ class Scorer:
         point, request = EvaluationPoint(pack(state), dict(counters), {}), MapRequest(function, pack(shared))
         answers = self._pool.on_slices(Trainer.map_features, point, request, self._slices("test"))
         return [unpack(answer) for answer in answers]
+
+    def gradient(self, state: Tensor, counters: Mapping[str, int], request: GradientRequest) -> Tensor:
+        """[num_params]: see `ServerView.validation_gradient`; one trainer takes it, since batches make one sum in order."""
+        point, whole = (
+            EvaluationPoint(pack(state), dict(counters), {}),
+            Slice("validation", 0, self._counts["validation"]),
+        )
+        (answer,) = self._pool.on_slices(Trainer.validation_gradient, point, request, [whole])
+        gradient: Tensor = unpack(answer)
+        return gradient
 
     def _slices(self, name: str) -> list[Slice]:
         return slices_of(name, self._counts.get(name, 0), self._batch_size)

@@ -99,7 +99,7 @@ class Server:
             non-finite update with on_nonfinite="error".
         """
         began = time.perf_counter()
-        phase_index, phase = self._phase_of(round_index)
+        phase_index, phase = self.phase_of(round_index)
         message, start = self._broadcast(round_index, phase_index)
         queues = self._queues(phase, round_index)
         cohort = Cohort(list(self.pool.train(message, queues, self._memories)), self.pool, self.layout)
@@ -129,7 +129,8 @@ class Server:
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
 
-    def _phase_of(self, round_index: int) -> tuple[int, Phase]:
+    def phase_of(self, round_index: int) -> tuple[int, Phase]:
+        """Index of a round's phase, and the phase."""
         for index, phase in enumerate(self.phases):
             if round_index < phase.rounds:
                 return index, phase

@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 
 from raysim.core.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, State
+from raysim.core.method import Batch, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
 from raysim.engine.device_data import DeviceData
 from raysim.engine.messages import (
     EvaluationPoint,
     FoldRequest,
+    GradientRequest,
     Handle,
     MapRequest,
     Packed,
@@ -40,6 +40,7 @@ from raysim.engine.process import keep_freed_memory, settle_arithmetic
 from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports
 from raysim.engine.transport import pack, unpack
 from raysim.engine.vectors import RoundVectors
+from raysim.engine.views import client_views
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate, features_of
 from raysim.training.inputs import Examples, InputTransform, passes
@@ -163,7 +164,7 @@ class Trainer:
         memory: dict[str, State] = unpack(packed, model.device) if packed is not None else {}
         start = self._load(current, memory)
         version = start._version
-        views = _views(self, current, client, examples, start, memory)
+        views = client_views(self, current, client, examples, start, memory)
 
         step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
         # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
@@ -233,29 +234,31 @@ class Trainer:
         shape = (max(1, len(federation.domains)), self.num_classes)
         return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
 
-    def _batches(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
+    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
         """See `ClientView.batches`."""
         transform = self.transform if is_normalised else self.transform.pixels
         return passes(examples, transform, self.evaluation_batch)
 
-    def _initial_state(self, client: int) -> Tensor:
+    def initial_state(self, client: int) -> Tensor:
         """See `ClientView.initial_state`."""
         assert self.build is not None
         module = self.build(seed=derive_seed(self.seed, "initial", 0, client))
         return state_of(module, self.layout).to(self.model.device)
 
-    def _on_validation(self, measure: Callable[..., T], current: Round, client: int, mode: str) -> T:
-        """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`."""
+    def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T:
+        """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`.
+
+        Args:
+          batch_size: the clients'. seed: of dropout.
+        """
         if mode not in ("train", "eval"):
             raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         return measure(
             # In the clients' batches, as in FedVG's code, where these decide the score by more than its rounding.
-            self.data.validation_batches(
-                current.phase.settings.batch_size, is_exact=mode == "train" and self.model.depends_on_batches
-            ),
+            self.data.validation_batches(batch_size, is_exact=mode == "train" and self.model.depends_on_batches),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
-            seed=derive_seed(self.seed, "validation", current.index, client),
+            seed=seed,
         )
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
@@ -298,6 +301,13 @@ class Trainer:
                 answers.append(pack(request.function(features, examples.labels, shared)))
         return answers
 
+    def validation_gradient(
+        self, point: EvaluationPoint, request: GradientRequest, slices: Sequence[Slice]
+    ) -> list[Packed]:
+        """(num_params,) of a global model, see `ServerView.validation_gradient`; `slices` is the whole set as one."""
+        with self._global_model(point):
+            return [pack(self.on_validation(self.model.mean_gradient, *request)) for _ in slices]
+
     @contextlib.contextmanager
     def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
         self.model.load(unpack(point.state), point.counters)
@@ -309,44 +319,6 @@ class Trainer:
         """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
         if self.device != "cpu":
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
-
-
-def _views(
-    trainer: Trainer, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
-) -> dict[str, ClientView]:
-    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
-    settings, model = current.phase.settings, trainer.model
-    if not current.phase.methods:
-        return {}
-    shared = partial(
-        ClientView,
-        id=client,
-        round_index=current.index,
-        num_examples=len(examples),
-        lr=settings.lr_of(current.index),
-        momentum=settings.momentum,
-        batch_size=settings.batch_size,
-        layout=trainer.layout,
-        start=start[: trainer.layout.num_params],
-        params=model.params,
-        start_state=start,
-        state=model.state,
-        head=trainer.head,
-        model=model,
-        batches=partial(trainer._batches, examples),
-        validation_gradient=partial(trainer._on_validation, model.mean_gradient, current, client),
-        validation_loss=partial(trainer._on_validation, model.mean_loss, current, client),
-        initial_state=partial(trainer._initial_state, client),
-    )
-    return {
-        method.name: shared(
-            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
-            message=current.fields.get(method.name, {}),
-            memory=memory.get(method.name, {}),
-            generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
-        )
-        for method in current.phase.methods
-    }
 
 
 class SerialPool:

@@ -1,11 +1,8 @@
-"""What hooks see of a round at the server: each view is built whole, in one call, for one method.
-
-The clients' views are built where clients are trained, in `Trainer`.
-"""
+"""What hooks see of a round, at the server and at a client: each view is built whole, in one call, for one method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,15 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.method import ServerView, Value
+from raysim.core.method import ClientView, ServerView, State, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
-from raysim.engine.cohort import Cohort
+from raysim.engine.messages import GradientRequest
 from raysim.engine.transport import packed_copy
 from raysim.training.evaluate import Score
 
-if TYPE_CHECKING:  # the server makes the views
+if TYPE_CHECKING:  # they make the views
+    from raysim.engine.cohort import Cohort
     from raysim.engine.server import Server
+    from raysim.engine.trainer import Round, Trainer
+    from raysim.training.inputs import Examples
 
 
 @dataclass
@@ -38,6 +38,7 @@ class ServerViews:
       arrays: likewise by "method.name", with the names of their axes as "method.name:columns" and "method.name:clients".
       buffer_change: [num_state - num_params], what methods add to the buffers beside the weighted sum.
       best: the model, [num_state], with the lowest validation loss that a method asked for, and its score.
+      gradients: by mode, what methods asked for, see `ServerView.validation_gradient`.
     """
 
     server: Server
@@ -47,9 +48,11 @@ class ServerViews:
     numbers: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     best: tuple[Tensor, Score] | None = None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffer_change = torch.zeros_like(self.server.buffers)
+        self._begun = self.server.buffers, self.server.counters  # the server step puts others in their place
 
     def of(self, method: str, weights: Weights) -> ServerView:
         """The round as one method sees it. weights: so far."""
@@ -78,6 +81,7 @@ class ServerViews:
             map_updates=cohort.map_updates,
             map_features=map_features,
             validation_loss=self._validation_loss,
+            validation_gradient=self._validation_gradient,
             move_buffers=self._move_buffers,
             log=partial(self._log, method, clients),
             generator=torch_generator(derive_seed(server.seed, f"server/{method}", self.round_index)),
@@ -108,6 +112,15 @@ class ServerViews:
             self.best = state, score
         return score.mean_loss
 
+    def _validation_gradient(self, mode: str) -> Tensor:
+        """See `ServerView.validation_gradient`; computed once a round."""
+        if mode not in self.gradients:
+            server, (buffers, counters) = self.server, self._begun
+            batch_size = server.phase_of(self.round_index)[1].settings.batch_size
+            request = GradientRequest(batch_size, derive_seed(server.seed, "server/validation", self.round_index), mode)
+            self.gradients[mode] = server.scorer.gradient(torch.cat([self.start, buffers]), counters, request)
+        return self.gradients[mode].clone()
+
     def validated(self, state: Tensor) -> dict[str, Score]:
         """The score of a model on the validation set, by that name, if a method asked for its loss in this round.
 
@@ -116,3 +129,42 @@ class ServerViews:
         if self.best is None or not torch.equal(self.best[0], state):
             return {}
         return {"validation": self.best[1]}
+
+
+def client_views(
+    trainer: Trainer, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
+) -> dict[str, ClientView]:
+    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
+    settings, model = current.phase.settings, trainer.model
+    seed = derive_seed(trainer.seed, "validation", current.index, client)
+    if not current.phase.methods:
+        return {}
+    shared = partial(
+        ClientView,
+        id=client,
+        round_index=current.index,
+        num_examples=len(examples),
+        lr=settings.lr_of(current.index),
+        momentum=settings.momentum,
+        batch_size=settings.batch_size,
+        layout=trainer.layout,
+        start=start[: trainer.layout.num_params],
+        params=model.params,
+        start_state=start,
+        state=model.state,
+        head=trainer.head,
+        model=model,
+        batches=partial(trainer.batches_of, examples),
+        validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
+        validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
+        initial_state=partial(trainer.initial_state, client),
+    )
+    return {
+        method.name: shared(
+            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
+            message=current.fields.get(method.name, {}),
+            memory=memory.get(method.name, {}),
+            generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
+        )
+        for method in current.phase.methods
+    }

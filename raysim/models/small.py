@@ -131,6 +131,50 @@ def univarfl_cnn(
     )
 
 
+def resnet20(
+    shape: Shape, classes: int, *, width: int = 16, norm: Norm = "batch", groups: int = 2, depth: int = 20
+) -> nn.Module:
+    """The residual network that He et al. 2016 (CVPR, section 4.2) made for CIFAR: 3x3 stem, three stages of basic blocks.
+
+    With the defaults 19 convolutions of 3x3, two of 1x1 on the shortcuts, and the classifier; on 3 x 32 x 32 input 272,474
+    parameters. Shortcuts between stages are 1x1 convolutions with normalisation (the paper's option B; for CIFAR it took
+    option A, zeros in the place of the new channels).
+
+    Args:
+      width: channels of the first stage; the second and the third have twice and four times as many, at half the height
+        and width of the stage before.
+      norm: normalisation after each convolution.
+      groups: of norm "group".
+      depth: 6 n + 2, for n blocks a stage.
+    """
+    from torchvision.models.resnet import BasicBlock
+
+    if width < 1 or depth < 8 or depth % 6 != 2:
+        raise ValueError(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
+    make_norm = norm_layer(norm, groups)
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),
+        "norm1": make_norm(width),
+        "relu1": nn.ReLU(),
+    }
+    inputs = width
+    for stage, outputs in enumerate((width, 2 * width, 4 * width), 1):
+        blocks = []
+        for number in range(depth // 6):
+            stride = 2 if stage > 1 and not number else 1
+            shortcut = None
+            if stride > 1:
+                shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(outputs))
+            blocks.append(BasicBlock(inputs, outputs, stride, shortcut, norm_layer=make_norm))
+            inputs = outputs
+        layers[f"layer{stage}"] = nn.Sequential(*blocks)
+    module = _named(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return module
+
+
 def _named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
@@ -139,5 +183,6 @@ SMALL = {
     "cnn": Architecture(cnn, "fc2", prefers_channels_last=True),
     "lenet": Architecture(lenet, "fc3", prefers_channels_last=True),
     "mlp": Architecture(mlp, "fc2"),
+    "resnet20": Architecture(resnet20, "fc", prefers_channels_last=True, size=32),
     "univarfl_cnn": Architecture(univarfl_cnn, "fc", prefers_channels_last=True, size=96),
 }

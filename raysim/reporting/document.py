@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from raysim.reporting import statement
 from raysim.reporting.contents import Report
-from raysim.reporting.render import header_of, lines_of, markdown, p_values
+from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values
 from raysim.reporting.runs import default_settings, differing, flatten, misnamed
 from raysim.reporting.significance import LEVEL, Comparison
 from raysim.reporting.tables import describe, text
@@ -129,26 +129,30 @@ def _significance(report: Report) -> str:
         "method for all tests of its table. Upper bounds are not tested. Equal pairs are dropped; `=` marks tied "
         "differences, which share their mean rank. With n pairs no p below 1/2^n can come out: 1/32 = 0.031 with five, so "
         "that fewer than five pairs cannot reach the level.\n",
+        "Below the tests stand the mean paired differences with their 95 % intervals by Student's t, which takes the differences "
+        "for normal (bold: without 0; not adjusted), and d, the mean over the standard deviation of the differences.\n",
     ]
     if report.by_table:
         pairs = "; ".join(table.title for table in report.tables)
         parts.append(f"### Over tables\n\nPaired are the mean accuracies in the same column of: {pairs}.\n")
-        parts.append(_p_table(report.by_table, report.tables[0].names))
+        parts.append(_p_table(report.by_table, report))
     for title, tests in report.by_seed.items():
         parts.append(f"### Over seeds: {title}\n\nPaired are the accuracies of runs with the same seed.\n")
-        parts.append(_p_table(tests, report.tables[0].names))
+        parts.append(_p_table(tests, report))
     return "\n".join(parts)
 
 
-def _p_table(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+def _p_table(comparisons: Sequence[Comparison], report: Report) -> str:
+    names = report.tables[0].names
     used = {item.result.num_used for item in comparisons}
     dropped = sum(item.result.num_pairs - item.result.num_used for item in comparisons)
     smallest = min(item.result.smallest_p for item in comparisons)
     n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
     equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
-    return (
+    tests = (
         f"{markdown(*p_values(comparisons, names))}\n{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n"
     )
+    return f"{tests}\n{markdown(*effects(comparisons, names, report.measure.digits))}"
 
 
 def _missing(report: Report) -> str:

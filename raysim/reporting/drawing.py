@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from raysim.config import nearest
 from raysim.core.errors import Fault
-from raysim.reporting import figures, inside, selection, traces
+from raysim.reporting import figures, inside, maps, selection, space, traces
 from raysim.reporting.contents import Report
 
 
@@ -102,6 +102,17 @@ FIGURES = {
         "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
         "no run logged which layers FLFA chose",
         ("flfa_table_13",),
+    ),
+    "map": Kind(
+        maps.maps,
+        "Left: mean gain of each pair over the one of the baseline, by seed, in points; bold: its 95 % interval leaves out 0. "
+        "Right: what that gain is beyond the sum of the gains that row and column have alone. Grey: no run.",
+        "it needs report.baseline, report.gain as label=value, and that label as the only column label",
+    ),
+    "space": Kind(
+        space.space,
+        "Every run along the settings that were drawn from ranges; a cross is a run that did not finish.",
+        "no label in report.ignore has five numbers or more",
     ),
     "spectrum": Kind(
         inside.spectrum,

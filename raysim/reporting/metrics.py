@@ -29,6 +29,7 @@ BESIDE = {"accuracy": "best_accuracy", "best_accuracy": "accuracy"}
 WAYS = {
     "best": "best value of {}",
     "mean_last_10pct": "mean of {} over the last 10 % of the rounds",
+    "mean": "mean of {} over the rounds that recorded it",
     "last": "last value of {}",
 }
 #: Names of shares, which are told in percent.
@@ -115,6 +116,8 @@ class Metric:
         number = list(rounds.values())[-1]
         if self.way == "best":
             number = max(rounds.values()) if self.mode == "max" else min(rounds.values())
+        elif self.way == "mean":
+            number = float(np.mean(list(rounds.values())))
         elif self.way == "mean_last_10pct":
             # The same rounds as in summary.json; the last one recorded if none of them was.
             count = int(run.summary.get("rounds") or run.config.get("rounds") or max(rounds) + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.reporting.significance import LEVEL, Comparison, holm
+from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
 
 if TYPE_CHECKING:
@@ -199,6 +199,29 @@ def p_values(comparisons: Sequence[Comparison], names: Sequence[str]) -> tuple[l
         upper, lower = zip(*(by_column.get(column, (Entry("-"), Entry(""))) for column in columns), strict=True)
         lines += [(name, upper), (HOLM, lower)]
     return ["better than", *(heading(names, column) for column in columns)], lines
+
+
+def effects(comparisons: Sequence[Comparison], names: Sequence[str], digits: int) -> tuple[list[str], list[Line]]:
+    """(header, lines) of a table of paired differences: a line for each pair, a column for each column.
+
+    An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold where the interval leaves out 0.
+    """
+    columns = list(dict.fromkeys(item.column for item in comparisons))
+    pairs: dict[str, dict[Column, Entry]] = {}
+    for item in comparisons:
+        entry = Entry(_effect(item.effect, digits), "best" if item.effect.is_certain else "")
+        pairs.setdefault(f"{item.method} - {item.other}", {})[item.column] = entry
+    lines: list[Line] = [
+        (name, tuple(by_column.get(column, Entry("-")) for column in columns)) for name, by_column in pairs.items()
+    ]
+    return ["difference", *(heading(names, column) for column in columns)], lines
+
+
+def _effect(effect: Effect, digits: int) -> str:
+    words = signed(effect.mean, digits)
+    if effect.low is not None and effect.high is not None:
+        words += f" [{signed(effect.low, digits)}, {signed(effect.high, digits)}]"
+    return words if effect.d is None else f"{words}, d {signed(effect.d, 1)}"
 
 
 def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:

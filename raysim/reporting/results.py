@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Columns of `Report.p_values`.
-P_VALUES = ("table", "column", "method", "better_than", "p", "p_holm", "num_pairs")
+P_VALUES = (
+    *("table", "column", "method", "better_than", "p", "p_holm", "num_pairs"),
+    *("difference", "low", "high", "d"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +34,7 @@ class Report:
       cells: table.csv: a row a cell, with its labels, mean, standard deviation over seeds, number of seeds and published number.
       p_values: a row a test (one-sided exact Wilcoxon) that `method` is better than another one; `p_holm` is adjusted for all
         tests of its table. An empty title stands for tests over all tables. Without `against` or `baseline` nothing is tested.
+        `difference` is the mean paired one, `low` and `high` its 95 % interval, `d` it over the deviation of the differences.
       figures: name -> PNG.
       text: report.md. conclusions: its first sentences.
     """
@@ -84,7 +88,18 @@ def _p_values(contents: Contents) -> pd.DataFrame:
     tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}
     names = contents.tables[0].names
     rows = [
-        (title, heading(names, test.column), test.method, test.other, test.result.p, adjusted, test.result.num_pairs)
+        (
+            *(
+                title,
+                heading(names, test.column),
+                test.method,
+                test.other,
+                test.result.p,
+                adjusted,
+                test.result.num_pairs,
+            ),
+            *(test.effect.mean, test.effect.low, test.effect.high, test.effect.d),
+        )
         for title, comparisons in tests.items()
         for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True)
     ]

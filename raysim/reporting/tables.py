@@ -173,6 +173,24 @@ def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], publishe
     return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
 
 
+def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
+    """Two cells as one, over all their runs; a score's key then tells the labels of these names, too."""
+
+    def told(cell: Cell) -> dict[str, Label]:
+        return {key: value for key, value in cell.labels.items() if key in names}
+
+    keys = {id(cell): f"{describe(told(cell))}, seed " if told(cell) else "" for cell in (one, other)}
+    scores: dict[Label, float] = {
+        f"{keys[id(cell)]}{seed}": score for cell in (one, other) for seed, score in cell.scores.items()
+    }
+    folders: dict[Label, Path] = {
+        f"{keys[id(cell)]}{seed}": folder for cell in (one, other) for seed, folder in cell.folders.items()
+    }
+    labels = {key: value for key, value in one.labels.items() if key not in names}
+    is_joint = one.is_joint and other.is_joint
+    return replace(cell_of(labels, scores), folders=folders, is_joint=is_joint)
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard deviation with ddof 1; no deviation of one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -208,7 +226,7 @@ def make_tables(
       first, last: rows that stand at the ends.
       order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
         ascend.
-      ignore: labels that make neither columns nor tables, whatever they hold.
+      ignore: labels that make neither columns nor tables, whatever they hold; cells that differ in them alone are pooled.
       metric: what the cells hold.
     Raises:
       ConfigError: no cell has such a label. DataError: two cells fall on one place.
@@ -229,11 +247,14 @@ def make_tables(
     for cell in cells:
         places = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
         row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
-        if places.setdefault((row, column), cell) is not cell:
+        twin = places.setdefault((row, column), cell)
+        if twin is not cell and not any(cell.labels.get(name) != twin.labels.get(name) for name in ignore):
             raise DataError(
                 f"two different settings fall into one cell ({row}, {heading(names, column)})",
                 mend="name more columns",
             )
+        if twin is not cell:
+            places[row, column] = pooled(twin, cell, ignore)
     rank = _ranking(order)
 
     def row_rank(row: str) -> tuple[int, Rank]:

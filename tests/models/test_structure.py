@@ -51,6 +51,24 @@ def test_vit_b16_has_livars_dimensions():
     assert len(adapted) == 48
 
 
+def test_resnet20_is_the_one_for_cifar():
+    """He et al. 2016: 20 weighted layers, and with option B 272,474 parameters; a layer block for each residual block."""
+    network = layout(spec_of("resnet20"))
+    assert network.num_params == 272_474
+    assert sum(leaf.size for leaf in layout(spec_of("resnet20", width=8, depth=8)).params) < 30_000
+    blocks = [f"layer{stage}.{number}" for stage in (1, 2, 3) for number in range(3)]
+    assert network.blocks == ("stem", *blocks, "fc")
+    assert layout(spec_of("resnet20"), "stage").blocks == ("stem", "layer1", "layer2", "layer3", "fc")
+    module = build_model(spec_of("resnet20", 16, 1), seed=0)
+    weighted = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    assert sum(getattr(part, "kernel_size", None) != (1, 1) for part in weighted) == 20
+    grown = module.layer3(module.layer2(module.layer1(torch.zeros(2, 16, 16, 16))))
+    assert grown.shape == (2, 64, 4, 4)
+    for depth in (9, 2):
+        with pytest.raises(ValueError, match="depth 6 n"):
+            build_model(spec_of("resnet20", depth=depth), seed=0)
+
+
 def test_mobilenetv2_blocks_are_stem_residuals_last_convolution_and_head():
     counts = Counter(leaf.block for leaf in layout(spec_of("mobilenetv2")).params)
     residuals = {f"features.{i}": 6 if i == 1 else 9 for i in range(1, 18)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from functools import cache
 from pathlib import Path
 
 import medmnist
@@ -26,6 +28,9 @@ from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, s
 #: Trials that only repeat another one: joint training, which no beta or alpha changes.
 REPEATS = {"livar/table_1": 12, "livar/table_2": 12, "studies/livar_digits": 5}
 
+#: Pairs of the map of combinations that cannot run together.
+REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": {("CCVR", "Freeze")}}
+
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory):
@@ -37,27 +42,38 @@ def stubs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(stubs, tmp_path_factory):
-    """The weights that configs/studies/livar_pretrain.yaml would leave."""
-    config, _ = parse_config(read_config(STUDIES / "livar_pretrain.yaml"))
-    info = stub_info(config.data.name)
-    path = tmp_path_factory.mktemp("pretrained") / "model.safetensors"
-    save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), path)
-    return str(path)
+    """pretrained(what stands for `model.pretrained`): the weights that such a run of configs/studies would leave."""
+    folder = tmp_path_factory.mktemp("pretrained")
+
+    @cache
+    def weights(path):
+        (name,) = [stem for stem in ("livar_pretrain", "fedvg_pretrain") if path.startswith(f"runs/{stem}")]
+        config, _ = parse_config(read_config(STUDIES / f"{name}.yaml"))
+        info = stub_info(config.data.name)
+        file = folder / f"{Path(path).parent.name}.safetensors"
+        save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), file)
+        return str(file)
+
+    def replaced(value):
+        if isinstance(value, dict):
+            return {key: replaced(inner) for key, inner in value.items()}
+        return weights(value) if isinstance(value, str) and value.startswith("runs/") else value
+
+    return replaced
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_unscaled_trial_can_start(path, stubs, pretrained):
-    raw = read_config(path)
+    raw = pretrained(read_config(path))
     raw["data"] = {**raw.get("data", {}), "root": str(stubs)}
-    model = raw.get("model", {})
-    if str(model.get("pretrained")).startswith("runs/"):
-        raw["model"] = {**model, "pretrained": pretrained}
     if path in CALIBRATIONS:
         assert plan_calibration(raw, str(path))
     elif raw.get("tune", {}).get("param_space"):
-        trials = plan_sweep(raw, str(path), draws).trials
-        assert sum(bool(trial.same_as) for trial in trials) == REPEATS.get(f"{path.parent.name}/{path.stem}", 0)
+        sweep = plan_sweep(raw, str(path), draws)
+        assert sum(bool(trial.same_as) for trial in sweep.trials) == REPEATS.get(f"{path.parent.name}/{path.stem}", 0)
+        refused = REFUSED.get(f"{path.parent.name}/{path.stem}", set())
+        assert {tuple(re.findall("=([^_]+)_", name)) for name in sweep.refused} == refused
     else:
         assert check(raw, str(path)).num_rounds
 

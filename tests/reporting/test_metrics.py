@@ -41,6 +41,7 @@ def test_a_column_of_progress_is_read_in_three_ways(tmp_path):
     assert Metric("mean_last_10pct:server/macro_f1").score(run) == pytest.approx(35.0)  # 2 of 20 rounds
     assert Metric("best:server/macro_f1", "min").score(run) == pytest.approx(20.0)
     assert (Metric("train/loss").score(run), Metric("best:train/loss", "min").score(run)) == (0.25, 0.25)
+    assert Metric("mean:server/macro_f1").score(run) == pytest.approx(100 * np.mean(values))
     assert Metric("server/nothing").score(run) is None
 
 
@@ -143,6 +144,20 @@ def test_an_ignored_label_makes_no_column_but_finds_its_published_cell(tmp_path)
     (table,) = make_report([tmp_path], {**given, "ignore": ["select"]}).tables
     assert table.columns == ((),)
     assert {row: cell.published.value for (row, _), cell in table.cells.items()} == {"BP": 65.81, "FLFA": 68.05}
+
+
+def test_runs_that_differ_in_an_ignored_label_alone_are_pooled(tmp_path):
+    for place, (form, mu) in enumerate(itertools.product(("masked", "literal"), (0.1, 1.0, 10.0))):
+        for seed in range(2):
+            labels = {"form": form, "mu": mu, "seed": seed}
+            fabricate(tmp_path / f"{place}-{seed}", 0.5 + place / 100 + seed / 10, labels=labels, seed=seed)
+    report = make_report([tmp_path], {"rows": "form", "ignore": ["mu"], "baseline": "masked"})
+    (table,) = report.tables
+    assert {row: (cell.n, round(cell.mean, 6)) for (row, _), cell in table.cells.items()} == {
+        "masked": (6, 56.0), "literal": (6, 59.0),
+    }  # fmt: skip
+    assert len({*table.cells["masked", ()].folders.values()}) == 6
+    assert report.by_seed["digits / cnn"][0].result.num_pairs == 6  # by mu and seed
 
 
 def test_a_column_label_that_only_the_recipe_asks_for_becomes_a_note(tmp_path):

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
+from scipy.stats import ttest_rel, wilcoxon
 
 from raysim.reporting.build import make_report, write
 from raysim.reporting.document import conclusions
 from raysim.reporting.published import published
-from raysim.reporting.significance import wilcoxon_greater
+from raysim.reporting.significance import Effect, effect_of, wilcoxon_greater
 from tests.support.report_runs import sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
@@ -75,6 +75,41 @@ def test_wilcoxon_with_ties_equals_counting_all_signs():
         sums = [ranks[np.array(signs) > 0].sum() for signs in itertools.product((0, 1), repeat=len(used))]
         expected = np.mean(np.array(sums) >= observed - 1e-9)
         assert wilcoxon_greater(gaps, np.zeros(7)).p == pytest.approx(expected)
+
+
+def test_effect_by_hand():
+    """Differences 1, 2, 3: mean 2, deviation 1, t(2) = 4.3027, half 4.3027 / sqrt(3); d = 2."""
+    effect = effect_of([2, 4, 6], [1, 2, 3])
+    assert (effect.mean, effect.d, effect.num_pairs) == (2.0, pytest.approx(2.0), 3)
+    assert (effect.low, effect.high) == (pytest.approx(2 - 2.4841, abs=1e-3), pytest.approx(2 + 2.4841, abs=1e-3))
+    assert not effect.is_certain
+    assert effect_of([5.0], [3.0]) == Effect(2.0, None, None, None, 1)
+    same = effect_of([0.3, 0.4], [0.1, 0.2])
+    assert (same.d, same.is_certain) == (None, True)  # equal differences have no spread to be measured in
+    with pytest.raises(ValueError, match="no pairs"):
+        effect_of([1.0], [])
+
+
+def test_interval_of_the_effect_is_scipys_and_paired():
+    rng = np.random.default_rng(0)
+    for count in (3, 5, 12):
+        left, right = rng.normal(1, 1, count), rng.normal(0, 5, count)
+        effect, interval = effect_of(left, right), ttest_rel(left, right).confidence_interval(0.95)
+        assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high))
+        shift = rng.normal(0, 50, count)  # of both runs of a seed
+        moved = effect_of(left + shift, right + shift)
+        assert (moved.low, moved.high, moved.d) == pytest.approx((effect.low, effect.high, effect.d))
+        assert effect_of(right, left).d == pytest.approx(-effect.d)
+
+
+def test_report_has_the_differences_below_the_tests(tmp_path):
+    root = sweep(tmp_path / "s", {("FedAvg", 0.1): [0.5] * 5, ("FedVG", 0.1): [0.51, 0.52, 0.53, 0.54, 0.55]})
+    text = write(
+        make_report([root], {"against": "FedVG", "columns": ["alpha"], "figures": []}), tmp_path / "o"
+    ).read_text()
+    # 1 to 5 points: mean 3, deviation 1.58, t(4) = 2.776
+    assert "| FedVG - FedAvg | **+3.00 [+1.04, +4.96], d +1.9** |" in text
+    assert "| FedVG \\> FedAvg | **0.0312** |" in text
 
 
 def test_over_seeds_pairs_runs_of_the_same_seed(tmp_path):

@@ -24,6 +24,7 @@ TINY = {
     "mlp": (8, {}),
     "univarfl_cnn": (21, {"norm": "group"}),  # biases in front of BatchNorm have no gradient
     "resnet18": (8, {}),
+    "resnet20": (8, {"width": 4}),
     "resnet34": (8, {"norm": "group"}),
     "resnet50": (8, {"stem": "small"}),
     "mobilenetv2": (8, {"stem": "small", "width": 0.25, "dropout": 0.0}),

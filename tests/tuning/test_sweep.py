@@ -90,7 +90,7 @@ def test_drawn_values_become_settings():
         ({}, "tune.param_space: is missing"),
         ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be one domain"),
         ({"tune": {"param_space": {"seed": {"grid_search": []}}}}, "nothing to choose from"),
-        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is a value"),
+        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is no group of keys"),
         ({"tune": {"param_space": {"m": {"grid_search": {"a": 3}}}}}, "must hold settings"),
     ],
 )
@@ -137,3 +137,38 @@ def test_assign_makes_groups_and_names_what_is_in_the_way():
     assert raw == {"a": 1, "b": {"c": {"d": 2}}}
     with pytest.raises(KeyError, match="a"):
         assign(raw, "a.b", 3)
+
+
+def test_assign_goes_into_a_list_of_names_and_adds_to_one():
+    raw = {"methods": ["fedprox", {"fedvg": {"norm": "l2"}}, {"livar": None}], "other": [1, 2]}
+    assign(raw, "methods.fedprox.mu", 0.3)
+    assign(raw, "methods.fedvg.granularity", "block")
+    assign(raw, "methods.livar.table", "online")
+    assign(raw, "methods+", ["fedavgm"])
+    assign(raw, "new.list+", ["a"])
+    assert raw["methods"] == [
+        {"fedprox": {"mu": 0.3}}, {"fedvg": {"norm": "l2", "granularity": "block"}}, {"livar": {"table": "online"}}, "fedavgm",
+    ]  # fmt: skip
+    assert raw["new"] == {"list": ["a"]}
+    for key, value, words in (
+        ("methods.moon.mu", 1, "methods lists no 'moon'"),
+        ("other.x.y", 1, "other lists no 'x'"),
+        ("methods.fedprox.mu.x", 1, "methods.fedprox.mu is no group of keys"),
+        ("methods+", "fedvg", "adds a list to a list"),
+        ("methods.fedvg.norm+", ["l1"], "adds a list to a list"),
+    ):
+        with pytest.raises(KeyError, match=words):
+            assign(raw, key, value)
+
+
+def test_two_axes_make_one_list_of_methods_and_an_axis_may_be_a_methods_option():
+    space = {
+        "server": {"FedAvg": {}, "FedVG": {"methods+": ["fedvg"]}},
+        "local": {"SGD": {}, "FedProx": {"methods+": ["fedprox"]}},
+    }
+    raw = {"tune": {"param_space": {axis: {"grid_search": labels} for axis, labels in space.items()}}}
+    assert [t.raw.get("methods", []) for t in grid(raw, "a test")] == [[], ["fedprox"], ["fedvg"], ["fedvg", "fedprox"]]
+    raw = {"methods": ["univarfl"], "tune": {"param_space": {"methods.univarfl.mu": {"grid_search": [0.1, 1]}}}}
+    trials = grid(raw, "a test")
+    assert [t.raw["methods"] for t in trials] == [[{"univarfl": {"mu": 0.1}}], [{"univarfl": {"mu": 1}}]]
+    assert [(t.name, t.raw["labels"]) for t in trials] == [("mu=0.1", {"mu": 0.1}), ("mu=1", {"mu": 1})]

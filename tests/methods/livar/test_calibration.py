@@ -15,13 +15,12 @@ from methods.livar.calibration import (
     Explanation,
     curve,
     explain,
-    gram,
     ranks,
     rows_of_run,
     table_from,
-    target_coefficients,
 )
 from methods.livar.math import CUTS, TABLES, plain_table, raw_coefficients, table_of
+from methods.livar.regression import gram, target_coefficients
 
 CONSTRAINTS = ["nonnegative", "simplex", "box"]
 

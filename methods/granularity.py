@@ -1,0 +1,55 @@
+"""One weight per client for the whole model, for each layer, or for each layer block (FedVG, section on granularity)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from raysim.core.layout import Layout, Leaf
+
+
+def spread(
+    layout: Layout,
+    weights_of: Callable[[Sequence[str]], Tensor | None],
+    *,
+    granularity: str,
+    otherwise: Tensor,
+    layer_of: Mapping[str, str] | None = None,
+    buffers: str = "layer",
+) -> dict[str, Tensor]:
+    """Weights of every leaf.
+
+    Args:
+      weights_of: layers -> (K,) weights that they have together; None where nothing is known of them.
+      granularity: "model", "layer" or "block".
+      otherwise: (K,) where nothing is known of a whole layer block either, and of buffers where these are "uniform".
+      layer_of: parameter leaf -> its layer; each is one by itself if not given.
+      buffers: with granularity "layer": "layer" or "uniform".
+    """
+    layer_of = {leaf.name: leaf.name for leaf in layout.params} if layer_of is None else layer_of
+    block_of = {layer_of[leaf.name]: leaf.block for leaf in layout.params}
+
+    def known(layers: Sequence[str], default: Tensor) -> Tensor:
+        weights = weights_of(layers)
+        return default if weights is None else weights
+
+    everything = known(list(block_of), otherwise)
+    by_block = {
+        block: known([layer for layer in block_of if block_of[layer] == block], otherwise) for block in layout.blocks
+    }
+    by_layer = {layer: known([layer], by_block[block_of[layer]]) for layer in block_of}
+    # A BatchNorm statistic goes with the weight tensor that it belongs to: the first of its module.
+    owners = {leaf.layer: leaf.name for leaf in reversed(layout.params)}
+
+    def weight_of(leaf: Leaf) -> Tensor:
+        if granularity == "model":
+            return everything
+        if granularity == "layer" and leaf.is_buffer and buffers == "uniform":
+            return otherwise
+        owner = owners.get(leaf.layer) if leaf.is_buffer else leaf.name
+        if granularity == "layer" and owner is not None:
+            return by_layer[layer_of[owner]]
+        return by_block[leaf.block] if leaf.block in block_of.values() else everything
+
+    return {leaf.name: weight_of(leaf) for leaf in layout.leaves}

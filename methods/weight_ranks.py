@@ -1,0 +1,52 @@
+"""Who gets the weight: rank correlations of the aggregation weights with what the clients are and did."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from methods.flfa import update_norms
+from raysim.core.method import ServerView
+from raysim.core.weights import RightMap
+
+
+def log_weights(server: ServerView) -> None:
+    """Rank correlations of the aggregation weights with what the clients are and did; see `diagnostics`."""
+    active = server.is_active
+    leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
+    spans = [(leaf.offset, leaf.end) for leaf in leaves]
+    norms = torch.stack(server.map_updates(update_norms, spans)).square().sum(dim=1).sqrt()
+    counts = server.class_counts.double()
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
+    entropy = torch.special.entr(shares).sum(dim=1)
+    weights = mean_weights(server)
+    for name, values in (("update", norms), ("examples", server.num_examples.double()), ("entropy", entropy)):
+        server.log(f"weight_by_{name}", rank_correlation(weights[active], values[active]))
+
+
+def mean_weights(server: ServerView) -> Tensor:
+    """(K,) float64: each client's aggregation weight, mean over all numbers of the shared leaves."""
+    total, size = torch.zeros(len(server.clients), dtype=torch.float64), 0
+    for leaf in server.layout.shared:
+        if leaf.name in server.weights:
+            weight = server.weights[leaf.name]
+            if isinstance(weight, RightMap):
+                weight = weight.maps.diagonal(dim1=1, dim2=2)
+            total += leaf.size * weight.reshape(len(weight), -1).mean(dim=1)
+            size += leaf.size
+    return total / max(1, size)
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Spearman's: the correlation of the ranks, ties at their mean rank; NaN where one side is all alike. (n,) float64."""
+    first, second = (_ranks(values) for values in (one, other))
+    size = first.norm() * second.norm()
+    return float(first @ second / size) if float(size) > 0 else math.nan
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """(n,) ranks less their mean."""
+    above = (values[:, None] > values).double().sum(dim=1)
+    return above + (values[:, None] == values).double().sum(dim=1) / 2 - len(values) / 2

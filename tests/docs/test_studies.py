@@ -1,0 +1,87 @@
+"""The pages of studies: every number with a decimal point comes from the study's report.
+
+Such a number is in one of the reports or tables below the study's folder, rounded as the page prints it, or it is the
+difference of two means there that differ in one label. A number of the study's files in `configs/studies` is a setting. Code is
+left out, and so are whole numbers, which count things.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, Decimal
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER, FILES = ROOT / "docs" / "studies", ROOT / "configs" / "studies"
+CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)")
+
+#: Pages that are older than this rule: they also tell what is in progress.csv, whose runs are gone.
+OLDER = ("flfa_digits", "livar_digits", "univarfl_shapes")
+STUDIES = [path.parent for path in sorted(FOLDER.glob("*/README.md")) if path.parent.name not in OLDER]
+
+
+def numbers(text: str) -> list[Decimal]:
+    return [Decimal(found) for found in NUMBER.findall(text)]
+
+
+def reported(study: Path) -> set[Decimal]:
+    """All numbers of the reports and tables of a study, and the differences of its means."""
+    found = {number for path in study.rglob("report.md") for number in numbers(path.read_text())}
+    for path in study.rglob("table.csv"):
+        cells = [(labels_of(row), Decimal(row["mean"]), row) for row in csv.DictReader(path.open()) if row["mean"]]
+        found |= {number for _, mean, row in cells for number in (mean, Decimal(row["std"] or 0))}
+        found |= {
+            abs(mean - other)
+            for (labels, mean, _), (others, other, _) in combinations(cells, 2)
+            if sum(one != another for one, another in zip(labels, others, strict=True)) == 1
+        }
+    return found
+
+
+def labels_of(row: dict[str, str]) -> list[str]:
+    """What is in the columns of table.csv before the metric's."""
+    return list(row.values())[: list(row).index("metric")]
+
+
+def settings(text: str) -> set[Decimal]:
+    """The numbers of the files in configs/studies that a page names."""
+    files = {FILES / name for name in re.findall(r"configs/studies/(\w+\.yaml)", text)}
+    return {Decimal(found) for path in files for found in re.findall(r"\d+(?:\.\d+)?", path.read_text())}
+
+
+def unknown(text: str, known: set[Decimal]) -> list[str]:
+    """Numbers of a text that no known one rounds to."""
+    return [str(number) for number in numbers(CODE.sub(" ", text)) if not any(rounds(one, number) for one in known)]
+
+
+def rounds(exact: Decimal, printed: Decimal) -> bool:
+    """Whether a number, itself perhaps rounded, is printed so with fewer digits."""
+    return any(exact.quantize(printed, way) == printed for way in (ROUND_HALF_UP, ROUND_HALF_DOWN))
+
+
+def test_numbers_are_rounded_settings_apart_and_code_left_out():
+    known = {Decimal("88.454"), Decimal("-1.25"), Decimal("0.5")}
+    assert (
+        unknown("88.5 and 88.45, 1.2 or 1.3 less at alpha 0.5; `0.7` is code, 12 a count", {*known, Decimal("1.25")})
+        == []
+    )
+    assert unknown("88.4 against 0.51; version 1.2.3", known) == ["88.4", "0.51"]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+def test_numbers_of_a_page_are_those_of_its_report(study: Path):
+    text = (study / "README.md").read_text()
+    assert unknown(text, reported(study) | settings(text)) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+def test_numbers_of_the_gallery_are_those_of_the_reports(study: Path):
+    sections = (FOLDER / "README.md").read_text().split("\n## ")
+    (section,) = [section for section in sections if f"]({study.name}/README.md)" in section]
+    page = (study / "README.md").read_text()
+    assert unknown(section, reported(study) | settings(page)) == []
