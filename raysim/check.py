@@ -52,8 +52,6 @@ from raysim.stop import stop_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
 
-BUNDLED = ("digits", "shapes")
-
 T = TypeVar("T")
 
 

