@@ -213,6 +213,26 @@ def test_gradient_at_another_point_leaves_the_model_alone():
     assert torch.equal(model.params, before[: model.params.numel()])
 
 
+def test_a_gradient_elsewhere_is_a_copy_and_leaves_the_own_one():
+    model = bound()
+    data = examples(8)
+    batch = Batch(InputTransform()(data.images), data.labels)
+    model.module.eval()
+    own = model.gradient_function(cross_entropy)(model.params, batch).clone()
+    far = model.gradient(cross_entropy, model.params + torch.randn_like(model.params), batch)
+    assert torch.equal(model.grad, own)
+    assert far.data_ptr() != model.grad.data_ptr()
+    assert not torch.equal(far, own)
+
+
+def test_counters_that_are_not_given_begin_at_zero():
+    model = bound()
+    (name,) = model.counters
+    for given, count in (({name: 3}, 3), (None, 0), ({name: 2}, 2), ({}, 0)):
+        model.load(model.state.clone(), given)
+        assert int(model.counters[name]) == count
+
+
 def test_statistics_follow_the_trained_path_only():
     model = bound()
     data = examples(8)
