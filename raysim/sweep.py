@@ -75,6 +75,8 @@ def scaled(raw: Raw, source: str) -> Settings:
     name = raw.get("name")
     if isinstance(name, str) and not name.endswith(SCALED):
         settings = {"name": f"{name}{SCALED}", **settings}
+    if "tune" in raw and raw["tune"] is None:  # one run of a sweep
+        settings = {key: value for key, value in settings.items() if str(key).partition(".")[0] != "tune"}
     return _laid_over(raw, settings, "scale", source)
 
 

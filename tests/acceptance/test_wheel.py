@@ -89,7 +89,7 @@ def test_verbs_that_need_no_run(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_recipe_with_a_class_mapping_runs_in_an_empty_folder(command, tmp_path):
-    few = ("--scaled", "resources.backend=serial", "rounds=1", "scale.rounds=1")
+    few = ("--scaled", "tune=null", "resources.backend=serial", "rounds=1", "scale.rounds=1")
     text = command("raysim", "run", "paper:fedvg/figure_6", *few, "name=mine")
     assert "run directory" in text
     environment = json.loads((tmp_path / "runs" / "mine" / "env.json").read_text())
