@@ -157,7 +157,7 @@ class RunFolder:
     def status(self) -> Status:
         for mark, name in MARKS.items():
             path = self.path / mark
-            if path.exists():
+            if path.is_file():  # a folder of that name is no mark
                 lines = path.read_text(errors="replace").strip().splitlines()
                 return Status(name, lines[0] if lines else "")
         return Status("unfinished")

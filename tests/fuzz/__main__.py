@@ -7,6 +7,7 @@ FILE does not hold; the table is of all that FILE holds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these cases are not run again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further case begins")
     given = parser.parse_args()
+    given.results = given.results and given.results.resolve()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a case ends what it started
     verdicts: dict[tuple[str, int], str] = {}
     if given.results is not None and given.results.is_file():
@@ -38,7 +40,7 @@ def main() -> int:
         for seed in range(given.seed, given.seed + max(1, round(count * given.share)))
         if given.only in kind and (kind, seed) not in verdicts
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # where wrong relative paths begin
         ground = Ground(Path(folder))
         began = time.monotonic()
         for kind, seed in due:
