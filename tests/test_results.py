@@ -70,3 +70,9 @@ def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
     with pytest.raises(DataError, match=r"^round_00000\.npz is damaged \([^\n]*\) in [^\n]*$"):
         raysim.load(folder).arrays("a.b")
     assert list(raysim.load(folder).arrays("a.c")[0]) == [0, 0, 0]
+
+
+def test_a_folder_in_the_place_of_a_mark_is_no_mark(folder):
+    (folder / "COMPLETED").mkdir()
+    assert RunFolder(folder).status.name == "unfinished"
+    assert raysim.load(folder).status.name == "unfinished"
