@@ -1,8 +1,8 @@
 """The pages of studies: every number with a decimal point comes from the study's report.
 
 Such a number is in one of the reports or tables below the study's folder, rounded as the page prints it, or it is the
-difference of two means there that differ in one label. A number of the study's files in `configs/studies` is a setting. Code is
-left out, and so are whole numbers, which count things.
+difference of two means there that share all labels but the method and one more. A number of the study's files in
+`configs/studies` is a setting. Code is left out, and so are whole numbers, which count things.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)")
 
 #: Pages that are older than this rule: they also tell what is in progress.csv, whose runs are gone.
-OLDER = ("flfa_digits", "livar_digits", "univarfl_shapes")
+OLDER = ("livar_digits", "univarfl_shapes")
 STUDIES = [path.parent for path in sorted(FOLDER.glob("*/README.md")) if path.parent.name not in OLDER]
 
 
@@ -38,14 +38,15 @@ def reported(study: Path) -> set[Decimal]:
         found |= {
             abs(mean - other)
             for (labels, mean, _), (others, other, _) in combinations(cells, 2)
-            if sum(one != another for one, another in zip(labels, others, strict=True)) == 1
+            if sum(one != another for one, another in zip(labels, others, strict=True)) <= 1
         }
     return found
 
 
 def labels_of(row: dict[str, str]) -> list[str]:
-    """What is in the columns of table.csv before the metric's."""
-    return list(row.values())[: list(row).index("metric")]
+    """What is in the columns of table.csv before the metric's, but the method, which other labels may stand for."""
+    names = list(row)
+    return [row[name] for name in names[: names.index("metric")] if name != "method"]
 
 
 def settings(text: str) -> set[Decimal]:
