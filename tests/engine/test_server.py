@@ -60,9 +60,9 @@ def test_rounds_belong_to_the_phases_in_their_order(root):
     server = server_on(plan_of(root), root)
     (phase,) = server.phases
     server.phases = [replace(phase, rounds=2), replace(phase, rounds=1)]
-    assert [server._phase_of(index)[0] for index in range(3)] == [0, 0, 1]
+    assert [server.phase_of(index)[0] for index in range(3)] == [0, 0, 1]
     with pytest.raises(IndexError):
-        server._phase_of(3)
+        server.phase_of(3)
 
 
 def test_the_largest_counter_of_the_kept_clients_is_kept(root):
