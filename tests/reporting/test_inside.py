@@ -255,6 +255,20 @@ def test_selection_stands_beside_table_13_where_the_stages_fit(tmp_path):
     assert len(diamonds) == 20
 
 
+def test_a_layer_block_that_a_run_does_not_name_was_never_chosen_there(tmp_path):
+    for seed, blocks in enumerate((["stem", "head"], ["stem"])):
+        labels = {"dataset": "CIFAR-10", "model": "ResNet-18", "method": "FLFA", "strategy": "lowest"}
+        folder = fabricate(tmp_path / str(seed), 0.5, labels=labels, seed=seed)
+        (folder / "arrays").mkdir()
+        values = {"flfa.selected": np.ones(len(blocks), int), "flfa.selected:columns": np.array(blocks)}
+        np.savez(folder / "arrays" / "round_00000.npz", **values)
+    report, _, _ = drawn([tmp_path], {"rows": "strategy", "figures": ["selection"]})
+    (extra,) = report.extras
+    shares = {block: [entry.text for entry in entries] for block, entries in extra.lines}
+    assert shares["head"][0].startswith("25.00 ± ")
+    assert shares["stem"][0].startswith("75.00 ± ")
+
+
 def test_the_new_figures_say_what_is_missing(tmp_path):
     kinds = ["representation", "drift", "agreement", "spectrum", "selection"]
     folder = flfa_runs(tmp_path / "runs")

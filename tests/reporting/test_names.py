@@ -13,6 +13,7 @@ from raysim.core.errors import DataError
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw
+from raysim.reporting.gains import best_on_average
 from raysim.reporting.published import FOLDER, published
 from raysim.reporting.recipes import changed
 from raysim.reporting.runs import Run, label, misnamed
@@ -276,3 +277,12 @@ def test_the_papers_sentence_on_averages_is_computed():
     assert lines["FedAvg + FedVG"][-1].text.endswith("(3 of 7)")
     (sentence,) = [line for line in conclusions(report) if line.startswith("Best on average over 7 tables: ")]
     assert f"FedVG at alpha = 0.05 ({sum(means) / 7:.2f}; next " in sentence
+
+
+def test_a_row_that_some_tables_lack_is_not_ranked_among_the_averages(tmp_path):
+    accuracies = {("CIFAR-10", "FedAvg"): 0.6, ("CIFAR-10", "FedVG"): 0.5, ("CIFAR-10", "Elastic"): 0.9}
+    accuracies |= {("TinyImageNet", "FedAvg"): 0.4, ("TinyImageNet", "FedVG"): 0.3}
+    for (dataset, method), best in accuracies.items():
+        fabricate(tmp_path / f"{dataset}-{method}", best, labels={"dataset": dataset, "method": method, "alpha": 0.1})
+    ranked = best_on_average(make_report([tmp_path], {"columns": ["alpha"]}).tables)
+    assert [(row, average.n) for row, average in ranked[(0.1,)]] == [("FedAvg", 2), ("FedVG", 2)]
