@@ -104,21 +104,26 @@ def against_published(cells: Sequence[Cell]) -> str:
 
 def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_of: str) -> str:
     """Against whom a row is significantly better, and where; and against whom it is nowhere."""
-    sentences = []
+    said: dict[str, list[str]] = {}  # verdict -> of whom
+    counts: dict[str, set[int]] = {}
     for method in dict.fromkeys(item.method for item in comparisons):
         tests = [item for item in comparisons if item.method == method]
         others = {
             other: [item for item in tests if item.other == other and item.result.is_significant]
             for other in dict.fromkeys(item.other for item in tests)
         }
-        counts = {item.result.num_pairs for item in tests}
-        n = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
         verdicts = [f"significantly better than {other}{_at(items, names)}" for other, items in others.items() if items]
         nowhere = ", ".join(other for other, items in others.items() if not items)
         if nowhere:
             verdicts.append(f"{'nowhere ' if names else 'not '}significantly better than {nowhere}")
-        start = f"One-sided exact Wilcoxon over {n} {pairs_of}, p < {LEVEL:g}: {method} is "
-        sentences.append(f"{start}{'; '.join(verdicts)}.")
+        verdict = "; ".join(verdicts)
+        said.setdefault(verdict, []).append(method)
+        counts.setdefault(verdict, set()).update(item.result.num_pairs for item in tests)
+    sentences = []
+    for verdict, methods in said.items():
+        few, most = min(counts[verdict]), max(counts[verdict])
+        start = f"One-sided exact Wilcoxon over {few if few == most else f'{few} to {most}'} {pairs_of}, p < {LEVEL:g}"
+        sentences.append(f"{start}: {', '.join(methods)} {'are' if len(methods) > 1 else 'is'} {verdict}.")
     if any(item.result.is_significant for item in comparisons):
         adjusted = holm([item.result.p for item in comparisons])
         count = sum(p < LEVEL for p in adjusted) or "none"
