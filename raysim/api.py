@@ -18,7 +18,7 @@ from raysim.core.settings import Raw, Settings
 from raysim.own_code import named
 from raysim.results import Run, Runs
 from raysim.storage import local_copy
-from raysim.sweep import axes_as_written, scaled
+from raysim.sweep import axes_as_written, scaled, without_null_sweep
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,15 +174,15 @@ def settings_of(
     else:
         raw, source = named(config or {}), "the call"
 
-    def lay(raw: Settings) -> None:
+    def lay(raw: Settings) -> Settings:
         lay_over(raw, named(overrides or {}), source, where="the call")
         for key, value in named(settings).items():
             _lay(raw, key.replace("__", "."), value)
+        return without_null_sweep(raw)
 
-    lay(raw)
+    raw = lay(raw)
     if scale:
-        raw = scaled(raw, source)
-        lay(raw)  # what was given for this call goes before the scale, too
+        raw = lay(scaled(raw, source))  # what was given for this call goes before the scale, too
     return raw, source
 
 
@@ -207,7 +207,6 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
         raise ConfigError([Fault("tune", text)], source)
-    raw = {key: value for key, value in raw.items() if key != "tune" or value is not None}
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)

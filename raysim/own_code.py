@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
-from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean
 from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
 from raysim.core.settings import Settings
 
@@ -68,9 +67,8 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     file = getattr(module, "__file__", module_name)
     if function is not None:
         raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
-    close = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], n=1)
-    hint = f". Did you mean {close[0]!r}?" if close else ""
-    raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}{hint}")
+    hint = did_you_mean(attribute, [key for key in vars(module) if not key.startswith("_")])
+    raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
 
 
 def _file(error: BaseException, module_name: str) -> str:

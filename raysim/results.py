@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from raysim.core.errors import DataError, RaysimError
+from raysim.core.errors import DataError
+from raysim.data.faults import explained
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 
@@ -222,13 +223,9 @@ def load(folder: str | Path) -> Run | Runs:
 @contextmanager
 def _sound(file: Path) -> Iterator[None]:
     """For the reading of a file of a run. Raises DataError: it is damaged."""
-    try:
+    mend = "delete this folder, and run it anew"
+    with explained(f"{file.name} is damaged", file.parent, mend, Exception):  # of the parsers of four formats
         yield
-    except RaysimError:
-        raise
-    except Exception as error:  # of the parsers of four formats
-        what, mend = f"{file.name} is damaged ({' '.join(str(error).split())})", "delete this folder, and run it anew"
-        raise DataError(what, str(file.parent), mend) from error
 
 
 def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.ndarray:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
+from raysim.data.faults import explained
 from raysim.files import replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
@@ -334,13 +335,10 @@ class _Arrays(Mapping[str, np.ndarray]):
     def close(self) -> None:
         self._file.close()
 
-    @contextmanager
-    def _sound(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of numpy's header, zip and zlib, each of which has its own
-            what, mend = f"{self._path.name} is damaged ({error})", "delete that file; what it holds is lost"
-            raise DataError(what, str(self._path.parent), mend) from error
+    def _sound(self) -> AbstractContextManager[None]:
+        mend = "delete that file; what it holds is lost"
+        # Of numpy's header, zip and zlib, each of which has its own.
+        return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
 
 
 def _column(values: np.ndarray) -> pa.Array:

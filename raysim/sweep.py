@@ -75,9 +75,15 @@ def scaled(raw: Raw, source: str) -> Settings:
     name = raw.get("name")
     if isinstance(name, str) and not name.endswith(SCALED):
         settings = {"name": f"{name}{SCALED}", **settings}
-    if "tune" in raw and raw["tune"] is None:  # one run of a sweep
-        settings = {key: value for key, value in settings.items() if str(key).partition(".")[0] != "tune"}
     return _laid_over(raw, settings, "scale", source)
+
+
+def without_null_sweep(raw: Settings) -> Settings:
+    """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
+    if "tune" not in raw or raw["tune"] is not None:
+        return raw
+    kept = {key: value for key, value in (raw.get("scale") or {}).items() if str(key).partition(".")[0] != "tune"}
+    return {key: value for key, value in raw.items() if key != "tune"} | ({"scale": kept} if kept else {})
 
 
 def with_own_name(raw: Raw) -> Raw:

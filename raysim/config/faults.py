@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from raysim.core.errors import Fault
+from raysim.core.errors import Fault, did_you_mean
 from raysim.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence that helps with an unknown name."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(known))}"
+    return f"{did_you_mean(name, known, cutoff=0.5)}Known: {', '.join(sorted(known))}"
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

@@ -72,8 +72,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         try:
             values[key.strip()] = load_yaml(text)
         except ValueError as error:
-            is_cut = text[:1] in "[{" and text.count("[") + text.count("{") > text.count("]") + text.count("}")
-            mend = f"; the shell cut it at a blank: put it in quotes, '{key}=...'" if is_cut else ""
+            mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     return values
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raysim.core.rounds import round_name
@@ -19,6 +20,12 @@ class RaysimError(Exception):
     def __str__(self) -> str:
         text = self.what + (f" in {self.where}" if self.where else "")
         return masked(text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else ""))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
+    """`Did you mean 'fedvg'? ` with the nearest of the known names; empty if none is near. cutoff: as difflib counts."""
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
 
 
 @dataclass(frozen=True)

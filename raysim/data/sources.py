@@ -19,13 +19,12 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, did_you_mean
 from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
@@ -193,9 +192,8 @@ def prepare(
       DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
     """
     if name not in SOURCES:
-        close = difflib.get_close_matches(name, SOURCES, n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise DataError(f"unknown data set {name!r}", "prepare", f"{guess}`raysim prepare` lists the known ones")
+        mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones"
+        raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
     if Path(save_as).name != save_as:
         raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")

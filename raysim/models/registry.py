@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
+from raysim.core.errors import did_you_mean
 from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
 from raysim.models.own import own_architecture
@@ -29,8 +29,7 @@ def find_architecture(name: str) -> Architecture:
         return timm_architecture(network)
     if prefix not in ("", "timm", "torchvision"):
         return own_architecture(name)
-    near = difflib.get_close_matches(network, [*MODELS, *names()], n=3)
-    hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    hint = did_you_mean(network, [*MODELS, *names()], most=3)
     known = f"{', '.join(sorted(MODELS))}, and every model of timm; or module:function for your own"
     raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 

@@ -64,7 +64,7 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     best, second = marked("best"), marked("second")
     lead, *others = sorted(rows, key=lambda row: (row != subject, -len(best[row]), -len(second[row])))
     contests = [(table, column) for table, column in contests if lead in table.competing(column)]
-    others = [row for row in others if any(row in table.competing(column) for table, column in contests)]
+    best, second = marked("best"), marked("second")
     has_places = len(tables) == 1 and tables[0].names and 0 < len(best[lead]) < len(contests)
     inside = f" ({'; '.join(best[lead])})" if has_places else ""
     count = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
