@@ -13,11 +13,10 @@ from typing import TypeVar
 from raysim.check_own import open_own_set
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
 from raysim.core.commands import command
-from raysim.core.errors import DataError, Fault, OwnCodeError
+from raysim.core.errors import DataError, Fault, OwnCodeError, explained
 from raysim.core.settings import name_and_options
 from raysim.core.uri import is_uri
 from raysim.data.arrow import ImageSet, SetInfo
-from raysim.data.faults import explained
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.remote import fetch_set

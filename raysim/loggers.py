@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Protocol, TypedDict, TypeGuard
 
 from raysim.config import parse_options
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, explained
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
-from raysim.data.faults import explained
 from raysim.find import find
 from raysim.run_folder import RunFolder
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from raysim import sweep
 from raysim.check import check_partition
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.data.arrow import SetInfo
-from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
 from raysim.pictures import partition_pictures, png
 from raysim.run_folder import RunFolder

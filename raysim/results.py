@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from raysim.core.errors import DataError
-from raysim.data.faults import explained
+from raysim.core.errors import DataError, explained
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 

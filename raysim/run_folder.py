@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
-from raysim.data.faults import explained
 from raysim.files import replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]

@@ -23,9 +23,8 @@ from threading import Timer
 from filelock import FileLock
 
 from raysim.config import Config, folder_of
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists, explained
 from raysim.core.uri import is_uri, joined
-from raysim.data.faults import explained
 from raysim.files import write_file
 from raysim.filesystems import FAILURES, RemoteFolder, Stamp, changed, is_hidden, reached_folder, reason, stamps
 from raysim.run_folder import MARKS, RunFolder

@@ -30,7 +30,6 @@ ALLOWED = {  # folder or file -> raysim modules it may import
     "raysim/storage.py": [
         CORE,
         CONFIG,
-        "raysim.data.faults",
         "raysim.files",
         "raysim.filesystems",
         "raysim.run_folder",

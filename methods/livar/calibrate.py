@@ -11,7 +11,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
     def plan(kind: str, methods: list[object], **partition: object) -> Plan:
         own = copy.deepcopy({**raw, "name": f"{name}/{kind}", "methods": methods})
         own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed, **partition}
-        return check(own, source)
+        checked = check(own, source)
+        return replace(checked, config=with_whole_files(checked.config))
 
     federated = plan("federated", [*(raw.get("methods") or ["livar"]), "keep_factors"])
     return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))
@@ -211,8 +212,8 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
 
     trials = []
     for name, run in waiting.items():
-        config = with_whole_files(run.config)
-        trials.append(SweepTrial(name, {}, config.model_dump(), config, run.num_rounds, run.manifest.checksum))
+        raw = run.config.model_dump()
+        trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
     with LiveLine() as line:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from raysim.core.rounds import round_name
 from raysim.core.uri import masked
@@ -54,6 +56,17 @@ class ConfigError(RaysimError):
 
 class DataError(RaysimError):
     """A data file or a partition that cannot be used."""
+
+
+@contextmanager
+def explained(what: str, where: Path | str, mend: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds become a DataError; their own words follow `what` in parentheses, in one line. Ours pass."""
+    try:
+        yield
+    except RaysimError:
+        raise
+    except kinds as error:
+        raise DataError(f"{what} ({' '.join(str(error).split())})", str(where), mend) from error
 
 
 class MethodError(RaysimError):

@@ -15,8 +15,8 @@ import pyarrow as pa
 from filelock import FileLock
 
 from raysim.core.commands import command
-from raysim.core.errors import DataError
-from raysim.data.faults import check_range, explained, full_disk
+from raysim.core.errors import DataError, explained
+from raysim.data.faults import check_range, full_disk
 from raysim.files import replaced_file
 
 SPLITS = ("train", "validation", "test")

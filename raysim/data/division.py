@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from raysim.core.errors import DataError
-from raysim.data.faults import explained
+from raysim.core.errors import DataError, explained
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column, and of examples that nobody has.

@@ -11,18 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.errors import DataError, RaysimError
-
-
-@contextmanager
-def explained(what: str, where: Path | str, mend: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds become a DataError; their own words follow `what` in parentheses, in one line. Ours pass."""
-    try:
-        yield
-    except RaysimError:
-        raise
-    except kinds as error:
-        raise DataError(f"{what} ({' '.join(str(error).split())})", str(where), mend) from error
+from raysim.core.errors import DataError
 
 
 @contextmanager

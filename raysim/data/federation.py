@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.data.arrow import ImageSet, describe
-from raysim.data.faults import explained
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import CLIENTS_PER_SHARD, Write, shard_plan, write_files, write_serially

@@ -12,9 +12,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, batch_rows, in_batches
-from raysim.data.faults import check_range, damaged, explained
+from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from raysim.core.errors import explained
 from raysim.data.arrow import describe
-from raysim.data.faults import explained
 from raysim.filesystems import FAILURES, remote_folder
 
 

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, ImageSet, SetInfo, columns_of, describe, record_of, update
-from raysim.data.faults import check_range, explained, full_disk
+from raysim.data.faults import check_range, full_disk
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 

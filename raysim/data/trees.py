@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, batch_rows
-from raysim.data.faults import damaged, explained
+from raysim.data.faults import damaged
 from raysim.data.reader_api import PARTS, Contents, Request, need, split_codes
 
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped

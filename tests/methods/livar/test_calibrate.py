@@ -218,7 +218,7 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_start_with_adapters_in_it_is_refused(root, tmp_path):
+def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(root, tmp_path, monkeypatch):
     raw = raw_calibration(root, tmp_path)
     for name, lora in (("with", LORA_VIT["lora"]), ("without", None)):
         model, few = {"depth": 1, "lora": lora}, {"rounds": 1, "cohort": {"size": 2}}
@@ -232,6 +232,11 @@ def test_a_start_with_adapters_in_it_is_refused(root, tmp_path):
     assert "holds adapters" in fault.message
     raw["model"]["pretrained"] = str(tmp_path / "without" / "model.safetensors")
     assert plan_calibration(raw, "a test").pairs
+    monkeypatch.chdir(tmp_path)
+    raw["model"]["pretrained"] = "without/model.safetensors"  # trials run elsewhere and record the whole path
+    (pair,) = plan_calibration(raw, "a test").pairs
+    kept = {plan.config.model.pretrained for plan in (pair.federated, pair.joint)}
+    assert kept == {str(tmp_path / "without" / "model.safetensors")}
     raw["model"]["pretrained"] = str(tmp_path / "nowhere.pt")
     with pytest.raises(ConfigError, match="no such file"):
         plan_calibration(raw, "a test")
