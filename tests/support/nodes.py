@@ -58,11 +58,21 @@ class Cluster:
 
     Args:
       hidden: a folder that workers cannot see: an empty file system is mounted over it in their mount namespace.
+      idle_workers: how many idle processes a node keeps; Ray keeps as many as the node has CPUs.
+      store_mb: size of each node's object store.
     """
 
-    def __init__(self, head_cpus: float = 0, hidden: Path | None = None):
+    def __init__(
+        self,
+        head_cpus: float = 0,
+        hidden: Path | None = None,
+        *,
+        idle_workers: int | None = None,
+        store_mb: int = 200,
+    ):
         self.folder = Path(tempfile.mkdtemp(prefix="rn-", dir="/tmp"))  # short: it holds sockets
         self.hidden = hidden
+        self._store = f"--object-store-memory={store_mb * 10**6}"
         self._nodes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -74,6 +84,7 @@ class Cluster:
             "RAY_AUTH_MODE": "token",  # a token of its own: no other Ray of this machine can be meant
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            **({} if idle_workers is None else {"RAY_num_workers_soft_limit": str(idle_workers)}),
         }
         clients = f"--ray-client-server-port={free_port()}"
         options = ["--head", f"--port={self.port}", clients, "--include-dashboard=false", f"--num-cpus={head_cpus:g}"]
@@ -88,7 +99,7 @@ class Cluster:
         home = self.folder / name
         (home / "tmp").mkdir(parents=True)
         ip = "127.0.0.1" if name == "head" else WORKER_IP
-        common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", "--object-store-memory=200000000"]
+        common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", self._store]
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
         if name != "head":
