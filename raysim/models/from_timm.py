@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Options, Shape
+from raysim.models.imports import importing
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -76,7 +77,8 @@ def timm_model(
 
 
 def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pretrained: bool = False) -> nn.Module:
-    import timm
+    with importing():
+        import timm
 
     for name in ("drop_rate", "drop_path_rate"):
         rate = arguments.get(name, 0.0)
@@ -90,7 +92,8 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
 
 def _config_of(network: str) -> PretrainedCfg:
     """timm's description of a network and its weights."""
-    import timm
+    with importing():
+        import timm
 
     config = timm.get_pretrained_cfg(network)
     assert config is not None

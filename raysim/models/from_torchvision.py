@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
+from raysim.models.imports import importing
 from raysim.models.parts import Norm, norm_layer, projector
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def resnet(
       groups: of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
       projector_width: width of a two-layer projector in front of the classifier, the layer block `avgpool.2`; 0: none.
     """
-    from torchvision import models
+    with importing():
+        from torchvision import models
 
     module = getattr(models, network)(num_classes=classes, norm_layer=norm_layer(norm, groups))
     if stem == "small":
@@ -111,7 +113,8 @@ def mobilenetv2(
       norm: "batch" or "group", everywhere.
       groups: of GroupNorm; all widths are multiples of 8.
     """
-    from torchvision import models
+    with importing():
+        from torchvision import models
 
     if width <= 0:
         raise ValueError(f"width must be > 0, got {width}")
@@ -137,7 +140,8 @@ def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
     Args:
       dropout: after the embeddings, and in every encoder block.
     """
-    from torchvision import models
+    with importing():
+        from torchvision import models
 
     height, width, channels = shape
     if height != width or height % 16:
@@ -157,7 +161,8 @@ def _published_vit(shape: Shape, classes: int, **options: object) -> Mapping[str
 
 def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
     """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
-    from torchvision import models
+    with importing():
+        from torchvision import models
 
     if torch.empty(0).is_meta:
         return models.get_model(network).state_dict()

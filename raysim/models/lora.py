@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from raysim.models.imports import importing
+
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
 VIT_TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
@@ -37,7 +39,8 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     Raises:
       ValueError: no layer has such a path, or the head is one of them.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # 3 s to import
+    with importing():  # 3 s
+        from peft import LoraConfig, inject_adapter_in_model
 
     adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
     if not adapted:

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
+from raysim.models.imports import importing
 from raysim.models.parts import Norm, norm_layer, projector
 
 
@@ -147,7 +148,8 @@ def resnet20(
       groups: of norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
-    from torchvision.models.resnet import BasicBlock
+    with importing():
+        from torchvision.models.resnet import BasicBlock
 
     if width < 1 or depth < 8 or depth % 6 != 2:
         raise ValueError(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")

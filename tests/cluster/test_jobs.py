@@ -115,13 +115,13 @@ def gate(*, folder: str):
 
 @pytest.mark.cluster
 def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp_path, monkeypatch):
-    (clone / "my_method.py").write_text(GATE)
+    (clone / "my_gate.py").write_text(GATE)
     monkeypatch.syspath_prepend(clone)  # for the serial twin
     gates = tmp_path / "gates"
     gates.mkdir()
     (gates / "gate-4").touch()
     (gates / "gate-12").touch()
-    methods = f"methods=[{{fedvg: {{granularity: block}}}}, {{my_method:gate: {{folder: {gates}}}}}]"
+    methods = f"methods=[{{fedvg: {{granularity: block}}}}, {{my_gate:gate: {{folder: {gates}}}}}]"
     settings = (*TINY, methods, "rounds=20")
 
     def submit(*overrides, wait):
@@ -149,7 +149,7 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     wait_for(lambda: "was stopped" in status_of(cluster, "again", clone), "the end of the stopped job")
     stopped = re.search(r"stopped by a signal after a checkpoint; the same command goes on at round (\d+)", log())
     assert stopped, log()
-    assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]):06}"
+    assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]) - 1:06}"  # its rounds are done
     assert not (cluster.home / "runs" / "again" / "FAILED").exists()
 
     assert f"resuming at round {stopped[1]} of 20" in submit(wait=True)  # whoever submits sees the job's log

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -14,6 +17,33 @@ from raysim.models import (
 )
 from tests.support.federations import raw_config
 from tests.support.models import TINY, batch_of, faults_of, spec_of
+
+LOOK_AT_IMPORTS = """
+import sys
+import torch
+from raysim.models import ModelSpec, build_skeleton
+from raysim.models.lora import LoraSpec
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name in ("timm", "torchvision", "peft"):
+            print(name, torch.get_default_device())
+
+sys.meta_path.insert(0, Finder())
+build_skeleton(ModelSpec({name!r}, 3, (32, 32, 3), lora=LoraSpec(2) if {name!r} == "vit" else None))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "libraries"),
+    [("resnet18", {"torchvision"}), ("resnet20", {"torchvision"}), ("vit", {"timm", "torchvision", "peft"})],
+)
+def test_libraries_are_imported_on_the_cpu_though_models_are_tried_on_meta(name, libraries):
+    """PyTorch 2.6 computes with tensors when torchvision imports its compiler."""
+    command = [sys.executable, "-c", LOOK_AT_IMPORTS.replace("{name!r}", repr(name))]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert {*said.splitlines()} == {f"{library} cpu" for library in libraries}
 
 
 @pytest.mark.slow

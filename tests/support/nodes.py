@@ -141,12 +141,13 @@ class Cluster:
         process.wait()
 
     def trainers(self, name: str) -> int:
-        """Trainers of a node that are built and wait for work."""
-        titles = []
+        """Trainers of a node that are built: the file that they tell their stack to is the last thing they make."""
+        built = 0
         for member in psutil.Process(self._nodes[name].pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                titles += member.cmdline()[:1]
-        return titles.count("ray::TrainerActor")
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):  # it has just ended
+                files = {os.readlink(file) for file in Path(f"/proc/{member.pid}/fd").iterdir()}
+                built += any("raysim-stack" in file for file in files)
+        return built
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""
