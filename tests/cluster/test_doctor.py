@@ -206,7 +206,7 @@ def test_doctor_as_a_job_sees_both_nodes(cluster, clone):
     bad = [line for line in lines if line.startswith("FAIL")]
     assert result.returncode == 1, result.stdout
     # What is small about the test's cluster, and its GPU, which is one by name only.
-    assert len(bad) == 3, bad
+    assert len(bad) == 3, result.stdout
     assert [("object store" in line, "PyTorch sees none" in line) for line in bad].count((True, False)) == 2
     for words in (
         "connected to Ray at ",

@@ -142,13 +142,15 @@ def question() -> Callable[[str], dict[str, Any]]:
             import torch
 
             gpu_names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-        temp_dir, shm = ray.get_runtime_context().get_temp_dir(), Path("/dev/shm")
+        me, shm = ray.get_runtime_context().get_node_id(), Path("/dev/shm")
+        # TEMP/session_.../sockets/raylet; Ray 2.44 has no `get_temp_dir`.
+        temp_dir = next(Path(node["RayletSocketName"]).parents[2] for node in ray.nodes() if node["NodeID"] == me)
         disk = shutil.disk_usage(temp_dir)
         return {
             "versions": versions,
             "gpu_names": gpu_names,
             "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else 0,
-            "temp_dir": temp_dir,
+            "temp_dir": str(temp_dir),
             "temp_free_bytes": disk.free,
             "temp_total_bytes": disk.total,
             "sees_storage": os.access(probe, os.R_OK),
