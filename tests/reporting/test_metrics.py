@@ -114,6 +114,17 @@ def test_an_unknown_metric_names_the_nearest(tmp_path):
         make_report([tmp_path], {"metric": "server/makro_f1"})
 
 
+def test_runs_that_did_not_record_the_metric_are_named_and_left_out(tmp_path):
+    fabricate(tmp_path / "a", 0.5, labels=labels_of("FedAvg", 0.1), progress={})
+    for alpha in (0.1, 1.0):
+        fabricate(tmp_path / f"b{alpha}", 0.5, labels=labels_of("FLFA", alpha), progress={"flfa/error": [0.25] * 10})
+    report = make_report([tmp_path], {"metric": "flfa/error", "columns": ["alpha"]})
+    (table,) = report.tables
+    assert {name: cell.mean for name, cell in table.cells.items()} == {("FLFA", (0.1,)): 0.25, ("FLFA", (1.0,)): 0.25}
+    assert "`report.metric`: 1 of 3 runs did not record it and are left out: FedAvg." in report.notes
+    assert len(report.runs) == 3
+
+
 def test_one_run_gives_a_cell_for_each_of_several_metrics(tmp_path):
     """FLFA's table 2: one model, two test sets."""
     columns = {
