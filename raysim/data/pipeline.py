@@ -8,6 +8,7 @@ read and written where they lie, on the driver's, and the preprocessing runs on 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import pickle
@@ -65,13 +66,12 @@ def _metadata(window: Window) -> BlockMetadata:
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
     windows, here, anywhere = plan.windows(), _on_this_node(), _anywhere()
-    place = {key: here[key] for key in ("scheduling_strategy", "num_cpus") if key in here}
     with _plain():
         rows = ray.data.read_datasource(
             SetDatasource(windows),
             override_num_blocks=len(windows),
-            ray_remote_args=place or None,
             concurrency=here.get("concurrency"),
+            **_reading(here),
         )
         batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
         if plan.has_work:
@@ -148,6 +148,16 @@ def _on_this_node() -> _Placed:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
     return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}
+
+
+def _reading(place: _Placed) -> dict[str, Any]:
+    """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
+    if not place:
+        return {}
+    if "label_selector" in inspect.signature(ray.data.read_datasource).parameters:
+        node = ray.get_runtime_context().get_node_id()
+        return {"label_selector": {"ray.io/node-id": node}, "num_cpus": place["num_cpus"]}
+    return {"ray_remote_args": {key: place[key] for key in ("scheduling_strategy", "num_cpus")}}
 
 
 def _anywhere() -> _Placed:

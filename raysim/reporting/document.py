@@ -134,10 +134,10 @@ def _significance(report: Report) -> str:
     ]
     if report.by_table:
         pairs = "; ".join(table.title for table in report.tables)
-        parts.append(f"### Over tables\n\nPaired are the mean accuracies in the same column of: {pairs}.\n")
+        parts.append(f"### Over tables\n\nPaired are the means in the same column of: {pairs}.\n")
         parts.append(_p_table(report.by_table, report))
     for title, tests in report.by_seed.items():
-        parts.append(f"### Over seeds: {title}\n\nPaired are the accuracies of runs with the same seed.\n")
+        parts.append(f"### Over seeds: {title}\n\nPaired are the numbers of runs with the same seed.\n")
         parts.append(_p_table(tests, report))
     return "\n".join(parts)
 
@@ -150,9 +150,10 @@ def _p_table(comparisons: Sequence[Comparison], report: Report) -> str:
     n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
     equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
     tests = (
-        f"{markdown(*p_values(comparisons, names))}\n{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n"
+        f"{markdown(*p_values(comparisons, names, report.measure))}\n"
+        f"{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n"
     )
-    return f"{tests}\n{markdown(*effects(comparisons, names, report.measure.digits))}"
+    return f"{tests}\n{markdown(*effects(comparisons, names, report.measure))}"
 
 
 def _missing(report: Report) -> str:

@@ -197,7 +197,7 @@ def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
         f"Mean of the means above over {max(average.n for _, average in best.values())} tables, each weighing the same; "
         "the highest **bold**, among the rows that all of them have."
     )
-    header = [rows, *(heading(tables[0].names, column) for column in best)]
+    header = [rows, *(heading(tables[0].names, column, tables[0].metric.quantity) for column in best)]
     lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]
     return [Extra("Average over tables", caption, header, lines)]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.reporting.metrics import Metric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
 
@@ -131,7 +132,7 @@ def markdown_text(words: str) -> str:
 
 
 def header_of(table: Table, rows: str) -> list[str]:
-    return [rows, *(heading(table.names, c) if table.names else table.metric.quantity for c in table.columns)]
+    return [rows, *(heading(table.names, column, table.metric.quantity) for column in table.columns)]
 
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
@@ -180,7 +181,7 @@ def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     return shown
 
 
-def p_values(comparisons: Sequence[Comparison], names: Sequence[str]) -> tuple[list[str], list[Line]]:
+def p_values(comparisons: Sequence[Comparison], names: Sequence[str], metric: Metric) -> tuple[list[str], list[Line]]:
     """(header, lines) of a table of p: two lines for each pair, a column for each column; below 0.05 is bold.
 
     The number of pairs that the test used is written if it is not the same everywhere, `=` marks tied differences. The second
@@ -198,10 +199,10 @@ def p_values(comparisons: Sequence[Comparison], names: Sequence[str]) -> tuple[l
     for name, by_column in pairs.items():
         upper, lower = zip(*(by_column.get(column, (Entry("-"), Entry(""))) for column in columns), strict=True)
         lines += [(name, upper), (HOLM, lower)]
-    return ["better than", *(heading(names, column) for column in columns)], lines
+    return ["better than", *(heading(names, column, metric.quantity) for column in columns)], lines
 
 
-def effects(comparisons: Sequence[Comparison], names: Sequence[str], digits: int) -> tuple[list[str], list[Line]]:
+def effects(comparisons: Sequence[Comparison], names: Sequence[str], metric: Metric) -> tuple[list[str], list[Line]]:
     """(header, lines) of a table of paired differences: a line for each pair, a column for each column.
 
     An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold where the interval leaves out 0.
@@ -209,12 +210,12 @@ def effects(comparisons: Sequence[Comparison], names: Sequence[str], digits: int
     columns = list(dict.fromkeys(item.column for item in comparisons))
     pairs: dict[str, dict[Column, Entry]] = {}
     for item in comparisons:
-        entry = Entry(_effect(item.effect, digits), "best" if item.effect.is_certain else "")
+        entry = Entry(_effect(item.effect, metric.digits), "best" if item.effect.is_certain else "")
         pairs.setdefault(f"{item.method} - {item.other}", {})[item.column] = entry
     lines: list[Line] = [
         (name, tuple(by_column.get(column, Entry("-")) for column in columns)) for name, by_column in pairs.items()
     ]
-    return ["difference", *(heading(names, column) for column in columns)], lines
+    return ["difference", *(heading(names, column, metric.quantity) for column in columns)], lines
 
 
 def _effect(effect: Effect, digits: int) -> str:

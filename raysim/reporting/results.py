@@ -76,7 +76,7 @@ class Report:
 def _means(table: Table) -> pd.DataFrame:
     import pandas as pd
 
-    names = {column: heading(table.names, column) if table.names else table.metric.quantity for column in table.columns}
+    names = {column: heading(table.names, column, table.metric.quantity) for column in table.columns}
     cells = {row: table.row_cells(row) for row in table.rows}
     means = {row: {names[column]: cell.mean for column, cell in by_column.items()} for row, by_column in cells.items()}
     return pd.DataFrame.from_dict(means, orient="index", columns=list(names.values()))

@@ -79,9 +79,11 @@ def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
     gains = [cells[subject].mean - cells[baseline].mean for cells in columns if {subject, baseline} <= cells.keys()]
     if not gains:
         return f"No column holds both {subject} and {baseline}."
-    more = f" (from {signed(min(gains))} to {signed(max(gains))})" if len(gains) > 1 else ""
+    metric = tables[0].metric
+    mean, low, high = (signed(value, metric.digits) for value in (float(np.mean(gains)), min(gains), max(gains)))
+    unit, more = " points" if metric.is_share else "", f" (from {low} to {high})" if len(gains) > 1 else ""
     where = f"over {len(gains)} columns" if len(gains) > 1 else "in the one column that holds both"
-    return f"{subject} differs from {baseline} by {signed(float(np.mean(gains)))} points on average{more} {where}."
+    return f"{subject} differs from {baseline} by {mean}{unit} on average{more} {where}."
 
 
 def against_published(cells: Sequence[Cell]) -> str:

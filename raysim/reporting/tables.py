@@ -117,10 +117,10 @@ def describe(labels: Mapping[str, Label]) -> str:
     return ", ".join([" / ".join(named)] * bool(named) + rest) or "all runs"
 
 
-def heading(names: Sequence[str], column: Column) -> str:
-    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no label rho`."""
+def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
+    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no label rho`; the only column of a table is named after its quantity."""
     pairs = zip(names, column, strict=True)
-    return ", ".join(f"no label {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or "accuracy"
+    return ", ".join(f"no label {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or quantity
 
 
 def text(value: Label | None) -> str:

@@ -269,7 +269,7 @@ def test_p_values_have_their_adjusted_ones_below(tmp_path):
     root = sweep(tmp_path / "s", {**scores, ("FedVG", 0.1): [0.5 + seed / 500 for seed in range(6)]})
     report = make_report([root], {"against": "FedVG", "columns": ["alpha"]})
     (found,) = report.by_seed.values()
-    _, lines = p_values(found, ["alpha"])
+    _, lines = p_values(found, ["alpha"], report.measure)
     assert [name for name, _ in lines] == ["FedVG > A", HOLM, "FedVG > B", HOLM, "FedVG > C", HOLM]
     told = [(entry.text, entry.mark) for _, (entry,) in lines]
     assert told[:4] == [("0.0156", "best"), ("0.0469", "best")] * 2  # 1/64, and three times that
