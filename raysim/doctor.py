@@ -34,7 +34,7 @@ MIN_DISK = 2 * 2**30
 #: Bytes of an object store below which the updates of a round may have to go through the disk.
 MIN_STORE = 2**30
 
-#: TaskRows of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
+#: Share of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
 FULL = 0.95
 
 #: Bytes that Ray's dashboard takes at most from `ray job submit --working-dir`.

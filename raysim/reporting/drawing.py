@@ -109,6 +109,11 @@ FIGURES = {
         "Right: what that gain is beyond the sum of the gains that row and column have alone. Grey: no run.",
         "it needs report.baseline, report.gain as label=value, and that label as the only column label",
     ),
+    "gains": Kind(
+        maps.gains,
+        "Mean gain of each row over the baseline in the same column, by seed, in points; bold: its 95 % interval leaves out 0.",
+        "it needs report.baseline and two columns or more",
+    ),
     "space": Kind(
         space.space,
         "Every run along the settings that were drawn from ranges; a cross is a run that did not finish.",

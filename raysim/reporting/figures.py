@@ -18,7 +18,7 @@ from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, hea
 #: Name below a group of bars -> row -> cell.
 Groups = Mapping[str, Mapping[str, Cell]]
 
-#: TaskRows of a group's width that its bars fill.
+#: Share of a group's width that its bars fill.
 BARS = 0.84
 
 
@@ -29,6 +29,10 @@ def numeric_label(tables: Sequence[Table]) -> str | None:
         if all(number(value) is not None for value in set.union(*values)) and max(map(len, values)) > 1:
             return name
     return None
+
+
+#: Letters of a tick's name to an inch.
+LETTERS = 13
 
 
 def bars(report: Report) -> Iterator[Figure]:
@@ -74,13 +78,17 @@ def strategies(report: Report) -> Iterator[Figure]:
 def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
     """Groups of bars side by side, the axis cut where zero would hide their differences."""
     rows = [row for row in order if any(row in group for group in groups.values())]
-    figure, (axes,) = grid(1, width=min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows)))), height=3.2)
+    width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
+    figure, (axes,) = grid(1, width=width, height=3.2)
     grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)), single=0.0)
     cells = [cell for group in groups.values() for cell in group.values()]
     ends = [cell.mean + sign * (cell.std or 0.0) for cell in cells for sign in (-1, 1)]
     ends += [c.published.value for c in cells if c.n and c.published and c.published.value is not None]
     zoom(axes, min(ends), max(ends), name=axis)
-    axes.set_xticks(range(len(groups)), ["\n".join(wrap(part, 18) for part in name.split(" / ")) for name in groups])
+    letters = min(18, int(LETTERS * width / max(1, len(groups))))
+    axes.set_xticks(
+        range(len(groups)), ["\n".join(wrap(part, letters) for part in name.split(" / ")) for name in groups]
+    )
     axes.set_xlim(-0.55, len(groups) - 0.45)
     axes.set_title(title)
     legend(figure, [axes])

@@ -272,7 +272,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
 
 
 def profile(system: Recorded, index: int, plan) -> None:
-    """TaskRows of a round in which the card computes, and kernels a local step."""
+    """Share of a round in which the card computes, and kernels a local step."""
     from torch.profiler import ProfilerActivity
 
     server = system.server

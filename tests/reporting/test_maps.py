@@ -67,3 +67,18 @@ def test_without_a_cell_to_count_from_there_is_no_map(less, runs):
     given = {key: value for key, value in MAP.items() if key != less}
     assert not draw(make_report([runs], given), on_missing=missing.__setitem__)
     assert "report.baseline" in missing["map"]
+
+
+def test_gains_over_the_baseline_of_each_column(runs):
+    given = {"rows": "local", "columns": ["server"], "baseline": "SGD", "figures": ["gains"]}
+    missing = {}
+    made = draw(make_report([runs], given), on_missing=missing.__setitem__)
+    assert not missing
+    axes = made["gains"].axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["FedProx", "MOON"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["FedAvg", "FedVG"]
+    words = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
+    assert words == {(0, 0): ("+2.0", "bold"), (1, 0): ("+6.0", "bold"), (0, 1): ("−5.0", "normal")}
+    del given["baseline"]
+    assert not draw(make_report([runs], given), on_missing=missing.__setitem__)
+    assert "report.baseline" in missing["gains"]
