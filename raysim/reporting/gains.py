@@ -129,7 +129,7 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
                 lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
                 lines += published_line([_beside(*pair) for pair in zip(ratios, printed, strict=True)])
         if lines:
-            extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows), lines))
+            extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows, "time"), lines))
     return extras
 
 

@@ -131,8 +131,9 @@ def markdown_text(words: str) -> str:
     return words.translate(MARKDOWN_SIGNS)
 
 
-def header_of(table: Table, rows: str) -> list[str]:
-    return [rows, *(heading(table.names, column, table.metric.quantity) for column in table.columns)]
+def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]:
+    """The first line; an only column without a label is named after what it holds, by default the metric's quantity."""
+    return [rows, *(heading(table.names, column, quantity or table.metric.quantity) for column in table.columns)]
 
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
