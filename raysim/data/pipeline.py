@@ -65,12 +65,13 @@ def _metadata(window: Window) -> BlockMetadata:
 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
-    windows, here, anywhere = plan.windows(), _on_this_node(), _anywhere()
+    windows = plan.windows()
+    here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
         rows = ray.data.read_datasource(
             SetDatasource(windows),
             override_num_blocks=len(windows),
-            concurrency=here.get("concurrency"),
+            concurrency=here["concurrency"],
             **_reading(here),
         )
         batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
@@ -104,7 +105,7 @@ def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.nd
             rows = [{"item": pickle.dumps(item)} for item in items]
             dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
             dataset.context.execution_options.preserve_order = True
-            for row in dataset.map(partial(_worked, work), **_on_this_node()).iter_rows():
+            for row in dataset.map(partial(_worked, work), **_on_this_node(len(rows))).iter_rows():
                 yield row["result"]
     finally:
         if is_ours:
@@ -135,34 +136,41 @@ class _Placed(TypedDict, total=False):
 
     scheduling_strategy: NodeAffinitySchedulingStrategy | str
     num_cpus: int
-    concurrency: int | None
+    concurrency: int
 
 
-def _on_this_node() -> _Placed:
-    """Where tasks run that read or write files, if there are several nodes: here, where the files are.
+def _on_this_node(num_tasks: int) -> _Placed:
+    """Where tasks run that read or write files: here, where the files are.
 
-    No CPUs are asked for, since a head without any can drive a cluster; so their number is bounded by this machine's.
+    No CPU is asked for: a head without any can drive a cluster, and where other jobs have all of them, tasks that ask would
+    wait without a word. So their number is bounded.
     """
+    me = ray.get_runtime_context().get_node_id()
+    own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
+    bounded: _Placed = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
     if _is_alone():
-        return {}
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return bounded
     # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
-    return {"scheduling_strategy": here, "num_cpus": 0, "concurrency": os.cpu_count()}
+    return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
 
 
 def _reading(place: _Placed) -> dict[str, Any]:
     """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
-    if not place:
-        return {}
-    if "label_selector" in inspect.signature(ray.data.read_datasource).parameters:
-        node = ray.get_runtime_context().get_node_id()
-        return {"label_selector": {"ray.io/node-id": node}, "num_cpus": place["num_cpus"]}
-    return {"ray_remote_args": {key: place[key] for key in ("scheduling_strategy", "num_cpus")}}
+    remote: dict[str, Any] = {key: value for key, value in place.items() if key != "concurrency"}
+    if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
+        return {"ray_remote_args": remote}
+    if remote.pop("scheduling_strategy", None) is not None:
+        remote["label_selector"] = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    return remote
 
 
-def _anywhere() -> _Placed:
-    """Where tasks run that only compute: with the others on a single node, else on all nodes."""
-    return {} if _is_alone() else {"scheduling_strategy": "SPREAD", "num_cpus": 1}
+def _anywhere(num_tasks: int) -> _Placed:
+    """Where tasks run that only compute: with the others on a single node, else on all nodes, for a CPU each if any is free."""
+    if _is_alone():
+        return _on_this_node(num_tasks)
+    cpus = int(ray.cluster_resources().get("CPU", 0))
+    free = ray.available_resources().get("CPU", 0)
+    return {"scheduling_strategy": "SPREAD", "num_cpus": int(free >= 1), "concurrency": max(1, min(num_tasks, cpus))}
 
 
 def _is_alone() -> bool:

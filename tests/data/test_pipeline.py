@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import pytest
@@ -55,3 +56,29 @@ def test_an_error_in_a_worker_is_one_sentence_and_leaves_nothing(root, tmp_path,
     with pytest.raises(DataError, match=r"^no space left \(a test\) in there\. Free some$"):
         build_shards(manifest_of(root, None), tmp_path / "shards", pipeline.write_with_ray_data)
     assert [path.name for path in (tmp_path / "shards").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_shards_are_built_though_others_have_all_cpus(root, tmp_path, ray_cluster):
+    from raysim.data.pipeline import write_with_ray_data
+
+    @ray_cluster.remote(num_cpus=1)
+    class Holder:
+        def is_there(self):
+            return True
+
+    holders = [Holder.remote() for _ in range(int(ray_cluster.cluster_resources()["CPU"]))]
+    try:
+        assert all(ray_cluster.get([holder.is_there.remote() for holder in holders], timeout=60))
+        assert ray_cluster.available_resources().get("CPU", 0) == 0
+        manifest = manifest_of(root, {"resize": 12})
+        found = []
+        builder = threading.Thread(
+            target=lambda: found.append(build_shards(manifest, tmp_path / "two", write_with_ray_data)), daemon=True
+        )
+        builder.start()
+        builder.join(60)
+        assert found, "it waits for a CPU"
+        assert files(found[0]) == files(build_shards(manifest, tmp_path / "one"))
+    finally:
+        for holder in holders:
+            ray_cluster.kill(holder)
