@@ -132,7 +132,7 @@ def test_credentials_on_the_command_line_are_neither_printed_nor_kept(root, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_path):
+def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(filesystems, "ANSWER_S", 1.0)
     silent = socket.create_server(("127.0.0.1", 0))  # it takes connections and says nothing
     for name, value in {**KEYS, "RAYSIM_CACHE": str(tmp_path)}.items():
@@ -150,6 +150,15 @@ def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_pat
         assert time.monotonic() - began < 20
         assert len(caught.value.faults) == 1
     silent.close()
+    monkeypatch.setattr(
+        sys, "argv", ["raysim", "run", "example:quickstart", "storage=s3://bucket/runs", f"data.root={root}"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert said.count("storage: s3://bucket/runs cannot be read") == 1
+    assert "Traceback" not in said
 
 
 def test_missing_bucket_is_named(root, on_s3):

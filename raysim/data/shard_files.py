@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import fs
 
 from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, ImageSet, SetInfo, columns_of, describe, record_of, update
@@ -188,16 +187,11 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
 
 
 def read_window(window: Window) -> pa.Table:
-    """Columns image, label and row (its number among those of all sources); a file of this machine is mapped, not copied."""
+    """Columns image, label and row (its number among those of all sources). The file is mapped, not copied."""
     source = window.source
     records = []
     with explained("cannot read the set", source.path, "look at the file", pa.ArrowInvalid, OSError):
-        if "://" in source.path:
-            system, path = fs.FileSystem.from_uri(source.path)
-            file = system.open_input_file(path)
-        else:
-            file = pa.memory_map(source.path)
-        reader = pa.ipc.open_file(file)
+        reader = pa.ipc.open_file(pa.memory_map(source.path))
         for index, (start, end) in enumerate(pairwise(source.starts)):
             low, high = max(start, window.start), min(end, window.end)
             if low < high:

@@ -187,7 +187,7 @@ def prepare(
     Args:
       files: the folder (or file) with the source files.
       save_as: the name of the prepared set, if not `name`.
-      parallel_map: decodes image files; `pipeline.map_with_ray_data` uses a whole cluster. The result is the same.
+      parallel_map: decodes image files; `pipeline.map_with_ray_data` does by Ray's tasks on this node. The result is the same.
     Raises:
       DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
     """

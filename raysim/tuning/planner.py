@@ -115,11 +115,13 @@ IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validat
 def identity(plan: Plan) -> str:
     """A text that two runs share if nothing that counts tells them apart.
 
-    Labels, names and resources do not count; of the partition its rows count and not the keys that they come from, such as
-    alpha for joint training; of the cohort its size, and no share of work where nobody straggles.
+    Labels and names do not count. Resources do: time hangs on them, and bits on the kind of device. Of the partition its rows
+    count and not the keys that they come from, such as alpha for joint training; of the cohort its size, and no share of work
+    where nobody straggles.
     """
     config = plan.config.model_dump(mode="json")
     counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
+    counts["resources"] = config["resources"]
     counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
     counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
     cohort = counts.pop("cohort")

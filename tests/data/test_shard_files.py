@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,14 +143,6 @@ def test_many_clients_open_the_set_once_a_window(tmp_path, monkeypatch):
     folder = build_shards(manifest, tmp_path / "shards")
     assert len(list(folder.glob("clients-*.arrow"))) == 16
     assert len(opened) <= 2
-
-
-def test_a_set_at_a_uri_is_read_as_one_on_this_disk(tmp_path, small_windows):
-    images = a_set(tmp_path, "mine", 200)
-    plan = shard_plan([(make_manifest(images, PartitionSpec(num_clients=3, scheme="iid")), tmp_path)])
-    for window in plan.windows():
-        there = window._replace(source=replace(window.source, path=f"file://{window.source.path}"))
-        assert read_window(there).equals(read_window(window))
 
 
 def test_empty_work_keeps_the_shape():
