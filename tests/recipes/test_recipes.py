@@ -150,7 +150,7 @@ def network_of(raw):
 
 #: What a report may lack where a sweep was shrunk to a few trials: rows to compare with, and figures along alpha or rows.
 SHRUNK = re.compile(
-    r"`report.(gain|against|baseline|time|target)`: no |Figure `(lines|integration|drift|imbalance|space)` is not drawn"
+    r"`report.(gain|against|baseline|time|target)`: no |Figure `(lines|integration|drift|imbalance|space|gains)` is not drawn"
 )
 
 
