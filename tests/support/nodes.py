@@ -54,7 +54,7 @@ def without(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
 
 
 class Cluster:
-    """A head and workers; each node has its own temporary folder, its own object store, and its own process group.
+    """A head and workers; each node has its own local folders, its own object store, and its own process group.
 
     Args:
       hidden: a folder that workers cannot see: an empty file system is mounted over it in their mount namespace.
@@ -118,7 +118,7 @@ class Cluster:
         with open(home / "log", "w") as log:
             process = subprocess.Popen(
                 command,
-                env={**self.environment, "TMPDIR": str(home / "tmp")},
+                env={**self.environment, "TMPDIR": str(home / "tmp"), "RAYSIM_CACHE": str(home / "cache")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
