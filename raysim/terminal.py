@@ -223,7 +223,7 @@ class Lines:
 
     def progress(self, done: int, total: int) -> None:
         spent = time.monotonic() - self._began
-        if spent >= self._next_s and done < total:
+        if spent >= self._next_s and 0 < done < total:
             self._next_s = 1.5 * spent
             self._say(f"{self._what}: {100 * done // total} %, {_clock(spent / done * (total - done))} left")
 

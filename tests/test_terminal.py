@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -221,3 +222,17 @@ def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
     assert process.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("stopped by ")
+
+
+def test_long_work_is_told_after_3_seconds_and_then_less_often(monkeypatch):
+    now, said = [100.0], []
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = terminal.Lines("writing the shards of 2 partitions", said.append)
+    for second, done in enumerate([0, 10, 20, 30, 40, 50, 60, 70, 80, 100]):
+        now[0] = 100.0 + second
+        lines.progress(done, 100)
+    assert said == [
+        "writing the shards of 2 partitions: 30 %, 0:07 left",  # after 3 s
+        "writing the shards of 2 partitions: 50 %, 0:05 left",  # after 4.5 s
+        "writing the shards of 2 partitions: 80 %, 0:02 left",  # after 7.5 s
+    ]
