@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from raysim.core.errors import Fault, did_you_mean
 from raysim.core.settings import Settings
@@ -127,6 +127,7 @@ SENTENCES = {
     "less_than_equal": "must be <= {le:g}, got {value!r}{hint}",
     "missing": "is missing{hint}",
     "extra_forbidden": "unknown key. {nearest}",
+    "model_type": "must be a mapping of keys, got {value!r}{hint}; leave it out for the defaults",
     "choice": "must be {choices}, got {value!r}{hint}",
     "other": "{message}, got {value!r}{hint}",
 }
@@ -173,7 +174,7 @@ def _hint(field: FieldInfo | None) -> str:
     """What a key means and its default, in brackets."""
     if field is None:
         return ""
-    has_default = not field.is_required() and field.get_default(call_default_factory=False) is not None
+    has_default = field.default is not PydanticUndefined and field.default is not None
     hint = f"{field.description or ''}{f'; default {field.default}' if has_default else ''}".removeprefix("; ")
     return f" ({hint})" if hint else ""
 

@@ -40,6 +40,14 @@ def test_true_and_false_are_no_numbers(root):
     assert not none
 
 
+def test_a_group_that_is_no_mapping_is_told_in_plain_words():
+    faults = faults_of({"data": None, "local": 3})
+    assert faults["data"].startswith("must be a mapping of keys, got None (")
+    assert faults["local"].startswith("must be a mapping of keys, got 3 (")
+    assert "default" not in faults["data"].partition(";")[0]
+    assert "Undefined" not in "".join(faults.values())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
