@@ -11,6 +11,7 @@ from raysim.check import check
 from raysim.core.errors import DataError
 from raysim.data.federation import build_all_shards, build_shards
 from tests.support import toys
+from tests.support.busy import no_cpu_left
 from tests.support.federations import raw_config
 
 pytestmark = pytest.mark.ray
@@ -61,24 +62,12 @@ def test_an_error_in_a_worker_is_one_sentence_and_leaves_nothing(root, tmp_path,
 def test_shards_are_built_though_others_have_all_cpus(root, tmp_path, ray_cluster):
     from raysim.data.pipeline import write_with_ray_data
 
-    @ray_cluster.remote(num_cpus=1)
-    class Holder:
-        def is_there(self):
-            return True
-
-    holders = [Holder.remote() for _ in range(int(ray_cluster.cluster_resources()["CPU"]))]
-    try:
-        assert all(ray_cluster.get([holder.is_there.remote() for holder in holders], timeout=60))
-        assert ray_cluster.available_resources().get("CPU", 0) == 0
-        manifest = manifest_of(root, {"resize": 12})
-        found = []
+    manifest, found = manifest_of(root, {"resize": 12}), []
+    with no_cpu_left():
         builder = threading.Thread(
             target=lambda: found.append(build_shards(manifest, tmp_path / "two", write_with_ray_data)), daemon=True
         )
         builder.start()
-        builder.join(60)
+        builder.join(120)
         assert found, "it waits for a CPU"
-        assert files(found[0]) == files(build_shards(manifest, tmp_path / "one"))
-    finally:
-        for holder in holders:
-            ray_cluster.kill(holder)
+    assert files(found[0]) == files(build_shards(manifest, tmp_path / "one"))

@@ -23,6 +23,7 @@ from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process
 from raysim.engine.trainer import Trainer
+from tests.support.busy import no_cpu_left
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.runs import a_plan, quietly, rows_of
 
@@ -188,19 +189,10 @@ def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
 
 
 def test_a_run_on_a_busy_cluster_builds_its_shards_and_ends_after_the_wait_of_its_file(root, tmp_path, ray_cluster):
-    free = int(ray_cluster.available_resources()["CPU"])
-    other_job = placement_group([{"CPU": 1}] * free)
-    assert other_job.wait(60)
     wanted = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 1, "wait_s": 2}
     cold = {"name": "digits", "root": str(root), "preprocess": {"resize": 11}}
-    try:
-        with pytest.raises(RaysimError, match="no room within 2 s for 2 trainers"):
-            quietly(a_plan(root, tmp_path, resources=wanted, data=cold))
-    finally:
-        remove_placement_group(other_job)
-    deadline = time.monotonic() + 60
-    while ray_cluster.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with no_cpu_left(), pytest.raises(RaysimError, match="no room within 2 s for 2 trainers"):
+        quietly(a_plan(root, tmp_path, resources=wanted, data=cold))
 
 
 def test_a_run_waits_for_room_and_says_what_for(ray_cluster, monkeypatch):
