@@ -11,7 +11,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,7 @@ def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
     def plan(kind: str, methods: list[object], **partition: object) -> Plan:
         own = copy.deepcopy({**raw, "name": f"{name}/{kind}", "methods": methods})
         own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed, **partition}
-        checked = check(own, source)
-        return replace(checked, config=with_whole_files(checked.config))
+        return with_whole_files(check(own, source))
 
     federated = plan("federated", [*(raw.get("methods") or ["livar"]), "keep_factors"])
     return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))

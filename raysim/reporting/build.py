@@ -73,14 +73,15 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
             f"none of {len(runs)} runs is finished ({listed})", mend="finish them: the same command resumes"
         )
     metrics = _metrics(group)
-    has_it = [any(metric.score(run) is not None for _, metric in metrics) for run in finished]
-    if any(has_it) and not all(has_it):  # FedAvg does not record FLFA's feedback
-        rows = dict.fromkeys(
-            text(run.labels.get(group.rows)) for run, has in zip(finished, has_it, strict=True) if not has
-        )
-        count = f"{has_it.count(False)} of {len(finished)} runs"
-        requests.notes.append(f"`report.metric`: {count} did not record it and are left out: {', '.join(rows)}.")
-        finished = [run for run, has in zip(finished, has_it, strict=True) if has]
+    recorded: list[Run] = []
+    lacking: list[Run] = []  # as FedAvg lacks FLFA's feedback
+    for run in finished:
+        (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
+    if recorded and lacking:
+        rows = ", ".join(dict.fromkeys(text(run.labels.get(group.rows)) for run in lacking))
+        count = f"{len(lacking)} of {len(finished)} runs"
+        requests.notes.append(f"`report.metric`: {count} did not record it and are left out: {rows}.")
+        finished = recorded
     beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:

@@ -72,7 +72,7 @@ class Planner:
         single = sweep.trial(self._raw, values, self._source, is_scaled=self._is_scaled)
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = check({**single.raw, **place}, self._source)
-        plan = replace(plan, config=with_whole_files(plan.config))
+        plan = with_whole_files(plan)
         original = self._first.setdefault(identity(plan), name)
         same_as = "" if original == name else original
         return SweepTrial(name, dict(values), single.raw, plan.config, plan.num_rounds, plan.manifest.checksum, same_as)
@@ -97,15 +97,15 @@ def _short_name(name: str) -> str:
     return f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{derive_seed(0, name):016x}"
 
 
-def with_whole_files(config: Config) -> Config:
-    """The configuration with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
-    whole = config.model_dump(mode="json")
+def with_whole_files(plan: Plan) -> Plan:
+    """The plan with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
+    whole = plan.config.model_dump(mode="json")
     external = whole["data"]["validation_set"]["external"]
     is_shipped = (MAPPINGS / f"{external['mapping']}.yaml").is_file()
     for group, key in ((whole["model"], "pretrained"), *([] if is_shipped else [(external, "mapping")])):
         if group[key] is not None and Path(group[key]).is_file():
             group[key] = str(Path(group[key]).absolute())
-    return Config.model_validate(whole)
+    return replace(plan, config=Config.model_validate(whole))
 
 
 #: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
