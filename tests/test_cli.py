@@ -77,7 +77,7 @@ def test_single_faults(root, tmp_path):
     assert "population of 12" in faults_of(raw_config(root, cohort={"size": 13}))["cohort.size"]
     assert "Did you mean 'cnn'" in faults_of(raw_config(root, model={"name": "cmn"}))["model.name"]
     assert "unknown key" in faults_of(raw_config(root, model={"widht": 3}))["model.widht"]
-    assert "valid number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
+    assert "must be a number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
     assert "uniform and fedvg both decide" in faults_of(raw_config(root, ["uniform", "fedvg"]))["methods"]
     assert (
         "fedprox: mu must be >= 0, got -1"

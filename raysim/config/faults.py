@@ -110,13 +110,16 @@ def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 def _is_tag(part: int | str) -> bool:
     """Whether a part of a place is pydantic's name of an alternative, and no key."""
     return isinstance(part, str) and (
-        part in {"int", "float", "str", "bool"}
+        part in {"int", "float", "str", "bool", "[key]"}
         or part.startswith(("literal[", "list[", "dict[", "constrained", "function"))
     )
 
 
-#: What values of a generic type are called; all others that stand beside words are numbers.
-KINDS: dict[object, str] = {list: "a list", dict: "a mapping", Annotated: "module:function"}
+#: What values of a type are called that stand beside words. Text beside words is the name of a function of the user's own.
+KINDS: dict[object, str] = {
+    **{bool: "true or false", int: "an integer", float: "a number", str: "module:function"},
+    **{list: "a list", dict: "a mapping"},
+}
 
 #: pydantic's type of an error -> the sentence. A field that takes words gets the sentence "choice", unless its value is a
 #: number below the bound.
@@ -125,6 +128,15 @@ SENTENCES = {
     "greater_than_equal": "must be >= {ge:g}, got {value!r}{hint}",
     "less_than": "must be < {lt:g}, got {value!r}{hint}",
     "less_than_equal": "must be <= {le:g}, got {value!r}{hint}",
+    "finite_number": "must be finite, got {value!r}{hint}",
+    **{f"int_{why}": "must be an integer, got {value!r}{hint}" for why in ("type", "parsing", "from_float")},
+    **{f"float_{why}": "must be a number, got {value!r}{hint}" for why in ("type", "parsing")},
+    **{f"bool_{why}": "must be true or false, got {value!r}{hint}" for why in ("type", "parsing")},
+    **{f"{kind}_type": "must be a list, got {value!r}{hint}" for kind in ("list", "tuple")},
+    "dict_type": "must be a mapping, got {value!r}{hint}",
+    "string_type": "must be text, got {value!r}{hint}",
+    "string_pattern_mismatch": "has the wrong form, got {value!r}{hint}",
+    "literal_error": "must be {expected}, got {value!r}{hint}",
     "missing": "is missing{hint}",
     "extra_forbidden": "unknown key. {nearest}",
     "model_type": "must be a mapping of keys, got {value!r}{hint}; leave it out for the defaults",
@@ -184,6 +196,11 @@ def _choices(field: FieldInfo | None) -> list[str]:
     parts = (field.annotation, *get_args(field.annotation)) if field is not None else ()
     words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
     others = [part for part in get_args(field.annotation) if part not in (type(None), *words)] if field else []
-    origins: list[object] = [get_origin(part) for part in others]
-    kinds = [KINDS.get(origin, "a number") for origin in origins if origin is not Literal]
+    kinds = [_kind(part) for part in others if get_origin(part) is not Literal]
     return [*dict.fromkeys(kinds), *words] if words else []
+
+
+def _kind(part: object) -> str:
+    """What values of a type are called."""
+    origin = get_origin(part)
+    return _kind(get_args(part)[0]) if origin is Annotated else KINDS.get(origin or part, "a mapping")

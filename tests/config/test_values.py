@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from typing import get_args
 
+import pytest
+from pydantic import BaseModel
+
+from methods import METHODS
 from raysim.check import check
 from raysim.config import parse_config, parse_overrides, read_config
+from raysim.config.faults import options_model, validated
+from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
 from raysim.core.errors import ConfigError
 from raysim.tuning.plan import plan_sweep
@@ -46,6 +53,56 @@ def test_a_group_that_is_no_mapping_is_told_in_plain_words():
     assert faults["local"].startswith("must be a mapping of keys, got 3 (")
     assert "default" not in faults["data"].partition(";")[0]
     assert "Undefined" not in "".join(faults.values())
+
+
+def test_every_key_and_option_refuses_values_in_words_of_our_own():
+    """None is in the words of the library that checks types."""
+    values = ("x", 1.5, -1, [1], {"a": 1}, True, None, float("inf"))
+    refused = [
+        (fault.key, str(value), fault.message)
+        for model, path in [*keys_of(Config), *((options_model(make), (name,)) for make, name in all_options())]
+        for value in values
+        for fault in validated(model, nested(path, value))[1]
+    ]
+    assert len(refused) > 1500
+    assert [
+        each for each in refused if not re.match(r"must (not )?be |unknown key|is missing|has the wrong form", each[2])
+    ] == []
+    assert [each for each in refused if "[" in each[0]] == []
+
+
+def all_options():
+    return [(make, name) for make in METHODS.values() for name in options_model(make).model_fields]
+
+
+def keys_of(model, path=()):
+    """(the configuration, path) of every key, those of groups within groups included."""
+    for name, field in model.model_fields.items():
+        yield Config, (*path, name)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from keys_of(inner, (*path, name))
+
+
+def nested(path, value):
+    return {path[0]: nested(path[1:], value)} if path else value
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "words"),
+    [
+        ({"resources": {"trainers": "x"}}, "resources.trainers", "must be an integer or auto, got 'x' (trainer"),
+        ({"resources": {"trainers": 1.5}}, "resources.trainers", "must be an integer or auto, got 1.5 (trainer"),
+        ({"resources": {"gpus_per_trainer": "x"}}, "resources.gpus_per_trainer", "must be a number or auto, got"),
+        ({"model": {"channels_last": "x"}}, "model.channels_last", "must be true or false or auto, got 'x'"),
+        ({"partition": {"scheme": {"a": 1}}}, "partition.scheme.a", "has the wrong form, got 'a'"),
+        ({"data": {"channels": 4}}, "data.channels", "must be 3, got 4 (3: grey"),
+        ({"name": "a b"}, "name", "has the wrong form, got 'a b' (run name: letters, digits"),
+        ({"rounds": "many"}, "rounds", "must be an integer, got 'many' (rounds in all"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_what_the_key_takes(raw, key, words):
+    assert faults_of(raw)[key].startswith(words)
 
 
 @pytest.mark.parametrize(
