@@ -32,7 +32,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,9 @@ SPACES = ("param_space", "space")
 
 #: Keys of the sweep itself: no trial has its own.
 OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
+
+#: Groups of the sweep itself, which a trial's configuration does not have.
+GROUPS = ("tune", "scale", "report")
 
 #: What the name of a scaled run or sweep ends with.
 SCALED = "_scaled"
@@ -83,7 +86,7 @@ def without_null_sweep(raw: Settings) -> Settings:
     if "tune" not in raw or raw["tune"] is not None:
         return raw
     kept = {key: value for key, value in (raw.get("scale") or {}).items() if str(key).partition(".")[0] != "tune"}
-    return {key: value for key, value in raw.items() if key != "tune"} | ({"scale": kept} if kept else {})
+    return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
 
 
 def with_own_name(raw: Raw) -> Raw:
@@ -99,21 +102,20 @@ def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Tri
       values: axis -> its label (named settings) or its value.
       is_scaled: `scale` has the last word.
     """
-    space, result = axes(raw, source), dict(raw)
+    space = axes(raw, source)
+    result = copy.deepcopy(_without(raw, GROUPS))
     labels: dict[str, object] = {}
     for axis, value in values.items():
         named = named_settings(raw, axis, space[axis])
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
-        result = _laid_over(result, settings, key_of(raw, axis), source)
+        _set_all(result, settings, key_of(raw, axis), source)
         if not any(str(key).partition(".")[0] == "labels" for key in settings):
             is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
             labels[_short(axis, space)] = value if is_plain else str(value)
     if is_scaled:
-        result = scaled(result, source)
-    for group in ("tune", "scale", "report"):  # the sweep's own
-        result.pop(group, None)
+        result = _without(scaled({**raw, **result}, source), GROUPS)
     result["labels"] = {**labels, **(result.get("labels") or {})}
     return Trial(trial_name(values, space), dict(values), result)
 
@@ -244,14 +246,23 @@ def _short(axis: str, names: Iterable[str]) -> str:
     return last if sum(name.rpartition(".")[2] == last for name in names) == 1 else axis
 
 
+def _without(raw: Raw, keys: Collection[str]) -> Settings:
+    return {key: value for key, value in raw.items() if key not in keys}
+
+
 def _laid_over(raw: Raw, settings: object, where: str, source: str) -> Settings:
+    result = copy.deepcopy(dict(raw))
+    _set_all(result, settings, where, source)
+    return result
+
+
+def _set_all(raw: Settings, settings: object, where: str, source: str) -> None:
+    """Lay settings over a configuration, in place."""
     if not isinstance(settings, Mapping):
         raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)
-    result = copy.deepcopy(dict(raw))
     for key, value in settings.items():
         try:
-            assign(result, str(key), value)
+            assign(raw, str(key), value)
         except KeyError as error:
             fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")
             raise ConfigError([fault], source) from error
-    return result
