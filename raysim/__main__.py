@@ -237,7 +237,8 @@ def methods(
     if model is not None:
         print_blocks(model, words or [], size, channels, classes)
     elif words:
-        print_function(words[0])
+        for name in words:
+            print_function(name)
     else:
         out.print(
             "Methods combine in the order of their list; [] is FedAvg. `raysim methods NAME` shows one with its options."
@@ -272,7 +273,7 @@ def report(
         typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
     ] = None,
     figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
-    baseline: Annotated[str | None, typer.Option(help="row that gains are counted from")] = None,
+    baseline: Annotated[str | None, typer.Option(help="row that the others are tested against; figure gains starts from it")] = None,
     against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
     gain: Annotated[
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from raysim.core.errors import DataError, explained
+from raysim.core.direction import Direction, direction_of
+from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 
@@ -148,8 +149,18 @@ class Run:
         return self.history[metric].dropna() if metric in self.history else pd.Series(dtype=float)
 
     def _number(self, metric: str) -> float | None:
+        """The last value of a column, or a number of the summary."""
         scores = self._scores(metric)
-        return None if scores.empty else float(scores.iloc[-1])
+        return self._numbers.get(metric) if scores.empty else float(scores.iloc[-1])
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        """What is known of the run as one number each: the summary's numbers, and the last value of each column."""
+        last = {name: self._scores(name) for name in self.history}
+        return {
+            **{name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)},
+            **{name: float(scores.iloc[-1]) for name, scores in last.items() if len(scores)},
+        }
 
 
 class Runs(Sequence[Run]):
@@ -190,14 +201,23 @@ class Runs(Sequence[Run]):
         ]
         return pd.DataFrame(rows, index=pd.Index([run.name for run in self], name="run"))
 
-    def best(self, metric: str = "server/accuracy") -> Run:
-        """The run with the highest last value of a metric."""
+    def best(self, metric: str = "server/accuracy", mode: Direction | None = None) -> Run:
+        """The completed run with the best last value of a metric.
 
-        def value(run: Run) -> float:
-            last = run._number(metric)
-            return -np.inf if last is None else last
-
-        return max(self, key=value)
+        Args:
+          metric: a column of progress.csv, or a number of summary.json.
+          mode: which values are better; by its name if not given, `min` for losses.
+        Raises:
+          DataError: no completed run recorded it.
+        """
+        completed = [run for run in self if run.status.name == "completed"]
+        values = {run: value for run in completed if (value := run._number(metric)) is not None}
+        if not values:
+            known = dict.fromkeys(name for run in completed for name in run._numbers)
+            mend = f"{did_you_mean(metric, known)}Known: {', '.join(sorted(known))}" if known else "finish a run"
+            raise DataError(f"no completed run has {metric!r}", str(self.folder or ""), mend)
+        best = max if direction_of(metric, mode) == "max" else min
+        return best(values, key=values.__getitem__)
 
 
 def load(folder: str | Path) -> Run | Runs:

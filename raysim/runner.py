@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raysim.build import Plan
 from raysim.config import Config, methods_label
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, RunFinished
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, RunFinished, explained
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.uri import masked
@@ -71,7 +71,8 @@ def execute(
         try:
             checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
         except RunFinished:
-            summary = folder.read_json(folder.summary)
+            with explained("summary.json is damaged", folder.path, "delete this folder to run it anew", ValueError):
+                summary = folder.read_json(folder.summary)
             on_start(folder.path, summary["rounds"], summary["rounds"])
             return summary
         first_round = checkpoint.next_round if checkpoint else 0
@@ -148,6 +149,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
     """
     config, name, where = plan.config, folder.name, uri or str(folder.path)
     other = "choose another name, or delete that folder"
+    if (folder.path / "sweep.yaml").exists():
+        raise RunExists(f"{name!r} is a sweep, not a run", where, "choose another name")
     is_finished, weights = folder.status.name == "completed", plan.weights_sha256
     now = config.model_dump(mode="json")
     if not folder.config.exists():

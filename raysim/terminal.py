@@ -188,7 +188,8 @@ class Progress:
             more = "a larger `rounds` goes on, another `name` begins anew"
             self.line.say(f"all {num_rounds} rounds are there in {folder}; {more}")
             return
-        self.line.say(f"{where} {num_rounds} rounds in {folder} ({spent}; {_trainers(folder)})")
+        rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
+        self.line.say(f"{where} {rounds} in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:

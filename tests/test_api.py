@@ -304,3 +304,14 @@ def test_typed_sample_runs(settings):
     assert (
         PROJECT / "raysim" / "py.typed"
     ).is_file()  # without it no type reaches a user; `make lint` checks the sample
+
+
+def test_a_run_is_not_written_into_a_sweep_and_a_damaged_summary_is_one_sentence(settings, tmp_path):
+    folder = raysim.run(settings, name="a", quiet=True).folder
+    (folder / "summary.json").write_text("")
+    with pytest.raises(DataError, match=r"summary.json is damaged .*Delete this folder to run it anew"):
+        raysim.run(settings, name="a", quiet=True)
+    (tmp_path / "runs" / "swept").mkdir()
+    (tmp_path / "runs" / "swept" / "sweep.yaml").write_text("")
+    with pytest.raises(RunExists, match="'swept' is a sweep, not a run"):
+        raysim.run(settings, name="swept", quiet=True)

@@ -12,6 +12,7 @@ import raysim
 from raysim.config import Config
 from raysim.core.errors import DataError
 from raysim.run_folder import RunFolder
+from tests.support.report_runs import fabricate
 
 SUMMARY = {"rounds": 1, "image_shape": [8, 8, 1], "num_classes": 10}
 #: What each file of a run is read by.
@@ -76,3 +77,15 @@ def test_a_folder_in_the_place_of_a_mark_is_no_mark(folder):
     (folder / "COMPLETED").mkdir()
     assert RunFolder(folder).status.name == "unfinished"
     assert raysim.load(folder).status.name == "unfinished"
+
+
+def test_the_best_run_is_a_completed_one_and_losses_are_better_when_small(tmp_path):
+    for name, loss, status in (("a", 2.0, "COMPLETED"), ("b", 1.0, "COMPLETED"), ("c", 0.5, "FAILED")):
+        fabricate(tmp_path / name, loss / 4, status=status, progress={"server/loss": loss, "server/accuracy": loss / 4})
+    runs = raysim.load(tmp_path)
+    assert runs.best().name == runs.best("best_accuracy").name == runs.best("server/loss", "max").name == "a"
+    assert runs.best("server/loss").name == "b"
+    with pytest.raises(DataError, match=r"no completed run has 'server/los' in .*Did you mean 'server/loss'"):
+        runs.best("server/los")
+    with pytest.raises(DataError, match="Finish a run"):
+        runs[2:].best()

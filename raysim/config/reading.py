@@ -143,6 +143,9 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
         Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"): (
             local.nesterov and not local.momentum
         ),
+        Fault("local.momentum", "has no effect with optimizer adamw, which has its own; drop it"): (
+            local.optimizer == "adamw" and local.momentum > 0
+        ),
         Fault("local.lr_decay", f"{decay}; set local.schedule to exponential, or drop lr_decay"): (
             local.schedule != "exponential" and local.lr_decay != 1
         ),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from raysim.config.faults import Checked
+from raysim.core.direction import Direction, direction_of
 from raysim.core.settings import Settings
 
 
@@ -240,6 +241,9 @@ class ResourcesGroup(Group):
         return {**self.custom, **kind}
 
 
+BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"
+
+
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
@@ -259,7 +263,7 @@ class TuneGroup(Group):
     metric: str = key(
         "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
-    mode: Literal["max", "min"] = key("max", "which values of the metric are better")
+    mode: Direction | None = key(None, BETTER)
     max_concurrent: int | None = key(None, "trials at a time; as many as there is room for if null", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(1, "rounds that every trial gets before asha or median may stop it", ge=1)
@@ -267,6 +271,11 @@ class TuneGroup(Group):
     callbacks: list[str | Settings] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
     )
+
+    @property
+    def direction(self) -> Direction:
+        """Which values of the metric are better."""
+        return direction_of(self.metric, self.mode)
 
 
 Quantile = Annotated[float, Field(ge=0, le=1)]
@@ -306,7 +315,7 @@ class ReportGroup(Group):
         "label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
         max_length=1,
     )
-    mode: Literal["max", "min"] = key("max", "which values of the metric are better")
+    mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
     columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
     ignore: list[str] = key(
@@ -317,7 +326,7 @@ class ReportGroup(Group):
         None,
         "which figures, by the names in raysim/reporting/drawing.py; by default bars, lines and curves where they make sense",
     )
-    baseline: str | None = key(None, "row that gains are counted from")
+    baseline: str | None = key(None, "row that the others are tested against, and that the figure gains starts from")
     gain: str | None = key(
         None, "X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value"
     )

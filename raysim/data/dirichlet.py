@@ -181,5 +181,6 @@ def check_enough(num_examples: int, num_clients: int, min_samples: int, where: s
     if num_examples < num_clients * min_samples:
         what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
         clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
-        mend = f"lower partition.num_clients to {clients}, or partition.min_samples to {samples}"
+        lower = f", or partition.min_samples to {samples}" if samples < min_samples else ""
+        mend = f"lower partition.num_clients to {clients}{lower}"
         raise DataError(what, f"partition {where}", mend)

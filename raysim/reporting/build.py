@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raysim.config import ReportGroup, is_recipe_name, parse_report, read_config
+from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.reporting.contents import Report
 from raysim.reporting.document import document
@@ -69,9 +70,9 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     finished = [run for run in runs if run.is_finished]
     if runs and not finished:
         listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
-        raise DataError(
-            f"none of {len(runs)} runs is finished ({listed})", mend="finish them: the same command resumes"
-        )
+        is_damaged = all(run.status.startswith("damaged") for run in runs)
+        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
+        raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     metrics = _metrics(group)
     recorded: list[Run] = []
     lacking: list[Run] = []  # as FedAvg lacks FLFA's feedback
@@ -138,9 +139,9 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
     if not group.metrics:
-        return [({}, Metric(group.metric, group.mode))]
+        return [({}, Metric(group.metric, direction_of(group.metric, group.mode)))]
     ((label, named),) = group.metrics.items()
-    return [({label: value}, Metric(name, group.mode)) for value, name in named.items()]
+    return [({label: value}, Metric(name, direction_of(name, group.mode))) for value, name in named.items()]
 
 
 def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:

@@ -6,11 +6,11 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from raysim.config import nearest
+from raysim.core.direction import Direction
 from raysim.core.errors import DataError
 from raysim.reporting.runs import Run
 from raysim.run_folder import RunFolder
@@ -45,7 +45,7 @@ class Metric:
     """
 
     name: str
-    mode: Literal["max", "min"] = "max"
+    mode: Direction = "max"
 
     @property
     def way(self) -> str:

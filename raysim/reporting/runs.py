@@ -85,9 +85,7 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
         return "damaged: no readable config.yaml"
     status = files.status
     if status.name == "completed":
-        if not summary:
-            return "damaged: no readable summary.json"
-        return "finished" if summary.get("accuracy") is not None else "finished without an accuracy"
+        return "finished" if summary else "damaged: no readable summary.json"
     if status.name == "failed":
         return f"failed: {status.message}" if status.message else "failed"
     try:

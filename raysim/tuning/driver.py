@@ -42,6 +42,7 @@ QUIET = {
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial without the metric ends no other one; it is named at the end
 }
 
 #: How often a trial goes on elsewhere after its process was lost, as with its node.
@@ -119,7 +120,7 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
             make_trainable(packed(sweep.raw), gpus, settings, made),
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
-                mode=settings.mode,
+                mode=settings.direction,
                 num_samples=-1,  # the source says when there are no more
                 search_alg=source,
                 max_concurrent_trials=settings.max_concurrent,

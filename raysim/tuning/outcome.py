@@ -106,7 +106,7 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     rows = folder.progress_rows()
     column = SUMMARY_METRICS.get(settings.metric, settings.metric)
     values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
-    sign = 1 if settings.mode == "max" else -1
+    sign = 1 if settings.direction == "max" else -1
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
     is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
@@ -131,7 +131,7 @@ def known_score(end: Outcome) -> float | None:
 
 def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
     """Trials with a score, best first: those that ran to their end before those that were stopped."""
-    sign = -1 if sweep.base.tune.mode == "max" else 1
+    sign = -1 if sweep.base.tune.direction == "max" else 1
 
     def rank(trial: SweepTrial) -> tuple[bool, float]:
         end = outcomes[trial.name]
@@ -139,6 +139,11 @@ def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
         return end.status != "completed", score
 
     return sorted((trial for trial in sweep.trials if outcomes[trial.name].score is not None), key=rank)
+
+
+def best_trial(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> SweepTrial | None:
+    """The best of the trials that ran to their end."""
+    return next((trial for trial in ranked(sweep, outcomes) if outcomes[trial.name].status == "completed"), None)
 
 
 def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
@@ -155,8 +160,10 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     write_file(sweep.folder / "results.csv", text.getvalue().encode())
-    best = next((t for t in ranked(sweep, outcomes) if outcomes[t.name].status == "completed"), None)
-    if best is not None:
+    best = best_trial(sweep, outcomes)
+    if best is None:
+        (sweep.folder / "best.yaml").unlink(missing_ok=True)  # of another metric
+    else:
         head = f"# Trial {best.name} of {sweep.folder.name}: {metric} {outcomes[best.name].score}\n"
         config = yaml.safe_dump(_as_run(best), sort_keys=False)
         write_file(sweep.folder / "best.yaml", (head + config).encode())

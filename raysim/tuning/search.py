@@ -65,7 +65,7 @@ class Search:
         number, settings = len(self.points), self._base.tune
         tried = [Tried(values, scores.get(name, math.nan)) for name, values in self.points.items()]
         seed = derive_seed(self._base.seed, "tune.optuna", number)
-        values = counting(self._raw, suggest(self._ranges, tried, mode=settings.mode, seed=seed))
+        values = counting(self._raw, suggest(self._ranges, tried, mode=settings.direction, seed=seed))
         name = self._planner.free_name(values)
         self.points[name] = values
         content = {"space": self._space, "trials": self.points}

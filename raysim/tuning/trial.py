@@ -121,7 +121,7 @@ class _Reporter:
         if metric not in known:
             return
         if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking
-            known[metric] = -math.inf if self._settings.mode == "max" else math.inf
+            known[metric] = -math.inf if self._settings.direction == "max" else math.inf
         result = {"training_iteration": round_index + 1, **known}
         if round_index + 1 == self.num_rounds:
             self._last = result

@@ -47,6 +47,14 @@ def test_true_and_false_are_no_numbers(root):
     assert not none
 
 
+def test_momentum_of_an_optimiser_that_has_its_own_is_refused():
+    local = {"optimizer": "adamw", "momentum": 0.9}
+    assert faults_of({"local": local}) == {
+        "local.momentum": "has no effect with optimizer adamw, which has its own; drop it"
+    }
+    assert faults_of({"local": {**local, "optimizer": "sgd"}}) == faults_of({"local": {**local, "momentum": 0}}) == {}
+
+
 def test_a_group_that_is_no_mapping_is_told_in_plain_words():
     faults = faults_of({"data": None, "local": 3})
     assert faults["data"].startswith("must be a mapping of keys, got None (")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.__main__ import app, main
+from raysim.core.errors import DataError
 from raysim.reporting.build import make_report, write
 from tests.support.output import in_order
 from tests.support.report_runs import fabricate, sweep
@@ -85,6 +86,21 @@ def test_faults_are_one_message_and_status_2(words, message, tmp_path, monkeypat
         main()
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_runs_without_test_data_are_reported_by_another_metric(tmp_path):
+    fabricate(tmp_path / "a", 0.5, progress={"train/loss": 1.5})
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({**summary, "accuracy": None}))
+    (cell,) = make_report([tmp_path / "a"], {"metric": "train/loss"}).tables[0].cells.values()
+    assert cell.mean == 1.5
+    with pytest.raises(DataError, match="run has no accuracy in"):
+        make_report([tmp_path / "a"], {})
+    (tmp_path / "a" / "summary.json").write_text("")
+    with pytest.raises(
+        DataError, match=r"damaged: no readable summary.json\)\. Delete the damaged ones and run them anew"
+    ):
+        make_report([tmp_path / "a"], {})
 
 
 def test_a_recipes_missing_row_is_a_note(tmp_path):

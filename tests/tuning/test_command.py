@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from raysim.config import TuneGroup
 from raysim.tuning.command import best_trials
 from raysim.tuning.outcome import Outcome
 
@@ -18,9 +20,7 @@ def table_of(count: int, metric: str, num_completed: int = 100) -> str:
         status = "completed" if number < num_completed else "stopped"
         score, last = 0.5 + number / 100, 0.25 + number / 100
         outcomes[name] = Outcome(status, {"lr": number}, score, 3, 1.0, last=last, best=0.75)
-    sweep = SimpleNamespace(
-        folder=SimpleNamespace(name="lr"), base=SimpleNamespace(tune=SimpleNamespace(metric=metric))
-    )
+    sweep = SimpleNamespace(folder=SimpleNamespace(name="lr"), base=SimpleNamespace(tune=TuneGroup(metric=metric)))
     console = Console(width=200)
     with console.capture() as captured:
         console.print(best_trials(sweep, [SimpleNamespace(name=name) for name in names], outcomes))
@@ -55,5 +55,11 @@ def test_both_accuracies_are_named_and_rounds_count_from_1(metric, is_shown):
     assert "best accuracy" in header
     assert (metric in header) == is_shown
     row = next(line for line in text.splitlines() if "0.2500" in line)
-    assert "│          4 │" in row
+    assert re.search(r"│ +4 │", row)
+    names = [name.strip() for name in re.split("[┃│]", header)]
+    assert (
+        names.index("its best round" if is_shown else "best round")
+        == names.index(metric if is_shown else "best accuracy") + 1
+    )
+    assert ("lowest first" in text) == is_shown
     assert ("0.5000" in row) == is_shown

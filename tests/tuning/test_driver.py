@@ -112,6 +112,14 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
 
 
 @pytest.mark.slow
+def test_a_trial_without_the_metric_ends_no_other_one(root, tmp_path, ray_cluster):
+    sweep = a_sweep(root, tmp_path, {"data.test": {"grid_search": [0, 0.2]}}, rounds=2)
+    outcomes, _ = run(sweep)
+    assert [(end.status, end.score is None) for end in outcomes.values()] == [("completed", True), ("completed", False)]
+    assert [trial.name for trial in ranked(sweep, outcomes)] == ["test=0.2"]
+
+
+@pytest.mark.slow
 def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
     tune = {"scheduler": "asha", "reduction_factor": 2, "grace_rounds": 2, "max_concurrent": 1}
     tune |= {"metric": "train/loss", "mode": "min"}

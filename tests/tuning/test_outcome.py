@@ -9,7 +9,8 @@ import pytest
 
 from raysim.core.errors import ConfigError
 from raysim.tuning import trial as trial_module
-from raysim.tuning.outcome import Outcome, outcome, ranked
+from raysim.tuning.command import show_sweep
+from raysim.tuning.outcome import Outcome, outcome, ranked, write_results
 from tests.support.sweeps import (
     a_sweep,
 )
@@ -51,3 +52,35 @@ def test_trials_without_a_finite_score_rank_last(root, tmp_path):
         scores = dict(zip([trial.name for trial in sweep.trials], (math.nan, 0.25, 0.5), strict=True))
         outcomes = {name: Outcome("completed", {}, score) for name, score in scores.items()}
         assert [trial.name for trial in ranked(sweep, outcomes)] == names
+
+
+def test_losses_are_better_when_small_unless_the_file_says_otherwise(root, tmp_path):
+    space = {"seed": {"grid_search": [0, 1]}}
+    for tune, first in (
+        ({"metric": "server/loss"}, "seed=0"),
+        ({"metric": "server/loss", "mode": "max"}, "seed=1"),
+        ({"metric": "server/accuracy"}, "seed=1"),
+    ):
+        sweep = a_sweep(root, tmp_path, space, tune)
+        outcomes = {trial.name: Outcome("completed", {}, number / 10) for number, trial in enumerate(sweep.trials)}
+        assert ranked(sweep, outcomes)[0].name == first
+
+
+def test_trials_without_the_metric_are_named_and_their_old_ranking_is_gone(root, tmp_path, capsys):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}})
+    sweep.folder.mkdir(parents=True)
+    ends = {trial.name: Outcome("completed", {"seed": n}, n / 10, 0, 1.0) for n, trial in enumerate(sweep.trials)}
+    write_results(sweep, ends)
+    assert (sweep.folder / "best.yaml").is_file()
+    assert show_sweep(sweep, ends) == 0
+    assert "not ranked" not in capsys.readouterr().err
+    one = {**ends, "seed=0": Outcome("completed", {"seed": 0}, None, None, 1.0)}
+    assert show_sweep(sweep, one) == 0
+    assert "recorded no server/accuracy: seed=0\n" in capsys.readouterr().err
+    none = {name: Outcome("completed", {}, None, None, 1.0) for name in ends}
+    write_results(sweep, none)
+    assert not (sweep.folder / "best.yaml").exists()
+    assert show_sweep(sweep, none) == 1
+    text = capsys.readouterr()
+    assert "best trial" not in text.out
+    assert "another tune.metric" in text.err
