@@ -273,7 +273,9 @@ def report(
         typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
     ] = None,
     figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
-    baseline: Annotated[str | None, typer.Option(help="row that the others are tested against; figure gains starts from it")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="row that the others are tested against; figure gains starts from it")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
     gain: Annotated[
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from raysim.config.faults import Checked
-from raysim.core.direction import Direction, direction_of
+from raysim.core.direction import BETTER, Direction, direction_of
 from raysim.core.settings import Settings
 
 
@@ -239,9 +239,6 @@ class ResourcesGroup(Group):
         """What a trainer takes besides CPUs and GPUs. A GPU's type is a resource that Ray gives every node once."""
         kind = {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
         return {**self.custom, **kind}
-
-
-BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"
 
 
 class TuneGroup(Group):

@@ -10,6 +10,9 @@ Direction = Literal["max", "min"]
 #: Metrics of which smaller values are better: losses, calibration errors, seconds, megabytes.
 SMALLER = re.compile(r"loss|calibration_error|_(s|mb)$")
 
+#: The same for users.
+BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"
+
 
 def direction_of(metric: str, given: Direction | None = None) -> Direction:
     """The given direction, or that of the metric by its name.
