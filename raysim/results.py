@@ -149,9 +149,8 @@ class Run:
         return self.history[metric].dropna() if metric in self.history else pd.Series(dtype=float)
 
     def _number(self, metric: str) -> float | None:
-        """The last value of a column, or a number of the summary."""
         scores = self._scores(metric)
-        return self._numbers.get(metric) if scores.empty else float(scores.iloc[-1])
+        return None if scores.empty else float(scores.iloc[-1])
 
     @property
     def _numbers(self) -> dict[str, float]:
@@ -211,9 +210,10 @@ class Runs(Sequence[Run]):
           DataError: no completed run recorded it.
         """
         completed = [run for run in self if run.status.name == "completed"]
-        values = {run: value for run in completed if (value := run._number(metric)) is not None}
+        numbers = {run: run._numbers for run in completed}
+        values = {run: known[metric] for run, known in numbers.items() if metric in known}
         if not values:
-            known = dict.fromkeys(name for run in completed for name in run._numbers)
+            known = {name for each in numbers.values() for name in each}
             mend = f"{did_you_mean(metric, known)}Known: {', '.join(sorted(known))}" if known else "finish a run"
             raise DataError(f"no completed run has {metric!r}", str(self.folder or ""), mend)
         best = max if direction_of(metric, mode) == "max" else min
