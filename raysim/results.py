@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from raysim.core.direction import Direction, direction_of
-from raysim.core.errors import DataError, did_you_mean, explained
+from raysim.core.errors import DataError, explained
 from raysim.run_folder import RunFolder, Status
 from raysim.storage import local_copy
 
@@ -209,12 +209,14 @@ class Runs(Sequence[Run]):
         Raises:
           DataError: no completed run recorded it.
         """
+        from raysim.config import nearest
+
         completed = [run for run in self if run.status.name == "completed"]
         numbers = {run: run._numbers for run in completed}
         values = {run: known[metric] for run, known in numbers.items() if metric in known}
         if not values:
             known = {name for each in numbers.values() for name in each}
-            mend = f"{did_you_mean(metric, known)}Known: {', '.join(sorted(known))}" if known else "finish a run"
+            mend = nearest(metric, list(known)) if known else "finish a run"
             raise DataError(f"no completed run has {metric!r}", str(self.folder or ""), mend)
         best = max if direction_of(metric, mode) == "max" else min
         return best(values, key=values.__getitem__)

@@ -78,7 +78,9 @@ def scaled(raw: Raw, source: str) -> Settings:
     name = raw.get("name")
     if isinstance(name, str) and not name.endswith(SCALED):
         settings = {"name": f"{name}{SCALED}", **settings}
-    return _laid_over(raw, settings, "scale", source)
+    result = copy.deepcopy(dict(raw))
+    _set_all(result, settings, "scale", source)
+    return result
 
 
 def without_null_sweep(raw: Settings) -> Settings:
@@ -248,12 +250,6 @@ def _short(axis: str, names: Iterable[str]) -> str:
 
 def _without(raw: Raw, keys: Collection[str]) -> Settings:
     return {key: value for key, value in raw.items() if key not in keys}
-
-
-def _laid_over(raw: Raw, settings: object, where: str, source: str) -> Settings:
-    result = copy.deepcopy(dict(raw))
-    _set_all(result, settings, where, source)
-    return result
 
 
 def _set_all(raw: Settings, settings: object, where: str, source: str) -> None:

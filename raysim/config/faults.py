@@ -117,8 +117,12 @@ def _is_tag(part: int | str) -> bool:
 
 #: What values of a type are called that stand beside words. Text beside words is the name of a function of the user's own.
 KINDS: dict[object, str] = {
-    **{bool: "true or false", int: "an integer", float: "a number", str: "module:function"},
-    **{list: "a list", dict: "a mapping"},
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "module:function",
+    list: "a list",
+    dict: "a mapping",
 }
 
 #: pydantic's type of an error -> the sentence. A field that takes words gets the sentence "choice", unless its value is a

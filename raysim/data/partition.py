@@ -225,7 +225,8 @@ def _checked(parts: Parts, min_samples: int, scheme: str) -> Parts:
     sizes = np.array([len(part) for part in parts])
     if sizes.min() < min_samples:
         what = f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}"
-        lower = f", or partition.min_samples to {max(1, sizes.min())}" if min_samples > max(1, sizes.min()) else ""
+        enough = max(1, sizes.min())
+        lower = f", or partition.min_samples to {enough}" if enough < min_samples else ""
         mend = f"lower partition.num_clients{lower}"
         raise DataError(what, f"partition {scheme}", mend)
     return parts

@@ -105,9 +105,7 @@ def _tables(report: Report) -> str:
     title = report.measure.title
     if report.measure.words != report.measure.name:  # a sentence, and no name of a column
         title = title[0].upper() + title[1:]
-    better = {"min": " (lower is better)", "max": "" if report.measure.is_share else " (higher is better)"}[
-        report.measure.mode
-    ]
+    better = f" ({report.measure.better})" if report.measure.better else ""
     parts = [f"## {title}: {deviation}\n"]
     parts.append(f"Best{better} **bold**, second best <u>underlined</u>, in each column.\n")
     for table in report.tables:

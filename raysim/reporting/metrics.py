@@ -78,6 +78,13 @@ class Metric:
         return bool(SHARE.search(self.bare.rpartition("/")[2]))
 
     @property
+    def better(self) -> str:
+        """Which values are better, in words; "" where it goes without saying, as with accuracies."""
+        if self.mode == "min":
+            return "lower is better"
+        return "" if self.is_share else "higher is better"
+
+    @property
     def quantity(self) -> str:
         return "accuracy" if self.is_accuracy else self.bare
 
