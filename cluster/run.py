@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import raysim
-from raysim.__main__ import app, main
+from raysim.cli.main import app, main
 
 if __name__ == "__main__":
     sources = Path(raysim.__file__).parent.parent

@@ -91,7 +91,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def keys_page() -> str:
     """Every key of a configuration as tables, a section for each group, from the schema."""
-    from raysim.editor import ConfigFile
+    from raysim.cli.editor import ConfigFile
 
     schema = ConfigFile.model_json_schema()
     groups = {"": schema, **dict(_groups(schema, schema["$defs"]))}

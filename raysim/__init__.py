@@ -3,14 +3,14 @@
     import raysim
     run = raysim.run("configs/quickstart.yaml", rounds=5)
 
-All of it is in `raysim.api`, `raysim.results` and `raysim.method_names`, which are imported when they are first used.
+All of it is imported when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from raysim.version import __version__
 
 if TYPE_CHECKING:
     from raysim.api import arrays as arrays
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from raysim.api import run as run
     from raysim.api import tune as tune
     from raysim.engine.metrics import RoundRecord as RoundRecord
-    from raysim.method_names import methods as methods
+    from raysim.plan.method_names import methods as methods
     from raysim.reporting.results import Report as Report
-    from raysim.results import Run as Run
-    from raysim.results import Runs as Runs
-    from raysim.results import load as load
+    from raysim.running.results import Run as Run
+    from raysim.running.results import Runs as Runs
+    from raysim.running.results import load as load
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
-_HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.results") | {"methods": "raysim.method_names"}
+_HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.method_names"}
 _HOMES |= {"Report": "raysim.reporting.results", "RoundRecord": "raysim.engine.metrics"}
 
 __all__ = ["__version__", *_HOMES]
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     from importlib import import_module
 
-    from raysim.own_code import refuse_shadows
+    from raysim.core.own_code import refuse_shadows
 
     refuse_shadows()
     return getattr(import_module(_HOMES[name]), name)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.config import lay_over, read_config
+from raysim.config.sweep import axes_as_written, scaled, without_null_sweep
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.own_code import named
 from raysim.core.settings import Raw, Settings
-from raysim.own_code import named
-from raysim.results import Run, Runs
-from raysim.storage import local_copy
-from raysim.sweep import axes_as_written, scaled, without_null_sweep
+from raysim.folders.storage import local_copy
+from raysim.running.results import Run, Runs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def tune(
     Raises:
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
-    from raysim.sweep import with_own_name
+    from raysim.config.sweep import with_own_name
     from raysim.terminal import LiveLine, say
 
     raw, source = settings_of(config, overrides, settings)
@@ -214,8 +214,8 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
     with progress.line as line:
         line.step(f"checking {source}")
-        from raysim.check import check  # loads PyTorch
-        from raysim.runner import execute
+        from raysim.plan.check import check  # loads PyTorch
+        from raysim.running.runner import execute
 
         execute(check(raw, source), on_start=progress.start, on_round=after, on_step=line.step)
     assert progress.folder is not None

@@ -231,7 +231,7 @@ class Lines:
 
 def _trainers(folder: Path) -> str:
     """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
-    from raysim.run_folder import RunFolder
+    from raysim.folders.run_folder import RunFolder
 
     run = RunFolder(folder)
     taken = run.read_json(run.environment)["resources"]

@@ -103,8 +103,8 @@ def ray_pools(swap_pools, root):
 
     import ray
 
-    from raysim.build import make_trainer
     from raysim.engine.ray.pool import RayPool
+    from raysim.plan.build import make_trainer
     from tests.support.federations import recipe_of
 
     def pools(plan):

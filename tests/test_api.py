@@ -54,8 +54,8 @@ def test_a_run_is_its_directory_as_an_object(settings):
 def test_model_scores_as_the_run_did(settings, root):
     import torch
 
-    from raysim.check import check
     from raysim.data.federation import Federation, build_shards
+    from raysim.plan.check import check
 
     run = raysim.run(settings, name="a", local__steps=20, quiet=True)
     plan = check(run.config, "the run")

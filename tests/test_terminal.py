@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim import terminal
-from raysim.__main__ import app
-from raysim.check import check
+from raysim.cli.main import app
 from raysim.core.errors import ConfigError
 from raysim.data.sources import set_path
+from raysim.plan.check import check
 from tests.support.federations import SMALL
 from tests.support.output import in_order
 
@@ -211,7 +211,7 @@ def test_a_reader_that_leaves_ends_a_run_after_a_checkpoint(run_file, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
 def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
-    code = f"import sys, raysim.entry; sys.argv = ['raysim', 'run', {str(run_file)!r}]; print(flush=True); raysim.entry.main()"
+    code = f"import sys; from raysim.__main__ import main; sys.argv[1:] = ['run', {str(run_file)!r}]; print(flush=True); main()"
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, stdout=-1, stderr=-1)
     process.stdout.readline()  # Python itself has started

@@ -1,6 +1,6 @@
 """LIVAR's calibration (eq. 4, figure 2, table A): target coefficients, what importances say of them, and the 3 x 3 table.
 
-Numbers in, numbers out; `methods/livar/calibrate.py` makes the runs and keeps the files.
+Numbers in, numbers out; `raysim/tuning/calibrate.py` makes the runs and keeps the files.
 """
 
 from __future__ import annotations

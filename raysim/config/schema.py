@@ -249,9 +249,9 @@ class TuneGroup(Group):
     )
     num_samples: int = key(1, "draws of the ranges; all combinations of the lists are repeated for each", ge=1)
     space: dict[str, Settings] = key(
-        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/sweep.py"
+        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/config/sweep.py"
     )
-    param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/sweep.py")
+    param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/config/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
         {}, "axis -> other axis -> labels of that one with which the axis counts"

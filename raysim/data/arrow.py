@@ -17,7 +17,7 @@ from filelock import FileLock
 from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
 from raysim.data.faults import check_range, full_disk
-from raysim.files import replaced_file
+from raysim.folders.files import replaced_file
 
 SPLITS = ("train", "validation", "test")
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set

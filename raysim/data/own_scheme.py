@@ -16,9 +16,9 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.own import place_of
+from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
 from raysim.data.partition import Parts
-from raysim.own_code import own_function, with_given
 
 #: What such a function gets, and what it may ask for besides.
 NEEDED = ("labels", "num_clients")

@@ -27,9 +27,9 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
+from raysim.core.own_code import OwnCode
 from raysim.data.preprocess import Preprocess, received
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
-from raysim.own_code import OwnCode
 
 Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]

@@ -21,11 +21,11 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.own import place_of
+from raysim.core.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet
 from raysim.data.validation import fit_to
-from raysim.files import file_digest
-from raysim.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
+from raysim.folders.files import file_digest
 
 #: Images that a function of the user's own is tried on before anything is written.
 NUM_TRIED = 3
@@ -56,7 +56,7 @@ class Preprocess:
         return bool(self.own) or self.fitted != self.original
 
     def code(self) -> OwnCode:
-        """What another process needs, see `raysim.own_code.receive`, before it calls `work`."""
+        """What another process needs, see `raysim.core.own_code.receive`, before it calls `work`."""
         return packed(self.own)
 
     def work(self, images: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch
 from raysim.data.faults import damaged
-from raysim.files import file_digest
+from raysim.folders.files import file_digest
 
 Item = TypeVar("Item")
 Paths = list[str]  # of the images of one batch

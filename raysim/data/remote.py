@@ -9,7 +9,7 @@ from filelock import FileLock
 
 from raysim.core.errors import explained
 from raysim.data.arrow import describe
-from raysim.filesystems import FAILURES, remote_folder
+from raysim.folders.filesystems import FAILURES, remote_folder
 
 
 def fetch_set(root: str, name: str, cache: Path) -> Path:

@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 
 from raysim.core.errors import RaysimError
 from raysim.engine.messages import Packed, Snapshot
-from raysim.files import sync_folder, write_file
+from raysim.folders.files import sync_folder, write_file
 
 ARRAY = "__array__"
 

@@ -7,8 +7,8 @@ import inspect
 from torch import nn
 
 from raysim.core.own import place_of
+from raysim.core.own_code import own_function, with_given
 from raysim.models.architecture import Architecture, Shape
-from raysim.own_code import own_function, with_given
 
 
 def own_architecture(name: str) -> Architecture:

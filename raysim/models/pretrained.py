@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.errors import ModelError
-from raysim.files import file_digest
+from raysim.folders.files import file_digest
 from raysim.models.architecture import Architecture, ModelSpec
 
 

@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import Report
 from raysim.reporting.gains import base_of
 from raysim.reporting.panels import MOST_PANELS, grid, wrap
 from raysim.reporting.tables import Cell, Column, Table, describe, heading
 from raysim.reporting.traces import by_round, column_title, line_figure, measured
-from raysim.run_folder import RunFolder
 
 #: What `diagnostics` logs of the features, and how it is called in figures.
 DISTANCES = {

@@ -12,8 +12,8 @@ import numpy as np
 from raysim.config import nearest
 from raysim.core.direction import Direction
 from raysim.core.errors import DataError
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.runs import Run
-from raysim.run_folder import RunFolder
 
 #: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
 WORDS = {

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from raysim.config import Config, read_config
+from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, Fault
 from raysim.reporting.published import FOLDER, Label, Published, canonical, match, number, published
 from raysim.reporting.runs import ABOUT, Run, Settings, flatten, labels_of
-from raysim.sweep import grid
 
 #: Groups and keys that move no result, or only its last bits.
 ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluation.batch_size", "evaluation.metrics"}

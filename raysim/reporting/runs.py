@@ -13,9 +13,9 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import DataError, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label
-from raysim.run_folder import FREE_KEYS, RunFolder
 
 #: Groups and keys that say where and how a run is made, and not what it is.
 ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import Extra, Report
 from raysim.reporting.figures import grouped_bars
 from raysim.reporting.panels import grid, legend, wrap
 from raysim.reporting.published import Published, is_same
 from raysim.reporting.render import PUBLISHED, Entry, Line, accuracy, signed
 from raysim.reporting.tables import Cell, Table, mean_and_std
-from raysim.run_folder import RunFolder
 
 #: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).
 Shares = dict[str, dict[str, Cell]]

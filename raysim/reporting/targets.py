@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raysim.core.errors import ConfigError, Fault
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import Extra
 from raysim.reporting.metrics import by_round
 from raysim.reporting.published import number
 from raysim.reporting.render import Entry, Line, accuracy
 from raysim.reporting.tables import Cell, Column, Table, heading, mean_and_std, row_of
-from raysim.run_folder import RunFolder
 
 
 class Cost(NamedTuple):

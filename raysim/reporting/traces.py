@@ -14,10 +14,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from raysim.core.rounds import round_name
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import Report
 from raysim.reporting.panels import COLOURS, DASHES, MOST_PANELS, Styles, band, grid, legend, rounds_below, wrap
 from raysim.reporting.tables import Cell, Column, Table, heading
-from raysim.run_folder import RunFolder
 
 #: Heat maps of one report.
 MOST_MAPS = 6

@@ -20,11 +20,11 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from raysim.core.errors import ConfigError
+from raysim.core.own_code import packed
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
-from raysim.own_code import packed
-from raysim.run_folder import Mark, RunFolder
-from raysim.storage import Copy
+from raysim.folders.run_folder import Mark, RunFolder
+from raysim.folders.storage import Copy
 from raysim.terminal import SILENT, LiveLine
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep

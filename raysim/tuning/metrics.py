@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raysim.config import Config, method_names, nearest
-from raysim.record import COLUMNS
+from raysim.running.record import COLUMNS
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what
 #: the best round is. The last one chooses a round without a look at the test set.

@@ -20,11 +20,11 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
-from raysim.files import write_file
-from raysim.record import judged
-from raysim.run_folder import Mark, RunFolder
-from raysim.runner import changes
-from raysim.storage import Copy
+from raysim.folders.files import write_file
+from raysim.folders.run_folder import Mark, RunFolder
+from raysim.folders.storage import Copy
+from raysim.running.record import judged
+from raysim.running.runner import changes
 from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial

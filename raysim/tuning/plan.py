@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim import sweep
-from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config
+from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config, sweep
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.storage import place_of, storage_faults
+from raysim.folders.storage import place_of, storage_faults
 from raysim.tuning.metrics import metric_fault
 from raysim.tuning.planner import Planner, SweepTrial, refusals
 

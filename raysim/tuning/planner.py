@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raysim import sweep
-from raysim.build import Plan
-from raysim.check import check
-from raysim.config import Config
+from raysim.config import Config, sweep
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed
-from raysim.find import MAPPINGS
-from raysim.run_folder import FREE_KEYS
+from raysim.folders.run_folder import FREE_KEYS
+from raysim.plan.build import Plan
+from raysim.plan.check import check
+from raysim.plan.find import MAPPINGS
 
 #: Longer trial names are cut: file systems allow 255 bytes.
 LONGEST_NAME = 160

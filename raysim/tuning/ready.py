@@ -10,14 +10,14 @@ from pathlib import Path
 
 import ray
 
-from raysim.build import Ready, model_spec
-from raysim.check import check_partition
 from raysim.config import Config, data_cache
 from raysim.data.federation import build_all_shards
 from raysim.engine.ray.session import Ref, plain_errors, this_node
 from raysim.engine.ray.shards import write_shards
+from raysim.plan.build import Ready, model_spec
+from raysim.plan.check import check_partition
+from raysim.plan.weights import held_weights
 from raysim.terminal import Lines
-from raysim.weights import held_weights
 
 #: Partitions that are built together: each row is read once for all of them, and their manifests are in memory at a time.
 AT_A_TIME = 32

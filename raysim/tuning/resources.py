@@ -13,8 +13,8 @@ from raysim.core.errors import ConfigError, Fault
 from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
 from raysim.engine.ray.session import offered
-from raysim.find import find
-from raysim.resources import AUTO_GPU, named_resources, text_of
+from raysim.plan.find import find
+from raysim.plan.resources import AUTO_GPU, named_resources, text_of
 from raysim.tuning.plan import Sweep
 
 Bundle = dict[str, float]

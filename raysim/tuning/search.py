@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from raysim import sweep
-from raysim.config import Config
+from raysim.config import Config, sweep
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed
-from raysim.files import write_file
-from raysim.storage import Copy
+from raysim.folders.files import write_file
+from raysim.folders.storage import Copy
 from raysim.tuning.plan import Range, Sweep, Tried
 from raysim.tuning.planner import Planner, SweepTrial
 from raysim.tuning.ranges import optuna_fault, suggest

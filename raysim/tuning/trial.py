@@ -11,15 +11,15 @@ from pathlib import Path
 
 from ray import tune
 
-from raysim.check import check
 from raysim.config import Config, TuneGroup
+from raysim.core.own_code import OwnCode, receive
 from raysim.core.settings import Raw, Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
-from raysim.own_code import OwnCode, receive
-from raysim.run_folder import RunFolder
-from raysim.runner import execute
-from raysim.storage import local_copy, place_of
+from raysim.folders.run_folder import RunFolder
+from raysim.folders.storage import local_copy, place_of
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.planner import SweepTrial
 from raysim.tuning.ready import AllReady, ready_for

@@ -80,7 +80,7 @@ def test_verbs_that_need_no_run(command, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base.yaml", "table_A3.yaml"]
     # One process, since each of these imports PyTorch.
     words = (["schema"], ["methods"], ["report", "--published", "paper:fedvg/table_A3", "--against", "FedVG"])
-    code = f"from raysim.__main__ import app\nfor words in {words}: app(words, standalone_mode=False); print('=====')"
+    code = f"from raysim.cli.main import app\nfor words in {words}: app(words, standalone_mode=False); print('=====')"
     schema, methods, report, _ = command("python", "-c", code).split("=====\n")
     assert "LocalGroup" in json.loads(schema)["$defs"]
     assert "fedprox" in methods

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from raysim.build import make_server, make_trainer
-from raysim.check import check
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import in_batches, write_set
 from raysim.data.federation import build_shards
@@ -30,7 +28,9 @@ from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
 from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
-from raysim.record import Recorder
+from raysim.plan.build import make_server, make_trainer
+from raysim.plan.check import check
+from raysim.running.record import Recorder
 from tests.bench.workloads import images_of
 
 WARM = 3

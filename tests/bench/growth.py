@@ -14,7 +14,7 @@ import psutil
 
 import raysim
 from raysim.engine.metrics import RoundRecord
-from raysim.pictures import bars, heat_map, png
+from raysim.running.pictures import bars, heat_map, png
 
 #: Rounds whose memory is not counted: caches fill, pages are taken over from round to round.
 WARM = 0.2

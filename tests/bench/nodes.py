@@ -19,12 +19,12 @@ from typing import NamedTuple
 import ray
 from scipy.ndimage import gaussian_filter
 
-from raysim.check import check
 from raysim.data.arrow import write_set
 from raysim.data.federation import build_shards
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.shard_files import write_serially
 from raysim.data.sources import set_path
+from raysim.plan.check import check
 from tests.bench.shards import batches_of
 from tests.support.nodes import PROJECT, Cluster, wait_for
 

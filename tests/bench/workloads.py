@@ -11,12 +11,12 @@ import numpy as np
 import torch
 import yaml
 
-from raysim.build import Plan
-from raysim.check import check
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.sources import set_path
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
+from raysim.plan.build import Plan
+from raysim.plan.check import check
 
 CNN = {
     "partition": {"scheme": "dirichlet", "alpha": 0.1, "num_clients": 100, "min_samples": 10},

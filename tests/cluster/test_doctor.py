@@ -12,7 +12,7 @@ import pytest
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
 
-from raysim import doctor
+from raysim.cli import doctor
 from raysim.engine.ray.nodes import NodeFacts
 from tests.cluster.conftest import HAS_TOKENS, PROJECT, free_ports
 

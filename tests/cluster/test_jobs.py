@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from raysim.check import check
 from raysim.config import read_config
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from tests.cluster.conftest import PROJECT, wait_for
-from tests.test_own_code import write_files
+from tests.core.test_own_code import write_files
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.__main__ import main
+from raysim.cli.main import main
 from raysim.config import located_path, path_to_write
 from raysim.config.places import cache_folder, home_folder
 from raysim.core.errors import DataError

@@ -9,12 +9,12 @@ import pytest
 from pydantic import BaseModel
 
 from methods import METHODS
-from raysim.check import check
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.faults import options_model, validated
 from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
 from raysim.core.errors import ConfigError
+from raysim.plan.check import check
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from methods import METHODS
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.core.options import meanings, options_of, text_of
 from raysim.models import MODELS
 

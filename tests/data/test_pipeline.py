@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from raysim.check import check
 from raysim.core.errors import DataError
 from raysim.data.federation import build_all_shards, build_shards
+from raysim.plan.check import check
 from tests.support import toys
 from tests.support.busy import no_cpu_left
 from tests.support.federations import raw_config

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.core.errors import DataError
 from raysim.data import reader_api, sources
 from raysim.data.arrow import ImageSet, in_batches

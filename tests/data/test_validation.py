@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from raysim.check import check
 from raysim.config import parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
@@ -22,7 +21,8 @@ from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.sources import set_path
 from raysim.data.splits import split, split_officially, split_within, stratified_order
 from raysim.data.validation import ValidationSpec, arrange, external_rows, fit_to, imbalanced, noisy, subset
-from raysim.find import read_mapping
+from raysim.plan.check import check
+from raysim.plan.find import read_mapping
 from tests.support.federations import plan_of, raw_config, run
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -12,12 +12,12 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from raysim.__main__ import app
 from raysim.api import settings_of
+from raysim.cli.main import app
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.schema import Config
 from raysim.core.errors import ConfigError
-from raysim.find import build_methods
+from raysim.plan.find import build_methods
 from raysim.tuning.plan import read_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, name_of, write_files
 

@@ -20,12 +20,12 @@ import yaml
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.messages import Snapshot
 from raysim.engine.simulation import Stopped, restore
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.support.output import in_order
 from tests.support.runs import a_plan, quietly, rows_of, timeless

@@ -10,8 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
-from raysim.build import open_federation, sizes_of
-from raysim.check import check
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import Options
@@ -19,8 +17,10 @@ from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.metrics import cohort_metrics, evaluation, spread
 from raysim.engine.plan import ClientBlock
-from raysim.record import judged
-from raysim.runner import execute
+from raysim.plan.build import open_federation, sizes_of
+from raysim.plan.check import check
+from raysim.running.record import judged
+from raysim.running.runner import execute
 from raysim.training.evaluate import Score
 from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
 

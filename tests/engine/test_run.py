@@ -18,7 +18,7 @@ from raysim.core.errors import ClientError, RaysimError, RunExists
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
-from raysim.runner import execute
+from raysim.running.runner import execute
 from tests.support.federations import plan_of, run
 from tests.support.runs import a_plan, quietly, rows_of
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raysim.build import make_trainer
 from raysim.engine.messages import EvaluationPoint, Slice
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.slots import TrainerActor
 from raysim.engine.scorer import Scorer, slices_of
 from raysim.engine.trainer import Trainer
+from raysim.plan.build import make_trainer
 from raysim.training.evaluate import Score
 from raysim.training.inputs import bounds_of
 from tests.support.federations import plan_of, recipe_of, server_on

@@ -10,7 +10,7 @@ import pytest
 
 from raysim.engine import simulation
 from raysim.engine.simulation import Interrupted, collected_signals
-from raysim.runner import execute
+from raysim.running.runner import execute
 from tests.support.federations import plan_of
 from tests.support.runs import a_plan
 

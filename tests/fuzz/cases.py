@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 import raysim
-from raysim.check import check
 from raysim.config import read_config
 from raysim.core.errors import RaysimError
 from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from tests.fuzz import configurations
 from tests.fuzz.verdicts import verdict_of
 

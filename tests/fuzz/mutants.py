@@ -138,7 +138,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/plan.py": (
-        "tests/engine/test_plan.py tests/engine/test_participation.py tests/test_resources.py",
+        "tests/engine/test_plan.py tests/engine/test_participation.py tests/plan/test_resources.py",
         (
             ("            groups.append([])\n            amount = 0\n", "            groups.append([])\n"),
             ('derive_seed(seed, "cohort", round_index)', 'derive_seed(seed, "cohort")'),
@@ -176,7 +176,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/server.py, restored": (
-        "tests/engine/test_checkpoint.py tests/test_stop.py -k 'not slow and not ray'",
+        "tests/engine/test_checkpoint.py tests/running/test_stop.py -k 'not slow and not ray'",
         (
             ("dict(self.counters), pack(self.method_state))", "dict(self.counters), {})"),
             ("self.counters = dict(snapshot.counters)", "self.counters = {}"),
@@ -212,7 +212,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/simulation.py": (
-        "tests/engine/test_simulation.py tests/test_stop.py tests/engine/test_checkpoint.py -k 'not slow and not ray'",
+        "tests/engine/test_simulation.py tests/running/test_stop.py tests/engine/test_checkpoint.py -k 'not slow and not ray'",
         (
             ("        recorder.flush()\n        memories", "        memories"),
             ("is_last = next_round == num_rounds or bool(reason)", "is_last = next_round == num_rounds"),

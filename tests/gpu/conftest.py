@@ -46,8 +46,8 @@ def gpu_pools(gpu_actors, gpu_recipe):
     """pools(plan) -> RayPools of 1, 2 and 4 trainers on one GPU."""
     import ray
 
-    from raysim.build import make_trainer
     from raysim.engine.ray.pool import RayPool
+    from raysim.plan.build import make_trainer
 
     def pools(plan):
         recipe = gpu_recipe(plan)

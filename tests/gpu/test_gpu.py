@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from raysim.build import make_server, make_trainer
 from raysim.engine.trainer import SerialPool
-from raysim.runner import execute
+from raysim.plan.build import make_server, make_trainer
+from raysim.running.runner import execute
 from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.support.federations import lora_plan, plan_of, run
 

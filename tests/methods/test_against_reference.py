@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.check import check
+from raysim.plan.check import check
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.twins.federation import SHARE, Naive, assert_same_state, fedvg_weights
 

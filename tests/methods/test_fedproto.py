@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from methods.fedproto import batch_mean_distance, merged_prototypes, prototype_distance
-from raysim.build import model_spec, open_federation
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import build_model
+from raysim.plan.build import model_spec, open_federation
 from tests.support.federations import plan_of, recipe_of, run, server_on
 from tests.twins.federation import Naive
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.models import build_model
+from raysim.plan.build import model_spec
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close

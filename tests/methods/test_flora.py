@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from methods.flora import nearest_factors
-from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.engine.cohort import Cohort
 from raysim.engine.transport import unpack
 from raysim.models import build_model
 from raysim.models.trained import trained_tensors
+from raysim.plan.build import model_spec
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close

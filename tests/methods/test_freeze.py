@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.build import make_trainer, model_spec
 from raysim.models import build_model
+from raysim.plan.build import make_trainer, model_spec
 from tests.support.federations import plan_of, recipe_of, run, server_on, steps_plan
 
 LOCALS = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.05}

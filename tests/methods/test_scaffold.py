@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from methods.scaffold import new_control, scaffold
-from raysim.check import check
 from raysim.core.errors import ClientError, ConfigError
 from raysim.core.method import Method
 from raysim.engine.checkpoint import CheckpointStore
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.twins.by_hand import Quadratics, unlike_clients
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
+from raysim.plan.build import model_spec
 from raysim.training.model import BoundModel
 from tests.support.federations import LORA_VIT, lora_plan, run, server_on
 from tests.twins.federation import Naive, assert_close

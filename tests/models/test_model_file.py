@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raysim.build import model_spec
 from raysim.core.errors import ConfigError
 from raysim.models import build_model
-from raysim.runner import execute
+from raysim.plan.build import model_spec
+from raysim.running.runner import execute
 from tests.support.federations import LORA_VIT, lora_plan, plan_of, server_on
 
 PLAIN_VIT = {key: value for key, value in LORA_VIT.items() if key != "lora"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.core.errors import ConfigError
 from raysim.models import (
     build_model,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from raysim.config import parse_config, read_config
+from raysim.config.sweep import grid
 from raysim.models import ModelSpec, build_skeleton
 from raysim.reporting.published import ACCURACIES, match, published
-from raysim.sweep import grid
 from tests.recipes.test_recipes import PAPERS, rows_of
 
 FLFA_TABLES = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "12")

@@ -11,12 +11,12 @@ from methods.diagnostics import diagnostics
 from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.univarfl import univarfl
-from raysim.check import check
 from raysim.config import parse_config, read_config
+from raysim.config.sweep import grid
 from raysim.core.layout import layout_of
-from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, head_of
-from raysim.sweep import grid
+from raysim.plan.check import check
+from raysim.plan.find import build_methods
 from raysim.tuning.plan import read_sweep
 
 PAPERS = Path(__file__).parent.parent.parent / "configs" / "papers"

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import yaml
 
-from methods.livar.calibrate import calibrate, plan_calibration
-from raysim.check import check
 from raysim.config import parse_config, read_config
+from raysim.config.sweep import Trial, grid, scaled
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
-from raysim.find import build_methods
 from raysim.models import find_architecture
+from raysim.plan.check import check
+from raysim.plan.find import build_methods
 from raysim.reporting.build import make_report, write
 from raysim.reporting.names import is_network
 from raysim.reporting.published import canonical, match, published
-from raysim.runner import execute
-from raysim.sweep import Trial, grid, scaled
+from raysim.running.runner import execute
+from raysim.tuning.calibrate import calibrate, plan_calibration
 
 PROJECT = Path(__file__).parent.parent.parent
 PAPERS = PROJECT / "configs" / "papers"

@@ -11,15 +11,15 @@ import medmnist
 import pytest
 from safetensors.torch import save_file
 
-import raysim.check_data
-from methods.livar.calibrate import plan_calibration
-from raysim.build import model_spec
-from raysim.check import check, check_partition
+import raysim.plan.check_data
+from raysim.cli.partitions import partitions
 from raysim.config import parse_config, read_config
 from raysim.models import build_model
-from raysim.partitions import partitions
+from raysim.plan.build import model_spec
+from raysim.plan.check import check, check_partition
 from raysim.reporting.published import ACCURACIES, match, published
 from raysim.reporting.runs import method_names
+from raysim.tuning.calibrate import plan_calibration
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.ranges import draws
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
@@ -36,7 +36,7 @@ REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": {("CCVR", "F
 def stubs(tmp_path_factory):
     """A data root of stub sets, and `check` that reads them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raysim.check_data, "ImageSet", StubSet)
+        patch.setattr(raysim.plan.check_data, "ImageSet", StubSet)
         yield make_root(tmp_path_factory.mktemp("stubs"))
 
 

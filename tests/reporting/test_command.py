@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from raysim.__main__ import app, main
+from raysim.cli.main import app, main
 from raysim.core.errors import DataError
 from raysim.reporting.build import make_report, write
 from tests.support.output import in_order

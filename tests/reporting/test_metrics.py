@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
 from raysim.reporting.build import make_report, write
 from raysim.reporting.document import conclusions

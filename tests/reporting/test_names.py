@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raysim.config import Config, read_config
+from raysim.config.sweep import assign, grid
 from raysim.core.errors import DataError
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, document
@@ -17,7 +18,6 @@ from raysim.reporting.gains import best_on_average
 from raysim.reporting.published import FOLDER, published
 from raysim.reporting.recipes import changed
 from raysim.reporting.runs import Run, label, misnamed
-from raysim.sweep import assign, grid
 from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(

@@ -9,6 +9,7 @@ import pytest
 
 from raysim.config import Config, parse_config
 from raysim.core.errors import ConfigError, DataError
+from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report, write
 from raysim.reporting.document import conclusions
 from raysim.reporting.drawing import draw
@@ -17,8 +18,7 @@ from raysim.reporting.render import latex, latex_text, lines_of, markdown, write
 from raysim.reporting.runs import find_runs
 from raysim.reporting.statement import winners
 from raysim.reporting.tables import cells_of, make_tables, mean_and_std, published_cells
-from raysim.run_folder import FREE_KEYS
-from raysim.runner import hyperparameters
+from raysim.running.runner import hyperparameters
 from tests.support.report_runs import fabricate, labels_of, sweep
 
 

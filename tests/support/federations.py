@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from raysim.build import Plan, Recipe, make_server, make_trainer
-from raysim.check import check
 from raysim.core.method import Method
 from raysim.data.federation import build_shards
 from raysim.engine.server import Server
 from raysim.engine.trainer import SerialPool
+from raysim.plan.build import Plan, Recipe, make_server, make_trainer
+from raysim.plan.check import check
 
 #: A network without kinks: rounding moves its gradients as little as its parameters. With ReLU and max pooling one unit
 #: in the last place flips a choice now and then, after which an engine and its twin part by 1e-4.

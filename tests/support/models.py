@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.check import check
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
@@ -15,6 +14,7 @@ from raysim.models import (
     find_architecture,
     head_of,
 )
+from raysim.plan.check import check
 from raysim.training.model import BoundModel
 
 #: Every name, at a size that trains in a moment: (height and width, options). ViT-B/16 is ViT-S/16 with other numbers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from raysim.runner import execute
+from raysim.running.runner import execute
 from tests.support.federations import plan_of
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from raysim.check import check
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.outcome import write_results
 from raysim.tuning.plan import plan_sweep, read_sweep

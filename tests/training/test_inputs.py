@@ -14,11 +14,11 @@ from PIL import Image
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop
 
-from raysim.build import input_transform, make_trainer, model_spec
-from raysim.check import check
 from raysim.config import Config
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import torch_generator
+from raysim.plan.build import input_transform, make_trainer, model_spec
+from raysim.plan.check import check
 from raysim.training import local
 from raysim.training.augment import AUGMENTATIONS, Augmentation, Draws, crop_and_flip, resized_crop
 from raysim.training.inputs import NORMALISATIONS, Examples, InputTransform, passes, resized

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.build import local_settings
 from raysim.config import parse_config
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.seeding import torch_generator
+from raysim.plan.build import local_settings
 from raysim.training import local
 from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes

@@ -7,10 +7,10 @@ import yaml
 from safetensors.torch import save_file
 
 import raysim
-from raysim.check import check
 from raysim.data.arrow import ImageSet, write_set
 from raysim.data.sources import set_path
 from raysim.models import build_model
+from raysim.plan.check import check
 from tests.support.federations import raw_config
 from tests.support.nodes import Cluster, can_hide_folders
 from tests.support.s3 import KEYS, s3_server

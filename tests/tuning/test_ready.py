@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import save_file
 
-from raysim.check import check
 from raysim.core.errors import ConfigError
 from raysim.data import federation
 from raysim.models import build_model
-from raysim.runner import execute
+from raysim.plan.check import check
+from raysim.running.runner import execute
 from raysim.tuning.ready import make_ready, ready_for
 from tests.support.sweeps import a_sweep, digest_of_run, run
 

@@ -11,7 +11,7 @@ import yaml
 
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.run_folder import RunFolder
+from raysim.folders.run_folder import RunFolder
 from raysim.tuning.outcome import outcome
 from raysim.tuning.plan import Tried, plan_sweep, read_sweep
 from raysim.tuning.ranges import draws, suggest

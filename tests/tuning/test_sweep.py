@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
+from raysim.config.sweep import assign, grid, scaled, trial
 from raysim.core.errors import ConfigError
-from raysim.sweep import assign, grid, scaled, trial
 
 RAW = {
     "name": "s",

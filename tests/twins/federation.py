@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from raysim.build import Plan, model_spec
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import ImageSet
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
+from raysim.plan.build import Plan, model_spec
 
 #: How far an engine and its twin may part, as a share of how far the run moved the tensor (or the mean tensor, where that
 #: is farther: a bias before BatchNorm moves by rounding alone). Both compute in float32, where noise of some units in the

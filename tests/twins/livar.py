@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from raysim.build import model_spec
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.plan import choose_cohort
 from raysim.models import build_model
+from raysim.plan.build import model_spec
 from tests.twins.federation import Naive
 
 LAYERS = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
 from raysim.engine.ray.session import LOSSES, Actor, this_node
-from raysim.files import file_digest
+from raysim.folders.files import file_digest
 
 if TYPE_CHECKING:
     from raysim.data.shard_files import Filled, ShardPlan

@@ -16,13 +16,13 @@ import torch
 from ray.exceptions import RayTaskError
 from ray.util import placement_group, remove_placement_group
 
-from raysim.build import make_server, make_trainer
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.ray import server
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process
 from raysim.engine.trainer import Trainer
+from raysim.plan.build import make_server, make_trainer
 from tests.support.busy import no_cpu_left
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.runs import a_plan, quietly, rows_of

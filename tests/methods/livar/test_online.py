@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from methods.livar import livar
-from methods.livar.calibrate import plan_calibration
 from methods.livar.math import adapters_of
 from methods.livar.method import factors_of
 from methods.livar.online import online_coefficients
 from raysim.core.errors import ConfigError
+from raysim.tuning.calibrate import plan_calibration
 from tests.methods.livar.test_calibration import naive_minimum
 from tests.support.federations import lora_plan, raw_config, run, server_on
 from tests.twins.livar import FEW

@@ -1,0 +1,1 @@
+"""The verbs: a thin layer over `raysim.api`."""

@@ -1,0 +1,308 @@
+"""What `raysim doctor` looks at: this installation, the disks, a job's upload, and every node of a running cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.config import folder_of, home_folder
+from raysim.core.errors import DataError
+from raysim.core.uri import is_uri
+from raysim.folders.filesystems import FAILURES, reached_folder, reason
+from raysim.terminal import LiveLine, say
+
+if TYPE_CHECKING:
+    from pathspec import PathSpec
+
+    from raysim.engine.ray.nodes import NodeFacts
+
+PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "medmnist", "shap", "scikit-learn", "pyarrow", "tensorboard")
+
+#: Bytes below which a disk is called full: Ray's logs and spilled objects, and the runs, need more.
+MIN_DISK = 2 * 2**30
+
+#: Bytes of an object store below which the updates of a round may have to go through the disk.
+MIN_STORE = 2**30
+
+#: Share of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
+FULL = 0.95
+
+#: Bytes that Ray's dashboard takes at most from `ray job submit --working-dir`.
+UPLOAD_LIMIT = 100 * 2**20
+
+#: Files in a folder above which it is probably not a project's.
+MOST_FILES = 50_000
+
+
+#: Whether something is well, and a line about it.
+Finding = tuple[bool, str]
+
+
+def examine(address: str | None, storage: str, working_dir: Path) -> bool:
+    """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
+
+    Args:
+      address: of a running Ray (host:port or auto) or of its dashboard (http://...); without one no cluster is looked at.
+      storage: folder for run directories, relative to RAYSIM_HOME, or a URI. working_dir: what a job would upload.
+    """
+    folder, is_good = None if is_uri(storage) else home_folder() / storage, True
+    place = at_uri(storage) if folder is None else disks(folder)
+    parts = {"this installation": installation(), "the disks": place, "what a job would upload": _uploads(working_dir)}
+    with LiveLine() as live:
+        for what, findings in (parts | {f"the cluster at {address}": cluster(address, folder)}).items():
+            live.show(f"looking at {what}")
+            for is_ok, line in findings:
+                say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
+                is_good = is_good and is_ok
+    return is_good
+
+
+def _uploads(working_dir: Path) -> Iterator[Finding]:
+    yield upload(working_dir)
+
+
+def _finding(is_ok: bool, line: str, fault: str) -> Finding:
+    """A finding whose line goes on with the fault, and how to mend it, where something is not well."""
+    return is_ok, line if is_ok else line + fault
+
+
+# --- this process -----------------------------------------------------------------------------------------------------
+
+
+def installation() -> Iterator[Finding]:
+    """Versions, cores, memory and GPUs of this machine."""
+    yield (3, 11) <= sys.version_info[:2] <= (3, 13), f"Python {sys.version.split()[0]} (3.11 to 3.13)"
+    for name in PACKAGES:
+        try:
+            yield True, f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield False, f"{name} is not installed: pip install {name}"
+    fault = ""
+    try:
+        importlib.import_module("torchvision.ops")  # does not load where torch and torchvision do not fit
+    except (ImportError, RuntimeError, AttributeError) as error:
+        fault = f" ({error}): use the versions of constraints.txt"
+    yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"
+    import psutil
+    import torch
+
+    free, total = psutil.virtual_memory().available / 2**30, psutil.virtual_memory().total / 2**30
+    yield True, f"{os.cpu_count()} CPUs, {free:.0f} of {total:.0f} GiB of memory free"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}"
+
+
+def disks(storage: Path) -> Iterator[Finding]:
+    """Free space where Ray and the runs write, and whether the storage can be written."""
+    yield from (_disk(Path(place), place) for place in (".", "/dev/shm", "/tmp") if os.path.isdir(place))
+    try:
+        _write_probe(storage).unlink()
+        yield _disk(_existing(storage), f"{storage} (storage)")
+    except OSError as error:
+        remedy = "set storage, or RAYSIM_HOME, to a folder that can"
+        yield False, f"storage {storage} cannot be written ({error}): {remedy}"
+
+
+def at_uri(storage: str) -> Iterator[Finding]:
+    """Whether the storage at a URI can be written from here, and free space for the local folders of its runs."""
+    yield from disks(folder_of(storage, "runs"))
+    try:
+        folder, probe = reached_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
+        folder.write(probe, b"")
+        folder.delete([probe])
+        yield (
+            True,
+            f"storage {storage} can be written from here; nodes that run trials of a sweep need the same credentials",
+        )
+    except DataError as error:
+        yield False, f"storage: {error}"
+    except FAILURES as error:
+        yield False, f"storage {storage} cannot be written ({reason(error)}): see to the rights of its credentials"
+
+
+def _disk(folder: Path, name: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return _finding(free > MIN_DISK, f"{_size(free)} free in {name}", ": Ray and the runs need 2 GiB or more")
+
+
+def upload(working_dir: Path) -> Finding:
+    """What `ray job submit --working-dir` would send, with its largest files."""
+    folder = working_dir.absolute()
+    paths = list(islice(uploaded_files(folder), MOST_FILES + 1))
+    if len(paths) > MOST_FILES:
+        remedy = "start from the clone, or write a .rayignore"
+        return False, f"a job from {folder} would upload more than {MOST_FILES} files: {remedy}"
+    sizes = sorted(((path.stat().st_size, path.relative_to(folder).as_posix()) for path in paths), reverse=True)
+    total = sum(size for size, _ in sizes)
+    largest = "".join(f"\n         {_size(size):>10}  {name}" for size, name in sizes[:10])
+    line = (
+        f"a job from here would upload {len(paths)} files, {_size(total)} (at most {_size(UPLOAD_LIMIT)}); the largest:"
+    )
+    remedy = "name what the run does not need in .rayignore, and put data below RAYSIM_HOME of the cluster"
+    return _finding(total < UPLOAD_LIMIT, line + largest, f"\n     too much: {remedy}")
+
+
+def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) -> Iterator[Path]:
+    """The files that `ray job submit --working-dir PATH` sends.
+
+    Ray (2.54 and later) leaves out some names everywhere, and what a .gitignore or a .rayignore says below its folder.
+
+    Args:
+      ignored: (folder, what is left out below it) of the folders further up.
+    """
+    from pathspec import PathSpec
+
+    names = os.environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", ".git,.venv,venv,__pycache__")
+    with_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    ignored = list(ignored) or [(path, PathSpec.from_lines("gitignore", names.split(",")))]
+    for file in (path / ".gitignore", path / ".rayignore"):
+        if file.is_file() and (with_gitignore or file.name != ".gitignore"):
+            ignored.append((path, PathSpec.from_lines("gitignore", file.read_text().splitlines())))
+    if any(spec.match_file(path.relative_to(folder)) for folder, spec in ignored):
+        return
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        for child in path.iterdir():
+            yield from uploaded_files(child, ignored)
+
+
+# --- a cluster --------------------------------------------------------------------------------------------------------
+
+
+def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
+    """Every node of a running Ray, and its dashboard."""
+    if not address:
+        remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
+        yield True, f"no cluster looked at: {remedy}"
+        return
+    from raysim.engine.ray.nodes import ask_nodes, connected, question
+
+    if address.startswith(("http://", "https://")):
+        yield dashboard(address)
+        command = "ray job submit --working-dir . -- python -m raysim doctor"
+        yield True, f"the nodes are seen from within: {command}"
+        return
+    probe = None
+    try:
+        with connected(address) as url:
+            yield True, f"connected to Ray at {address}"
+            yield dashboard(url)
+            with contextlib.suppress(OSError):  # a finding of its own already
+                probe = None if storage is None else _write_probe(storage)
+            yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
+    except ConnectionError as error:
+        token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+        remedy = f"is it running, is its port open from here, and do {token} match?"
+        yield False, f"cannot connect to Ray at {address} ({error}): {remedy}"
+    finally:
+        if probe is not None:
+            probe.unlink(missing_ok=True)
+
+
+def dashboard(url: str) -> Finding:
+    """Whether jobs can be submitted to a dashboard; url: "" if there is none."""
+    from raysim.engine.ray.nodes import dashboard_error
+
+    if not url:
+        return False, "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true"
+    if error := dashboard_error(url):
+        reason = "it listens on the head's loopback unless started with --dashboard-host"
+        remedy = "go through `ray dashboard CLUSTER.yaml`, and give the token"
+        return False, f"the dashboard at {url} does not answer ({error}): {reason}; {remedy}"
+    return True, f"the dashboard at {url} takes jobs"
+
+
+def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path | None) -> Iterator[Finding]:
+    """What is well and what is not on each node.
+
+    Args:
+      here: versions of the driver, which those of the nodes must equal.
+      storage: a folder that all of them should see; None: it is at a URI.
+    """
+    for node in nodes:
+        if node.error:
+            yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
+        else:
+            checks = [_versions(node, here), _gpus(node), _store(node), _temp(node)]
+            checks += [] if storage is None else [_storage(node, storage)]
+            yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
+    closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
+    if closed:
+        yield False, f"cannot reach {', '.join(closed)}: open the ports of cluster/env.sh between the nodes"
+    else:
+        yield True, f"the ports of {len(nodes)} node{'s' if len(nodes) != 1 else ''} can be reached"
+
+
+def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
+    there = ", ".join(f"{name} {text}" if text else f"no {name}" for name, text in node.versions.items())
+    others = [name for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])]
+    driver = ", ".join(f"{name} {here[name]}" for name in others)
+    remedy = (
+        "install the same on every node (constraints.txt), or submit with --working-dir ., which brings raysim along"
+    )
+    return _finding(not others, there, f"; the driver has {driver}: {remedy}")
+
+
+def _core(name: str, text: str) -> str:
+    """The part of a version that must be equal: Python without its last number, torch without +cpu or +cu130."""
+    return text.rpartition(".")[0] if name == "python" else text.partition("+")[0]
+
+
+def _gpus(node: NodeFacts) -> Finding:
+    line, names = f"{node.cpus:g} CPUs, {node.gpus:g} GPUs", ", ".join(node.gpu_names)
+    if names and not node.gpus:
+        return True, f"{line}; {names} is there, but Ray was not told: ray start --num-gpus"
+    fault = ", but PyTorch sees none: check nvidia-smi there, and that torch is a CUDA build"
+    return _finding(bool(names) or not node.gpus, f"{line} ({names})" if names else line, fault)
+
+
+def _store(node: NodeFacts) -> Finding:
+    fault = ": below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
+    if node.store_bytes > node.shm_bytes:
+        fault = ": Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
+    is_ok = MIN_STORE <= node.store_bytes <= node.shm_bytes
+    return _finding(is_ok, f"object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}", fault)
+
+
+def _temp(node: NodeFacts) -> Finding:
+    is_ok = node.temp_free_bytes >= max(MIN_DISK, (1 - FULL) * node.temp_total_bytes)
+    fault = ": Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
+    return _finding(is_ok, f"{_size(node.temp_free_bytes)} free in {node.temp_dir}", fault)
+
+
+def _storage(node: NodeFacts, storage: Path) -> Finding:
+    if node.sees_storage:
+        return True, f"sees {storage}"
+    remedy = "mount shared storage on every node and set RAYSIM_HOME to it"
+    scope = "a single run needs it on the head alone, a sweep everywhere"
+    return False, f"does not see what the driver writes to {storage}: {remedy} ({scope})"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _write_probe(storage: Path) -> Path:
+    """A new empty file in the storage; in the folder that it would be made in if it is not there yet."""
+    probe = _existing(storage) / f".raysim-doctor-{uuid.uuid4().hex}"
+    probe.touch()
+    return probe
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+
+
+def _size(count: float) -> str:
+    power = min(3, int(math.log2(max(count, 1)) // 10))
+    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} bytes"

@@ -1,0 +1,75 @@
+"""What there is, on the terminal: methods and models with their options, and the layer blocks of a model."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from raysim.core.errors import MethodError
+from raysim.core.options import options_of, text_of
+from raysim.terminal import out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def print_columns(lines: Mapping[str, str]) -> None:
+    """A name and what stands for it on every line."""
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        out.print(f"{name:{width}}  {text}", markup=False)
+
+
+def print_functions(groups: Mapping[str, Mapping[str, Callable[..., object]]]) -> None:
+    """A name and its one line for each method or model, under the title of its group."""
+    width = max(len(name) for functions in groups.values() for name in functions)
+    for title, functions in groups.items():
+        out.print(f"\n[bold]{escape(title)}[/bold]")
+        print_columns({f"  {name:{width}}": text_of(make).partition("\n")[0] for name, make in functions.items()})
+
+
+def print_function(name: str) -> None:
+    """A method or a model: what it is, and each option with its default, what it takes, and its meaning.
+
+    Raises:
+      MethodError: there is no such method.
+    """
+    from raysim.core.own import place_of
+    from raysim.models import MODELS
+    from raysim.plan.find import find_method
+
+    try:
+        make: Callable[..., object] = MODELS[name].build if name in MODELS else find_method(name)
+    except LookupError as error:
+        raise MethodError(str(error)) from error
+    text = text_of(make).strip() or f"No documentation; see {place_of(make)}"
+    out.print(f"[bold]{escape(name)}[/bold]\n{escape(text)}\n")
+    options = options_of(make)
+    out.print("Options:" if options else "No options.")
+    margin = " " * 6
+    wrapper = textwrap.TextWrapper(
+        min(out.width, 100), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
+    for option in options:
+        default = f" = {option.default}" if option.default else ""
+        out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
+        meaning = option.meaning or "no meaning is given: a line `NAME: text` under `Args:` in the docstring gives one"
+        out.print(wrapper.fill(meaning), markup=False)
+
+
+def print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
+    from raysim.config import read_config
+    from raysim.plan.check import inspect_model
+
+    spec, layout, description = inspect_model(model, read_config(None, overrides), size, channels, classes)
+    height, width, _ = spec.input_shape
+    out.print(f"{model}: {description}", markup=False)
+    out.print(
+        f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
+        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks. Other images: --size, --channels, --classes"
+    )
+    leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
+    sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}
+    print_columns({block: f"{sizes[block]:>9}  {', '.join(leaf.name for leaf in leaves[block])}" for block in leaves})

@@ -1,0 +1,382 @@
+"""The verbs. Exit status 0: done; 1: the run failed; 2: a fault in what the user gave; 128 + n: ended by signal n."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from raysim.cli.listings import print_blocks, print_function, print_functions
+from raysim.cli.unexpected import told
+from raysim.core.commands import command
+from raysim.core.errors import ConfigError
+from raysim.core.own_code import refuse_shadows
+from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
+from raysim.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raysim.core.settings import Raw
+
+
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
+]
+GridOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+]
+Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        out.print(f"raysim {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
+    ] = False,
+) -> None:
+    """What goes before the verb."""
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
+    overrides: Overrides = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the complete configuration and stop")
+    ] = False,
+    is_scaled: Scaled = False,
+) -> None:
+    """Run a federation and write its run directory."""
+    from raysim import api
+    from raysim.config import parse_config, parse_overrides
+
+    raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
+    note_home()
+    _note_scaled(is_scaled)
+    parsed, faults = parse_config(raw)
+    if print_config:
+        import yaml
+
+        if parsed is None:
+            raise ConfigError(faults, source)
+        out.out(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False), end="")
+        return
+    from raysim.folders.storage import address
+
+    began = command_began()
+    with ExitStack() as stack:
+        if parsed is not None and parsed.resources.backend == "ray":
+            from raysim.engine.ray.session import ray_ahead
+
+            stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
+        finished = api.finished_run(raw, source, Progress(began))
+    print_table(run_table(finished.folder, finished.summary, time.monotonic() - began))
+    if at := address(finished.folder, str(finished.config["storage"])):
+        out.print(f"stored at:     {at}", markup=False)
+    out.print(f"run directory: {finished.folder}", markup=False)
+    out.print(f"TensorBoard:   {command('tensorboard', '--logdir', finished.folder)}", markup=False)
+    if parsed is not None and parsed.resources.backend == "ray":
+        from raysim.engine.ray.session import wait_for_end
+
+        with LiveLine() as line:
+            wait_for_end(line.step)
+
+
+@app.command()
+def tune(
+    config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
+) -> None:
+    """Run a sweep on Ray Tune; the same command again runs what is not finished."""
+    from raysim import api
+    from raysim.tuning.command import show_sweep
+    from raysim.tuning.plan import read_sweep
+
+    raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    note_home()
+    _note_scaled(is_scaled)
+    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine(), scale=is_scaled)):
+        raise typer.Exit(status)
+
+
+@app.command()
+def calibrate(
+    config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
+    overrides: Overrides = None,
+    is_scaled: Scaled = False,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="folder of another calibration, drawn as well; several times")
+    ] = None,
+) -> None:
+    """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
+    from raysim.config import located_path, read_config
+    from raysim.config.sweep import scaled
+    from raysim.tuning.calibrate import calibrate_and_print
+
+    raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
+    note_home()
+    _note_scaled(is_scaled)
+    others = [located_path(folder) for folder in beside or []]
+    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, others, out, say)
+
+
+def _note_scaled(is_scaled: bool) -> None:
+    if is_scaled:
+        err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
+
+
+def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
+    """A name from the command line is the name of a scaled run, too."""
+    from raysim.config.sweep import with_own_name
+
+    return with_own_name(raw) if any(override.startswith("name=") for override in overrides or ()) else raw
+
+
+@app.command()
+def partition(
+    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
+) -> None:
+    """Draw partitions and validation sets without training: numbers and pictures of each."""
+    from raysim.cli.partitions import partitions, write
+    from raysim.config import path_to_write
+    from raysim.tuning.plan import read_sweep
+
+    raw = read_sweep(Path(config), overrides or [])
+    folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
+    with LiveLine() as line:
+        line.step(f"drawing the partitions of {config}")
+        drawn = partitions(raw, config, is_scaled=is_scaled)
+    table = Table(title=escape(f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config))
+    for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
+        table.add_column(column, justify="right" if column else "left")
+    for each in drawn:
+        manifest, sizes = each.manifest, each.manifest.sizes
+        counts = (len(sizes), sizes.sum(), sizes.min(), sizes.max())
+        write(each, folder)
+        others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
+        table.add_row(each.name, *map(str, (*counts, *others)))
+    print_table(table)
+    out.print(f"partitions: {folder}", markup=False)
+
+
+@app.command()
+def prepare(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="a data set, or module:function of your own; without it, the known ones are listed"),
+    ] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="folder (or file) with the source files")] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
+    again: Annotated[bool, typer.Option("--again", help="convert even if it is there")] = False,
+    save_as: Annotated[str | None, typer.Option("--as", help="name of the prepared set, if not NAME")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
+    size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
+    count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
+    seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
+    domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
+    use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
+) -> None:
+    """Convert a data set to Arrow."""
+    from raysim.cli.preparation import prepare_and_print
+    from raysim.data.reader_api import Options
+
+    options = Options(size, download, count, seed, domains)
+    prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
+
+
+@app.command()
+def methods(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | KEY=VALUE ...]",
+            help="a method or a model; or with --model, settings of the model group, as in stem=small",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="with --model: height and width of the images")] = None,
+    channels: Annotated[int, typer.Option(min=1, max=3, help="with --model: channels of the images")] = 3,
+    classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
+) -> None:
+    """List the methods and models, show one method with its options, or the layer blocks of a model."""
+    with LiveLine() as line:
+        line.show("loading PyTorch")
+        from methods import GROUPS
+        from raysim.models import MODELS
+
+    if model is not None:
+        print_blocks(model, words or [], size, channels, classes)
+    elif words:
+        for name in words:
+            print_function(name)
+    else:
+        out.print(
+            "Methods combine in the order of their list; [] is FedAvg. `raysim methods NAME` shows one with its options."
+        )
+        print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
+        out.print(
+            "\nThe names of timm are further models. `raysim methods --model NAME` shows the layer blocks of any."
+        )
+        print_functions({"Models": {known: architecture.build for known, architecture in MODELS.items()}})
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="run directories, folders that hold some, or URIs", metavar="[PATH...]")
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
+    ] = None,
+    figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="row that the others are tested against; figure gains starts from it")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
+    gain: Annotated[
+        str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
+) -> None:
+    """Tables, tests and figures of finished runs, with published numbers beside them."""
+    from raysim.config import located_path, path_to_write
+    from raysim.core.uri import is_uri
+    from raysim.folders.storage import local_copy, report_folder
+    from raysim.reporting.command import show_report
+
+    settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
+    settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
+    folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
+    folder = out_dir or report_folder(paths or [])
+    show_report(folders, settings, path_to_write(folder) if folder else None)
+
+
+def _shipped_names() -> list[str]:
+    from raysim.cli.recipes import completions
+
+    return completions()
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
+            autocompletion=_shipped_names,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")
+    ] = None,
+    is_copy: Annotated[bool, typer.Option("--copy", help="copy it, with the files it needs as its base")] = False,
+) -> None:
+    """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
+    from raysim.cli.recipes import show
+
+    show(name, target, out, print_table, is_copy=is_copy)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, by which editors complete and check YAML."""
+    import json
+
+    from raysim.cli.editor import json_schema
+
+    out.out(json.dumps(json_schema(), indent=1))
+
+
+@app.command()
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
+    ] = None,
+    storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
+    working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
+) -> None:
+    """Check this installation, what a job would upload, and every node of a running cluster."""
+    from raysim.cli.doctor import examine
+
+    if not examine(address, storage, working_dir):
+        raise typer.Exit(1)
+
+
+@app.command()
+def submit(
+    config: Annotated[str, typer.Argument(help="a YAML file below the working directory, or a recipe's name")],
+    overrides: GridOverrides = None,
+    is_scaled: Scaled = False,
+    verb: Annotated[
+        str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
+    ] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="of the job; by default the name of the run")] = None,
+    working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
+    variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
+    waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
+) -> None:
+    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow its log; again, it goes on."""
+    from raysim.cli.submit import Job, submit_and_follow
+
+    job = Job(verb, job_id, working_dir, variables or [], is_scaled)
+    if status := submit_and_follow(config, overrides or [], job, waits=waits):
+        raise typer.Exit(status)
+
+
+def main() -> None:
+    """What the command line says: one message and a status instead of a traceback for everything a user can mend."""
+    # Modules of the current folder are found as `python -m raysim` finds them.
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        refuse_shadows()
+        app()
+    except Exception as error:
+        line, status = told(error)
+        if out.is_closed:
+            line, status = f"standard output was closed: {line}", CLOSED
+        err.print(line, markup=False)
+        sys.exit(status)

@@ -1,0 +1,71 @@
+"""`raysim partition`: the partitions of a run or of all trials of a sweep, drawn without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from raysim.config import sweep
+from raysim.core.errors import DataError, explained
+from raysim.data.arrow import SetInfo
+from raysim.data.manifest import Manifest
+from raysim.folders.run_folder import RunFolder
+from raysim.plan.check import check_partition
+from raysim.running.pictures import partition_pictures, png
+from raysim.running.runner import write_partition
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition, named after the axes of the sweep that tell it from the others; a run's is called "partition"."""
+
+    name: str
+    info: SetInfo
+    manifest: Manifest
+
+
+def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = False) -> list[Partition]:
+    """The different partitions of a file's run, or of the grid of its sweep.
+
+    Raises:
+      ConfigError, DataError: a fault in the file, in one of its trials or in a set.
+    """
+    different: dict[str, tuple[Mapping[str, object], SetInfo, Manifest]] = {}
+    for trial in _trials(raw, source, is_scaled=is_scaled):
+        try:
+            info, manifest = check_partition(trial.raw, source)
+        except DataError as error:
+            raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
+        different.setdefault(manifest.checksum, (trial.values, info, manifest))
+    values = [chosen for chosen, _, _ in different.values()]
+    all_axes = dict.fromkeys(axis for chosen in values for axis in chosen)  # some trials lack one, see `tune.only`
+    axes = dict.fromkeys(axis for axis in all_axes if len({repr(chosen.get(axis)) for chosen in values}) > 1)
+
+    def name(chosen: Mapping[str, object]) -> str:
+        telling = {axis: chosen[axis] for axis in axes if axis in chosen}
+        return sweep.trial_name(telling, axes) if telling else "partition"
+
+    return [Partition(name(chosen), info, manifest) for chosen, info, manifest in different.values()]
+
+
+def _trials(raw: Mapping[str, object], source: str, *, is_scaled: bool) -> Iterable[sweep.Trial]:
+    if sweep.axes_as_written(raw):
+        return sweep.grid(raw, source, is_scaled=is_scaled)
+    return [sweep.Trial("the run", {}, sweep.scaled(raw, source) if is_scaled else dict(raw))]
+
+
+def write(partition: Partition, folder: Path) -> Path:
+    """Write partition.json, partition.csv, examples.csv, partition.png and validation.png below the folder; returns where.
+
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    target, manifest, info = folder / partition.name, partition.manifest, partition.info
+    with explained("cannot write partitions", folder, "give another folder with --out", OSError):
+        target.mkdir(parents=True, exist_ok=True)
+        files = RunFolder(target)  # named as in a run directory
+        write_partition(files, manifest, info)
+        for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.classes).items():
+            files.picture(name).write_bytes(png(draw())[0])
+    return target

@@ -1,0 +1,114 @@
+"""`raysim prepare`: the sets that there are, or one of them converted, and the lines by which a run uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from raysim.cli.listings import print_columns
+from raysim.config import path_to_write
+from raysim.core.commands import shown
+from raysim.core.errors import DataError
+from raysim.data.arrow import SetInfo
+from raysim.data.reader_api import Options, ParallelMap, map_in_threads
+from raysim.data.sources import SOURCES, prepare, set_path
+from raysim.plan.check_own import prepare_by_name
+from raysim.terminal import LiveLine, out
+
+
+def prepare_and_print(
+    name: str | None,
+    words: Sequence[str],
+    files: Path | None,
+    root: Path,
+    options: Options,
+    *,
+    again: bool,
+    save_as: str | None,
+    use_ray: bool,
+) -> None:
+    """Convert a set to Arrow and say what came of it; without a name, list the known sets.
+
+    Args:
+      words: key=value, options of a function of the user's own.
+      files: folder (or file) with the source files; root: folder for prepared sets, from the home folder on.
+    Raises:
+      DataError: as `prepare` and `prepare_by_name`; options that do not go together.
+    """
+    if name is None:
+        out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. The sets it knows:")
+        print_columns(_known_sets(path_to_write(root)))
+        return
+    if ":" in name:
+        if options != Options() or use_ray or save_as is None:
+            mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
+            raise DataError(f"{name}, a function of your own, takes other options", "", mend)
+        with LiveLine() as line:
+            line.step(f"preparing {save_as} by {name}")
+            info = prepare_by_name(name, save_as, path_to_write(root), files, words, again=again)
+        _print_set(info, root)
+        return
+    if words:
+        raise DataError(f"{name} takes no {words[0]!r}", "", "only functions of your own take key=value")
+    parallel_map: ParallelMap = map_in_threads
+    if use_ray:
+        from raysim.data.pipeline import map_with_ray_data as parallel_map
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if not out.is_terminal:
+        LiveLine().step(f"preparing {save_as or name}")
+    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
+        task = bar.add_task(f"preparing {save_as or name}", total=None)
+        info = prepare(
+            name,
+            path_to_write(root),
+            files,
+            again=again,
+            save_as=save_as,
+            options=options,
+            parallel_map=parallel_map,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    _print_set(info, root)
+
+
+def _known_sets(root: Path) -> dict[str, str]:
+    """What each set is, in a line; the larger sizes of a set are in its line.
+
+    Args:
+      root: where prepared sets are.
+    """
+    lines: dict[str, str] = {}
+    for name, source in SOURCES.items():
+        smallest, _, size = name.rpartition("_")
+        if size.isdigit() and smallest in SOURCES:
+            lines[smallest] += f", {name}"
+            continue
+        marks = ["prepared"] * set_path(root, name).is_file() + ["--download fetches it"] * (
+            "download" in source.options
+        )
+        lines[name] = source.description + (f" ({', '.join(marks)})" if marks else "")
+    return {name: line.replace(f", {name}_", f"; larger: {name}_", 1) for name, line in lines.items()}
+
+
+def _print_set(info: SetInfo, root: Path) -> None:
+    """What a prepared set is, and the lines of a configuration that train on it.
+
+    Args:
+      root: as it was given: what `data.root` has to be in a run from the same folder.
+    """
+    in_domains = f", {len(info.domains)} domains" if info.domains else ""
+    out.print(
+        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
+        f"sha256 {info.checksum[:16]}",
+        markup=False,
+    )
+    if info.source_checksum:
+        out.print(f"source files: sha256 {info.source_checksum[:16]}")
+    out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)
+    group = {"name": info.name, "root": str(root)}
+    text = yaml.safe_dump({"data": group}, sort_keys=False, default_flow_style=None, width=10_000)
+    out.print(f"In a configuration:\n{text}", end="", markup=False)

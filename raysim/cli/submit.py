@@ -1,0 +1,141 @@
+"""`raysim submit`: a verb as a job of a running cluster; submitted again, it goes on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from raysim.cli.doctor import upload
+from raysim.config import is_recipe_name, parse_config, read_config, sweep
+from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.terminal import LiveLine, err, say
+from raysim.tuning.plan import read_sweep
+
+#: Exit status of what SIGTERM ended, which is how Ray stops a job.
+STOPPED = 143
+
+
+#: Verbs that take a configuration.
+VERBS = ("run", "tune", "calibrate", "partition")
+
+
+class Job(NamedTuple):
+    """What is submitted, besides the file and its overrides.
+
+    Attributes:
+      verb: by default tune for a file with axes, calibrate for one with a `calibrate` group, else run.
+      job_id: by default the name of the run or sweep. working_dir: what is uploaded; the file lies below it.
+      variables: NAME=VALUE of the job's environment.
+    """
+
+    verb: str | None
+    job_id: str | None
+    working_dir: Path
+    variables: Sequence[str]
+    is_scaled: bool
+
+
+def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits: bool) -> int:
+    """Submit `raysim VERB CONFIG`, follow its log, and return its exit status. A job of that id that runs is followed.
+
+    Args:
+      waits: False returns once the job is submitted.
+    Raises:
+      ConfigError: a fault that shows without the cluster's data. RaysimError: no cluster answers.
+    """
+    raw = read_sweep(Path(config), overrides)
+    if job.verb not in (None, *VERBS):
+        raise ConfigError([Fault("--verb", f"must be one of {', '.join(VERBS)}, got {job.verb!r}")], "the command line")
+    verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
+    if verb == "run":
+        raw = read_config(Path(config), overrides)
+        _, faults = parse_config(raw)
+        if faults:
+            raise ConfigError(faults, config)
+    name, is_named = _name(raw, config, overrides, is_scaled=job.is_scaled)
+    # Without a name a run gets a new directory each time, and would not go on.
+    words = ["python", "-m", "raysim", verb, _below(config, job.working_dir), *overrides]
+    words += [] if is_named or verb != "run" else [f"name={name}"]
+    words += ["--scaled"] if job.is_scaled else []
+    environment = _environment(job.variables)
+    is_small, line = upload(job.working_dir)
+    if not is_small:
+        raise ConfigError([Fault("--working-dir", line)], "the job")
+    job_id = re.sub(r"[^\w.-]+", "-", job.job_id or name)
+    return _run_job(job_id, shlex.join(words), job.working_dir, environment, waits=waits)
+
+
+def _name(raw: sweep.Raw, config: str, overrides: Sequence[str], *, is_scaled: bool) -> tuple[str, bool]:
+    """(the name that the run or sweep will have, whether its file or the command line gives it)."""
+    is_given = any(override.startswith("name=") for override in overrides)
+    named = sweep.with_own_name(raw) if is_given else raw
+    whole = sweep.scaled(named, config) if is_scaled else named
+    if whole.get("name"):
+        return str(whole["name"]), True
+    return Path(config).stem + (sweep.SCALED if is_scaled else ""), False
+
+
+def _below(config: str, working_dir: Path) -> str:
+    """The file as the job sees it."""
+    if is_recipe_name(config):
+        return config
+    path, folder = Path(config).resolve(), working_dir.resolve()
+    if not path.is_relative_to(folder):
+        text = f"{config} is not below {folder}, which is what the job uploads; give --working-dir, or move the file"
+        raise ConfigError([Fault("file", text)], "the job")
+    return path.relative_to(folder).as_posix()
+
+
+def _environment(variables: Sequence[str]) -> dict[str, str]:
+    pairs = [variable.partition("=") for variable in variables]
+    faults = [Fault("--env", f"must be NAME=VALUE, got {name!r}") for name, equals, _ in pairs if not (name and equals)]
+    if faults:
+        raise ConfigError(faults, "the job")
+    return {name: value for name, _, value in pairs}
+
+
+def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str, str], *, waits: bool) -> int:
+    from raysim.engine.ray.jobs import Jobs
+
+    remedy = (
+        "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
+    )
+    line = LiveLine()
+    try:
+        with line:
+            line.step("connecting to the Ray cluster")
+            jobs = Jobs()
+        if jobs.is_running(job_id):
+            say(f"job {job_id} is running; this is its log (`ray job stop {job_id}` ends it)")
+        else:
+            with line:
+                line.step(f"sending {working_dir.resolve()} to the cluster")
+                jobs.submit(job_id, command, working_dir, environment)
+            say(f"submitted job {job_id}: {command}")
+    except (ConnectionError, RuntimeError) as error:
+        raise RaysimError(f"the job could not be submitted ({error})", "the Ray cluster", remedy) from error
+    if not waits:
+        say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")
+        return 0
+    goes_on = f"job {job_id} goes on; the same command follows it, and `ray job stop {job_id}` ends it"
+    try:
+        end = jobs.follow(job_id, _write)
+    except KeyboardInterrupt:
+        err.print(goes_on, markup=False)
+        return 130
+    except ConnectionError as error:
+        raise RaysimError(f"the connection to the cluster was lost ({error})", mend=goes_on) from error
+    if end.status == "SUCCEEDED":
+        say(f"job {job_id} succeeded")
+        return 0
+    err.print(f"job {job_id} {end.status.lower()}: {end.message}; submitted again, it goes on", markup=False)
+    return STOPPED if end.status == "STOPPED" else end.exit_code or 1
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

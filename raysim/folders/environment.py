@@ -1,0 +1,46 @@
+"""What env.json says of the machine and the code behind a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from raysim.core.settings import Settings
+from raysim.version import __version__
+
+PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
+
+
+def environment(resources: Mapping[str, object]) -> Settings:
+    """Versions, commit, machine, and the resources that the run took."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "packages": {"raysim": __version__, **{name: version(name) for name in PACKAGES}},
+        "git_commit": git_commit(),
+        "machine": {"cpus": os.cpu_count(), "gpus": gpus},
+        "resources": dict(resources),
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the code that runs, with "+" if the tree was changed; None outside a checkout."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():  # an installed package may lie in somebody else's repository
+        return None
+    command = ["git", "status", "--porcelain=v2", "--branch"]
+    try:
+        status = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if status.returncode:
+        return None
+    first, *others = status.stdout.splitlines()
+    is_changed = any(not line.startswith("#") for line in others)
+    return first.removeprefix("# branch.oid ") + ("+" if is_changed else "")

@@ -1,0 +1,217 @@
+"""Folders on any file system that pyarrow knows by a URI: listed, read, written, with limits to how long that may take."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from raysim.core.errors import DataError
+from raysim.core.uri import joined, masked, uri_fault
+from raysim.folders.files import replaced_file
+
+#: Seconds that a server may take to accept a connection, and to say a byte; how often either is tried. pyarrow's own limits
+#: let a silent server hold a run for minutes.
+CONNECT_S, ANSWER_S, ATTEMPTS = 4.0, 10.0, 2
+
+#: Files that travel at a time: a small one costs a round trip and hardly any bytes.
+PARALLEL = 16
+
+#: Stores without folders, which write an object whole or not at all.
+OBJECT_STORES = ("s3", "gcs", "abfs")
+
+#: What a file system raises; ArrowException also where this pyarrow was built without it.
+FAILURES = (OSError, pa.ArrowException)
+
+#: (size, time of change in ns): a file is another one if either differs.
+Stamp = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder on a file system of pyarrow's. Names are relative to it. Every method may raise one of FAILURES."""
+
+    system: fs.FileSystem
+    path: str
+    uri: str
+
+    def below(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self.system, f"{self.path}/{name}", joined(self.uri, name))
+
+    def files(self) -> dict[str, Stamp]:
+        """All files at any depth; none if the folder is not there."""
+        found = self.system.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
+        start = len(self.path.rstrip("/")) + 1
+        return {info.path[start:]: (info.size, info.mtime_ns or 0) for info in found if info.type == fs.FileType.File}
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None if it is not there."""
+        if self.system.get_file_info(f"{self.path}/{name}").type != fs.FileType.File:
+            return None
+        with self.system.open_input_stream(f"{self.path}/{name}") as file:
+            return bytes(file.read())
+
+    def write(self, name: str, content: bytes) -> None:
+        """A small file, whole or not at all."""
+
+        def fill(target: str) -> None:
+            with self.system.open_output_stream(target) as file:
+                file.write(content)
+
+        self._replace(name, fill)
+
+    def send(self, folder: Path, names: Iterable[str], on_sent: Callable[[str], None] = lambda _: None) -> None:
+        """Copy files of a local folder here, each one whole or not at all; on_sent(name) after each."""
+
+        def send(name: str) -> None:
+            self._replace(name, lambda target: _copy(fs.LocalFileSystem(), str(folder / name), self.system, target))
+            on_sent(name)
+
+        _in_parallel(send, names)
+
+    def fetch(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy files from here to a local folder."""
+
+        def fetch(name: str) -> None:
+            with replaced_file(folder / name) as copy:
+                _copy(self.system, f"{self.path}/{name}", fs.LocalFileSystem(), str(copy))
+
+        _in_parallel(fetch, names)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files, as far as they are there."""
+
+        def delete(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self.system.delete_file(f"{self.path}/{name}")
+
+        _in_parallel(delete, names)
+
+    def _replace(self, name: str, fill: Callable[[str], None]) -> None:
+        target = f"{self.path}/{name}"
+        if self.system.type_name in OBJECT_STORES:
+            fill(target)
+            return
+        folder, _, last = target.rpartition("/")
+        self.system.create_dir(folder, recursive=True)
+        fill(f"{folder}/.{last}.{os.getpid()}.part")
+        self.system.move(f"{folder}/.{last}.{os.getpid()}.part", target)
+
+
+def remote_folder(uri: str) -> RemoteFolder:
+    """The folder at a URI; nobody is asked yet whether it can be read.
+
+    Raises:
+      DataError: the URI is not understood.
+    """
+    if fault := uri_fault(uri):
+        raise DataError(fault)
+    with _explained(uri):
+        return _opened(uri)
+
+
+def reached_folder(uri: str) -> RemoteFolder:
+    """The folder at a URI, whose bucket is there and can be listed.
+
+    Raises:
+      DataError: it is not, or there is no answer in time.
+    """
+    folder = remote_folder(uri)
+    with _explained(uri):
+        if folder.system.type_name in (
+            "s3",
+            "gcs",
+        ):  # pyarrow 26 ends the process where Azure has no credentials for this
+            bucket = folder.path.partition("/")[0]
+            if folder.system.get_file_info(bucket).type == fs.FileType.NotFound:
+                raise FileNotFoundError(f"there is no bucket {bucket!r}")
+        folder.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
+    return folder
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FAILURES as error:
+        mend = "correct it, or see to its server, credentials and network (an S3 of your own: AWS_ENDPOINT_URL)"
+        raise DataError(f"{uri} cannot be read ({reason(error)})", mend=mend) from error
+
+
+@lru_cache(maxsize=64)
+def _opened(uri: str) -> RemoteFolder:
+    system, path = _limited(uri)
+    return RemoteFolder(system, path.rstrip("/"), uri)
+
+
+def _limited(uri: str) -> tuple[fs.FileSystem, str]:
+    """pyarrow's file system and path for a URI, with limits to its waiting where it has any."""
+    parts = urlsplit(uri)
+    query = parse_qs(parts.query)
+    if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
+        uri += f"{'&' if parts.query else '?'}retry_limit_seconds={CONNECT_S:g}"
+    if parts.scheme != "s3":
+        system, path = fs.FileSystem.from_uri(uri)
+        return system, path
+    endpoints = [os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")]
+    if not ({"region", "endpoint_override"} & query.keys() or any(endpoints)):
+        # pyarrow asks Amazon for the bucket's region, and has no limit to that.
+        try:
+            socket.create_connection(("s3.us-east-1.amazonaws.com", 443), CONNECT_S).close()
+        except OSError as error:
+            raise OSError(f"Amazon's S3: {error}") from error
+    system, path = fs.FileSystem.from_uri(uri)
+    make, (options,) = system.__reduce__()  # as it is pickled: the one way to all that pyarrow read from the URI
+    limits = {"connect_timeout": CONNECT_S, "request_timeout": ANSWER_S}
+    return make({**options, **limits, "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)}), path
+
+
+def reason(error: BaseException) -> str:
+    """What a file system says of a failure: the first line, without credentials."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return masked(line if len(line) <= 300 else f"{line[:300]} ...")
+
+
+def stamps(folder: Path) -> dict[str, Stamp]:
+    """The files of a local folder at any depth; hidden ones, and those in hidden folders, are left out."""
+    found: dict[str, Stamp] = {}
+    for place, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                state = os.stat(os.path.join(place, name))
+                found[(Path(place) / name).relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is hidden, or lies in a hidden folder."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def changed(now: Mapping[str, Stamp], before: Mapping[str, Stamp | None]) -> list[str]:
+    """Names of files that are new or other ones."""
+    return [name for name, stamp in now.items() if before.get(name) != stamp]
+
+
+def _copy(source: fs.FileSystem, path: str, target: fs.FileSystem, other: str) -> None:
+    fs.copy_files(path, other, source_filesystem=source, destination_filesystem=target, use_threads=False)
+
+
+def _in_parallel(act: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(PARALLEL, "files") as workers:
+        try:
+            for done in [workers.submit(act, name) for name in names]:
+                done.result()
+        except BaseException:
+            workers.shutdown(wait=False, cancel_futures=True)  # each of the others might wait for its limits, too
+            raise

@@ -1,0 +1,353 @@
+"""A run directory as a type: its files, its marks, its status, its lock, and what can be read from it."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+from filelock import FileLock, Timeout
+
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
+from raysim.core.rounds import round_name
+from raysim.core.settings import Settings
+from raysim.folders.files import replaced_file, write_file
+
+Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
+Name = Literal["completed", "stopped", "failed", "unfinished"]
+
+#: Keys that a resumed run may change: they do not move the result of a round.
+FREE_KEYS = (
+    "name",
+    "storage",
+    "resume",
+    "checkpoint",
+    "resources",
+    "labels",
+    "report",
+    "tune",
+    "calibrate",
+    "scale",
+    "stop",
+    "loggers",
+)
+
+#: Parts of groups that it may change for the same reason. Where the data and the file of a partition
+#: lie does not matter: their checksums do.
+FREE_PARTS = {"data": ("root", "files"), "partition": ("file",)}
+
+#: File that marks an end -> what the run then is called; the first one that is there counts.
+MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run ended, if it did; message: the first line of its mark's file."""
+
+    name: Name
+    message: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end, its own or a scheduler's."""
+        return self.name in ("completed", "stopped")
+
+
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """(key, before, now) of what differs between two configurations and may not: the result depends on it."""
+    differences: list[tuple[str, object, object]] = []
+    for key in now:
+        old, new = before.get(key), now[key]
+        if key in FREE_KEYS or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [name for name in {**old, **new} if name not in FREE_PARTS.get(key, ())]
+            pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
+            differences += [pair for pair in pairs if pair[1] != pair[2]]
+        else:
+            differences.append((key, old, new))
+    return differences
+
+
+class RunFolder:
+    """Names and contents of the files of one run. It keeps no file open and reads anew each time."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "env.json"
+        self.partition = path / "partition.json"
+        self.partition_table = path / "partition.csv"
+        self.examples = path / "examples.csv"
+        self.weights = path / "pretrained.sha256"
+        self.progress = path / "progress.csv"
+        self.clients = path / "clients.parquet"
+        self.arrays = path / "arrays"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self.model = path / "model.safetensors"
+        self.confusion = path / "confusion.csv"
+
+    @staticmethod
+    def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
+        """The directory of a run below a folder, made if it is not there; a fresh one for a run without a name.
+
+        Args:
+          is_taken: whether a fresh name is known elsewhere.
+        Raises:
+          ConfigError: it cannot be made.
+        """
+        fresh = time.strftime("run-%Y%m%d-%H%M%S")
+        storage = storage.absolute()
+        try:
+            if name is not None:
+                (storage / name).mkdir(parents=True, exist_ok=True)
+                return RunFolder(storage / name)
+            storage.mkdir(parents=True, exist_ok=True)
+            for attempt in itertools.count():
+                path = storage / (f"{fresh}-{attempt}" if attempt else fresh)
+                if is_taken(path.name):
+                    continue
+                with suppress(FileExistsError):
+                    path.mkdir()
+                    return RunFolder(path)
+        except OSError as error:
+            fault = Fault("storage", f"cannot make a run directory ({error}); choose a folder that can be written")
+            raise ConfigError([fault], "the configuration") from error
+        raise AssertionError("unreachable")
+
+    @staticmethod
+    def below(path: Path) -> list[RunFolder]:
+        """Every run at or below a folder, by its path; hidden folders (Ray Tune's) and those inside of runs are left out."""
+        found = []
+        for folder, inner, _ in os.walk(path):
+            inner[:] = [name for name in inner if name not in ("checkpoints", "arrays") and not name.startswith(".")]
+            if (files := RunFolder(Path(folder))).is_run:
+                found.append(files)
+        return sorted(found, key=lambda files: files.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run began here: it has a configuration, or at least a mark of how it ended."""
+        return self.config.exists() or any((self.path / mark).exists() for mark in MARKS)
+
+    def picture(self, name: str) -> Path:
+        return self.path / f"{name}.png"
+
+    # --- marks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        for mark, name in MARKS.items():
+            path = self.path / mark
+            if path.is_file():  # a folder of that name is no mark
+                lines = path.read_text(errors="replace").strip().splitlines()
+                return Status(name, lines[0] if lines else "")
+        return Status("unfinished")
+
+    def mark(self, mark: Mark, message: str = "") -> None:
+        """Write COMPLETED, STOPPED or FAILED."""
+        write_file(self.path / mark, message.encode())
+
+    def clear(self, *marks: Mark) -> None:
+        """Take marks back, before the run goes on."""
+        for mark in marks:
+            (self.path / mark).unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, wait_s: float = 0.0, *, kind: str = "run") -> Iterator[None]:
+        """Hold the directory for this process alone.
+
+        Raises:
+          RunExists: another process has it, and did not leave within `wait_s` seconds.
+        """
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=wait_s)
+        except Timeout as error:
+            remedy = "wait for it, or choose another name"
+            raise RunExists(f"{kind} {self.name!r} is running", str(self.path), remedy) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process had half written; the folder is locked."""
+        for path in self.path.rglob(".*.part"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    # --- whole files --------------------------------------------------------------------------------------------------
+
+    def read_config(self) -> Settings:
+        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
+        return dict(yaml.safe_load(self.config.read_text()))
+
+    def write_config(self, config: Mapping[str, object]) -> None:
+        write_file(self.config, yaml.safe_dump(dict(config), sort_keys=False).encode())
+
+    def read_json(self, path: Path) -> Settings:
+        """One of the JSON files. Raises OSError, ValueError."""
+        return dict(json.loads(path.read_text()))
+
+    def write_json(self, path: Path, content: Mapping[str, object]) -> None:
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
+
+    def results(self) -> list[Path]:
+        """The files that hold results; TensorBoard's events stay with the run that wrote them."""
+        others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
+        hidden = (".", "events.out")
+        return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
+
+    # --- rows and arrays ----------------------------------------------------------------------------------------------
+
+    def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
+        """The whole rows of progress.csv, those of rounds below `before`; none if it is not there.
+
+        Raises:
+          RaysimError: it holds what no run wrote.
+        """
+        if not self.progress.is_file():
+            return []
+        try:
+            with open(self.progress, newline="") as file:
+                rows = [row for row in csv.DictReader(file, strict=True) if row.get("system/round_s")]
+            for row in rows:
+                for value in row.values():
+                    float(value or 0)
+            return [row for row in rows if before is None or int(row["round"]) < before]
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
+            remedy = "put the file back, or delete this folder to run it anew"
+            raise RaysimError(f"{self.progress.name} is damaged ({error})", str(self.path), remedy) from error
+
+    def write_progress(self, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
+        with replaced_file(self.progress) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    @staticmethod
+    def client_table(round_index: int, columns: Mapping[str, np.ndarray]) -> pa.Table:
+        """Rows of one round, from columns of numbers or truth values."""
+        size = max(map(len, columns.values()), default=0)
+        everything = {"round": np.full(size, round_index), **columns}
+        return pa.table({name: _column(values) for name, values in everything.items()})
+
+    def append_clients(self, table: pa.Table) -> None:
+        """Add a part with rows of some rounds (column "round"), durably."""
+        rounds = table.column("round")
+        first, last = pc.min(rounds).as_py(), pc.max(rounds).as_py()
+        with replaced_file(self.clients / f"rounds-{first:06d}-{last:06d}.parquet") as temporary:
+            pq.write_table(table, temporary)
+
+    def client_rows(self) -> pa.Table | None:
+        """All parts as one table, in the order of rounds; None if there is none."""
+        parts = [self.clients] if self.clients.is_file() else sorted(self.clients.glob("rounds-*.parquet"))
+        return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
+
+    def drop_clients(self, first_round: int) -> None:
+        """Delete rows of rounds from `first_round` on."""
+        for part in sorted(self.clients.glob("rounds-*.parquet")):
+            table = pq.read_table(part)
+            kept = table.filter(pc.less(table.column("round"), first_round))
+            if len(kept) < len(table):
+                part.unlink()
+                if len(kept):
+                    self.append_clients(kept)
+
+    def missing_records(self, before: int) -> str:
+        """What is missing, in words, of the rows of all rounds below `before`, or is damaged; empty if nothing is."""
+        whole = set(range(before))
+        lacking = whole - {int(row["round"]) for row in self.progress_rows()}
+        if lacking:
+            return f"{self.progress.name} lacks {_rounds(lacking)}"
+        found: set[int] = set()
+        for part in sorted(self.clients.glob("rounds-*.parquet")):
+            try:
+                found |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
+            except (pa.ArrowInvalid, OSError) as error:
+                return f"{part.parent.name}/{part.name} is damaged ({error})"
+        return f"{self.clients.name} lacks {_rounds(whole - found)}" if whole - found else ""
+
+    def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """arrays/round_00012.npz: what methods logged in a round."""
+        self.arrays.mkdir(exist_ok=True)
+        # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
+        np.savez_compressed(self.round_arrays(round_index), **arrays)  # type: ignore[arg-type]
+
+    def round_arrays(self, round_index: int) -> Path:
+        return self.arrays / f"round_{round_index:05d}.npz"
+
+    def logged_arrays(self) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+        """(round, the arrays that methods logged in it), for every round that has any; each is read when it is looked at.
+
+        Raises:
+          DataError: a file is damaged; also when an array of it is looked at.
+        """
+        paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
+        for index in sorted(paths):
+            arrays = _Arrays(paths[index])
+            try:
+                yield index, arrays
+            finally:
+                arrays.close()
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """The arrays in an .npz file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with self._sound():
+            self._file = np.load(path, allow_pickle=False)
+            self._names = tuple(self._file.files)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._sound():
+            return np.asarray(self._file[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _sound(self) -> AbstractContextManager[None]:
+        mend = "delete that file; what it holds is lost"
+        # Of numpy's header, zip and zlib, each of which has its own.
+        return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    """The array as Arrow holds it. Not `pa.array`, which imports pandas: 0.3 s of the first round."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
+
+
+def _rounds(numbers: set[int]) -> str:
+    listed = sorted(numbers)
+    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
+    return round_name(listed[0]) + more

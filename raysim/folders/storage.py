@@ -1,0 +1,386 @@
+"""Runs whose storage is a URI: they work in a local folder, which is sent there at every checkpoint.
+
+What lies at the URI can be gone on from at any time: the files of a checkpoint travel after the records of its rounds and
+before the file that makes it whole; what it replaces is deleted, and an end is marked, after that. Only what changed
+travels. Beside the run lies who holds it (`.holder.json`): the process that began or went on with it last. Every other
+process notices at its next checkpoint that the run was taken from it, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Timer
+
+from filelock import FileLock
+
+from raysim.config import Config, folder_of
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists, explained
+from raysim.core.uri import is_uri, joined
+from raysim.folders.files import write_file
+from raysim.folders.filesystems import FAILURES, RemoteFolder, Stamp, changed, is_hidden, reached_folder, reason, stamps
+from raysim.folders.run_folder import MARKS, RunFolder
+
+Say = Callable[[str], None]
+
+#: At the URI: who holds the run. In the local folder: the same, and which files were sent as they are.
+HOLDER = ".holder.json"
+
+#: Seconds before each new try of a file system that failed in the middle of a run.
+WAITS_S = (2.0, 10.0, 30.0)
+
+#: Seconds of sending after which a line says so, once in a run.
+QUIET_S = 3.0
+
+
+def storage_faults(storage: str) -> list[Fault]:
+    """Whether the storage, where it is a URI, can be reached."""
+    try:
+        if is_uri(storage):
+            reached_folder(storage)
+    except DataError as error:
+        return [Fault("storage", str(error))]
+    return []
+
+
+def open_run_folder(config: Config, say: Say) -> tuple[RunFolder, StoredRun | None]:
+    """The local directory of a run and, where its storage is a URI, what keeps the two alike.
+
+    Raises:
+      ConfigError: the directory cannot be made, or the storage cannot be reached.
+    """
+    local = folder_of(config.storage, "runs")
+    if not is_uri(config.storage):
+        return RunFolder.make(local, config.name), None
+    with _as_fault():
+        storage = reached_folder(config.storage)
+        folder = RunFolder.make(local, config.name, lambda name: bool(storage.below(name).files()))
+        return folder, StoredRun(storage.below(folder.path.relative_to(local).as_posix()), folder, say)
+
+
+@contextmanager
+def held(run: StoredRun | None) -> Iterator[None]:
+    """Hold a run at its URI, if it has one: sent at the beginning and, however the block ends, at the end."""
+    if run is None:
+        yield
+        return
+    run.claim()
+    try:
+        yield
+    except BaseException:
+        run.push_once()
+        raise
+    run.push()
+
+
+class StoredRun:
+    """A run directory at a URI, and the local folder in which the run works.
+
+    Args:
+      remote: the run directory at the URI.
+      say: told of what takes long.
+    """
+
+    def __init__(self, remote: RemoteFolder, folder: RunFolder, say: Say):
+        self._remote, self._folder, self._say, self.uri = remote, folder, say, remote.uri
+        self._known: bytes | None = None  # the holder, as this process last saw it
+        self._sent: dict[str, Stamp | None] = {}
+        self._is_lost = False  # the storage does not answer, or the run is another process's
+        self._is_slow = False  # and that was said
+
+    def pull(self) -> None:
+        """Make the local folder hold the newest state of the run. What another process changed goes before what is here.
+
+        Raises:
+          ConfigError: the storage failed.
+        """
+        with _as_fault():
+            self._known = self._remote.read(HOLDER)
+            holder, sent = self._read_state()
+            there = self._remote.files()
+            if self._known is not None and holder == self._known.decode():
+                self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
+                self._push()  # what an earlier process could not send
+            else:
+                self._clear(there, sent)
+                self._mirror(there)
+
+    def claim(self) -> None:
+        """Become the holder, and send what is here. Raises ConfigError: the storage failed; RunExists: another was faster."""
+        with _as_fault():
+            if self._remote.read(HOLDER) != self._known:
+                remedy = "wait for it, or choose another name"
+                raise RunExists(f"run {self._folder.name!r} was just begun by another process", self.uri, remedy)
+            now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            holder = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
+            if self._known is not None and (before := _holder(self._known))["host"] != holder["host"]:
+                text = f"{before['host']} (process {before['process']}) held this run since {before['since']}"
+                self._say(f"{text}; if it still runs there, it ends at its next checkpoint")
+            self._known = json.dumps(holder).encode()
+            self._remote.write(HOLDER, self._known)
+            self._push()
+
+    def push(self) -> None:
+        """Send what changed since the last time; tried again a few times.
+
+        Raises:
+          RaysimError: the storage failed, or another process goes on with this run.
+        """
+        self._is_lost = True
+        for wait_s in (*WAITS_S, None):
+            try:
+                self._push()
+                break
+            except FAILURES as error:
+                if wait_s is None:
+                    remedy = "the local folder has everything; the same command on this machine goes on from there"
+                    text = f"the storage {self.uri} failed {len(WAITS_S) + 1} times ({reason(error)})"
+                    raise RaysimError(text, f"run {self._folder.path}", remedy) from error
+                self._say(f"storage {self.uri} failed ({reason(error)}); trying again in {wait_s:g} s")
+                time.sleep(wait_s)
+        self._is_lost = False
+
+    def push_once(self) -> None:
+        """Send what changed where the run ends by an error, which must be told and not another one."""
+        if not self._is_lost:
+            try:
+                self._push()
+            except (*FAILURES, RaysimError) as error:
+                self._say(f"not all of {self._folder.path} was sent to {self.uri} ({reason(error)})")
+
+    def _push(self) -> None:
+        holder = self._remote.read(HOLDER)
+        if holder != self._known:
+            other = _holder(holder or b"")
+            text = f"run {self._folder.name!r} was taken over by {other['host']} (process {other['process']})"
+            remedy = "this process ends; let one at a time have a run"
+            what = f"{text} at {other['since']}" if holder else f"run {self._folder.name!r} was deleted"
+            raise RaysimError(what, self.uri, remedy)
+        now = stamps(self._folder.path)
+        news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
+        size = sum(now[name][0] for name in news) / 1e6
+        told = Timer(
+            QUIET_S, self._say_once, [f"sending {len(news)} files ({size:.1f} MB) to {self.uri} takes a while"]
+        )
+        told.start()
+        try:
+            self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
+            for stage in range(len(STAGES)):
+                names = [name for name in news if _stage(name) == stage]
+                self._remote.send(self._folder.path, names, lambda name: self._sent.update({name: now[name]}))
+            for stage in reversed(range(len(STAGES) - 1)):
+                self._delete([name for name in gone if _stage(name) == stage])
+        finally:
+            told.cancel()
+            self._write_state()
+
+    def _say_once(self, line: str) -> None:
+        if not self._is_slow:
+            self._is_slow = True
+            self._say(line)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        if names:
+            self._remote.delete(names)
+        for name in names:
+            del self._sent[name]
+
+    def _clear(self, there: Mapping[str, Stamp], sent: Mapping[str, Stamp]) -> None:
+        """Empty the local folder. A checkpoint that never got there, or is gone from there, is put aside with its run."""
+        folder = self._folder.path
+        (folder / HOLDER).unlink(missing_ok=True)
+        here = stamps(folder)
+        names = changed(here, sent) if there else list(here)
+        aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
+        is_kept = any(name.endswith("/checkpoint.json") for name in names)
+        if is_kept:
+            aside.mkdir()
+            self._say(f"the local folder has checkpoints that {self.uri} has not; they are now in {aside}")
+        for path in folder.iterdir():
+            if path.name == ".lock":
+                continue
+            if is_kept:
+                path.rename(aside / path.name)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _mirror(self, there: Mapping[str, Stamp]) -> None:
+        """Fetch what is there to the empty local folder."""
+        folder = self._folder.path
+        names = [name for name in _whole_parts(there) if not is_hidden(name)]
+        if names:
+            size = sum(there[name][0] for name in names) / 1e6
+            self._say(f"fetching {len(names)} files ({size:.1f} MB) from {self.uri}")
+        self._remote.fetch(folder, names)
+        here = stamps(folder)
+        self._sent = {name: here.get(name) for name in there if name in here or _is_ours(name)}
+
+    def _read_state(self) -> tuple[str, dict[str, Stamp]]:
+        """(the holder when files were last sent from here, the files that were sent)."""
+        with suppress(OSError, ValueError):
+            state = json.loads((self._folder.path / HOLDER).read_text())
+            return state["holder"], {name: tuple(stamp) for name, stamp in state["sent"].items()}
+        return "", {}
+
+    def _write_state(self) -> None:
+        sent = {name: stamp for name, stamp in self._sent.items() if stamp is not None}
+        state = {"holder": (self._known or b"").decode(), "sent": sent}
+        write_file(self._folder.path / HOLDER, json.dumps(state).encode())
+
+
+#: What travels after what: a checkpoint is whole once its `checkpoint.json` is there.
+STAGES = ("records", "memories", "checkpoint", "whole", "marks")
+
+
+def _stage(name: str) -> int:
+    if name in MARKS:
+        return 4
+    if not name.startswith("checkpoints/"):
+        return 0
+    if name.startswith("checkpoints/memory/"):
+        return 1
+    return 3 if name.endswith("/checkpoint.json") else 2
+
+
+def _holder(content: bytes) -> dict[str, object]:
+    """Who holds a run, as HOLDER says."""
+    with suppress(ValueError):
+        return {"host": "?", "process": "?", "since": "?", **json.loads(content)}
+    return {"host": "?", "process": "?", "since": "?"}
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only a run writes such a file; others may be the user's."""
+    is_part = name.rpartition("/")[2].startswith(".") and name.endswith(".part")
+    return name in MARKS or is_part or name.startswith(("checkpoints/", "clients.parquet/", "arrays/"))
+
+
+def _whole_parts(names: Iterable[str]) -> list[str]:
+    """The names without parts of clients.parquet whose rounds another part has too: one that was to be deleted for it."""
+    rounds = {name: found.groups() for name in names if (found := _PART.fullmatch(name))}
+
+    def is_inside(name: str) -> bool:
+        first, last = rounds[name]
+        return any(a <= first and last <= b for other, (a, b) in rounds.items() if other != name)
+
+    return [name for name in names if name not in rounds or not is_inside(name)]
+
+
+_PART = re.compile(r"clients\.parquet/rounds-(\d+)-(\d+)\.parquet")
+
+
+@contextmanager
+def _as_fault() -> Iterator[None]:
+    """A storage that fails before the run has begun is a fault in what the user gave."""
+    try:
+        yield
+    except DataError as error:
+        raise ConfigError([Fault("storage", str(error))]) from error
+    except FAILURES as error:
+        text = f"failed ({reason(error)}); see to its server, credentials and network, and to the local disk"
+        raise ConfigError([Fault("storage", text)]) from error
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def place_of(storage: str, name: str) -> str:
+    """Where the run or sweep of that name lies in a storage: a path or a URI."""
+    return joined(storage, name) if is_uri(storage) else str(Path(storage) / name)
+
+
+def address(folder: Path, storage: str) -> str:
+    """The URI of the run that works in a local folder; empty if it has none."""
+    if not is_uri(storage):
+        return ""
+    return joined(storage, folder.relative_to(folder_of(storage, "runs")).as_posix())
+
+
+def local_copy(place: str | Path) -> Path:
+    """A folder itself; for a URI, a local folder with what runs have left there, brought up to date, without checkpoints.
+
+    Raises:
+      DataError: the URI cannot be read.
+    """
+    copy = Copy(str(place))
+    copy.fetch()
+    return copy.folder
+
+
+def report_folder(places: Sequence[str]) -> Path | None:
+    """Where a report on runs at these places goes by itself: None, where `default_folder` says, unless the first is a URI."""
+    if not places or not is_uri(places[0]):
+        return None
+    return Path("reports") / places[0].partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+class Copy:
+    """What runs and sweeps left at a place, for reading: a folder itself, or a local copy of what lies at a URI.
+
+    Attributes:
+      folder: the local folder.
+    """
+
+    def __init__(self, place: str):
+        self.folder = folder_of(place, "copies")
+        self._remote = reached_folder(place) if is_uri(place) else None
+        self._state = self.folder / ".copy.json"
+
+    def fetch(self, below: str = "") -> None:
+        """Bring the copy, or one folder of it, up to date. Raises DataError: the file system failed."""
+        if self._remote is None:
+            return
+        with self._known() as known:
+            prefix = f"{below}/" if below else ""
+            source = self._remote.below(below) if below else self._remote
+            there = {prefix + name: stamp for name, stamp in source.files().items()}
+            there = {name: stamp for name, stamp in there.items() if _is_read(name)}
+            for name in [name for name in known if name.startswith(prefix) and name not in there]:
+                (self.folder / name).unlink(missing_ok=True)
+                del known[name]
+            here = stamps(self.folder)
+            news = [name for name, stamp in there.items() if name not in here or known.get(name, [None])[0] != stamp]
+            self._remote.fetch(self.folder, news)
+            here, now = stamps(self.folder), time.time_ns()
+            for name in news:
+                # Times there may be whole seconds: a file that is younger may change once more and look the same.
+                known[name] = [there[name] if now - there[name][1] > 60e9 else None, here[name]]
+
+    def send(self) -> None:
+        """Send what was written to the copy since it was fetched. Raises DataError: the file system failed."""
+        if self._remote is None:
+            return
+        with self._known() as known:
+            here = stamps(self.folder)
+            news = [name for name, stamp in here.items() if known.get(name, [None, None])[1] != stamp]
+            self._remote.send(self.folder, news)
+            known |= {name: [None, here[name]] for name in news}
+
+    @contextmanager
+    def _known(self) -> Iterator[dict[str, list[Stamp | None]]]:
+        """File -> its stamps there and here when the two were alike; kept when the block ends well."""
+        assert self._remote is not None
+        mend = "see to its server, credentials and network, and to the local disk"
+        with explained("cannot copy", self._remote.uri, mend, *FAILURES):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.folder / ".copy.lock"):
+                known: dict[str, list[Stamp | None]] = {}
+                with suppress(OSError, ValueError):
+                    texts = json.loads(self._state.read_text())
+                    known = {name: [stamp and tuple(stamp) for stamp in pair] for name, pair in texts.items()}
+                yield known
+                write_file(self._state, json.dumps(known).encode())
+
+
+def _is_read(name: str) -> bool:
+    return "checkpoints" not in name.split("/") and not is_hidden(name)

@@ -1,0 +1,1 @@
+"""From a configuration to something that can run."""

@@ -1,0 +1,329 @@
+"""From a checked plan to servers and trainers.
+
+What crosses to actors is a `Recipe`, names and numbers, from which each process builds its own parts.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from raysim.config import CohortGroup, Config, ModelGroup
+from raysim.core.errors import ConfigError
+from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
+from raysim.core.method import Method, Partition
+from raysim.core.own import own_errors
+from raysim.core.own_code import OwnCode, packed, receive
+from raysim.core.settings import name_and_options
+from raysim.core.stack import Stack
+from raysim.data.arrow import SetInfo
+from raysim.data.federation import Federation
+from raysim.data.manifest import Manifest
+from raysim.engine.metrics import FederationSizes
+from raysim.engine.plan import Phase
+from raysim.engine.pool import Pool
+from raysim.engine.server import Server
+from raysim.engine.trainer import Trainer
+from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.models.pretrained import weights_sha256
+from raysim.plan.find import build_methods, find_augmentation, further_metrics
+from raysim.plan.weights import NO_WEIGHTS, Weights
+from raysim.training.augment import AUGMENTATIONS
+from raysim.training.inputs import NORMALISATIONS, InputTransform
+from raysim.training.local import LocalSettings, needs_two_examples
+from raysim.training.model import state_of
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As `lru_cache`, for arguments that pickle but have no hash; results are shared, so not to be changed."""
+
+    @lru_cache(maxsize=256)
+    def call_pickled(arguments: bytes) -> Result:
+        args, kwargs = pickle.loads(arguments)
+        return function(*args, **kwargs)
+
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return call_pickled(pickle.dumps((args, kwargs)))
+
+    return call
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a process needs to build its server or trainer.
+
+    shards, weights: folder and file on the driver's node; node: Ray's id of it, from where other nodes get them;
+    own: the user's own functions, or where they are, see `raysim.core.own_code`.
+    """
+
+    config: Config
+    num_classes: int
+    shape: tuple[int, int, int]
+    shards: str
+    num_threads: int = 1
+    wants_gpu: bool = False
+    node: str = ""
+    own: OwnCode = field(default_factory=OwnCode)
+    weights: Weights = NO_WEIGHTS
+
+    @property
+    def spec(self) -> ModelSpec:
+        return with_weights(model_spec(self.config, self.num_classes, self.shape), self.weights, self.node)
+
+    def methods(self) -> list[Method]:
+        methods, faults = build_methods(self.config.methods)
+        if faults:  # checked by the driver, so a worker sees another code than the driver
+            raise ConfigError(faults, "the recipe, in a worker")
+        return methods
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the driver of a sweep has made for its trials, so that a node without its disk needs nothing of it.
+
+    Attributes:
+      info, manifest: see `Plan`; shards, node, weights: see `Recipe`.
+    """
+
+    info: SetInfo
+    manifest: Manifest
+    shards: str
+    node: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration that was checked as far as it can be without starting anything.
+
+    Attributes:
+      info: the set, with the shape of its images after `data.preprocess`.
+      ready: what was made of it before; None: the run makes it.
+    """
+
+    config: Config
+    info: SetInfo
+    manifest: Manifest
+    layout: Layout
+    methods: tuple[Method, ...]
+    ready: Ready | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        spec = model_spec(self.config, len(self.info.classes), self.info.shape)
+        return spec if self.ready is None else with_weights(spec, self.ready.weights, self.ready.node)
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of the user's own file of weights; "" where none is given, or the library's are."""
+        given = self.config.model.pretrained
+        return self.ready.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        is_personal = bool(self.layout.personal)
+        return is_personal or any("client-memory" in method.needs for method in self.methods)
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(phase.rounds for phase in make_phases(self.config, self.methods))
+
+    @property
+    def depends_on_length(self) -> str:
+        """What makes a round depend on the number of rounds, in words; empty if nothing does."""
+        if self.config.local.schedule == "cosine":
+            return "local.schedule cosine"
+        return next((method.name for method in self.methods if method.is_phase), "")
+
+    def recipe(
+        self,
+        shards: Path,
+        *,
+        num_threads: int = 1,
+        wants_gpu: bool = False,
+        node: str = "",
+        weights: Weights = NO_WEIGHTS,
+    ) -> Recipe:
+        """What crosses to the processes of this run."""
+        config, given, info = self.config, self.config.model.pretrained, self.info
+        if given not in (None, "default"):  # actors may have another working directory
+            group = config.model.model_copy(update={"pretrained": str(Path(given).expanduser().absolute())})
+            config = config.model_copy(update={"model": group})
+        own = packed(config.model_dump(mode="json"))
+        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, node, own, weights)
+
+
+def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
+    """The model's view of the configuration; keys of the model group that are not raysim's are its options.
+
+    Args:
+      shape: (height, width, channels) of the stored images; the model gets that of the inputs made of them.
+    """
+    data = config.data
+    height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
+    return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
+
+
+def with_weights(spec: ModelSpec, weights: Weights, node: str) -> ModelSpec:
+    """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
+    if not weights.path:
+        return spec
+    if not node:
+        return replace(spec, pretrained=weights.path)
+    from raysim.engine.ray.shards import fetched_file
+
+    return replace(spec, pretrained=str(fetched_file(weights.path, weights.sha256, node)))
+
+
+def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, int]) -> ModelSpec:
+    """The same for inputs of a known (height, width, channels)."""
+    lora = None
+    if model.lora is not None:
+        lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
+    return ModelSpec(
+        model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora, model.head
+    )
+
+
+def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
+    """The input pipeline of the configuration; unknown names (checked elsewhere) count as none.
+
+    Raises:
+      LookupError: an augmentation of the user's own that cannot be used.
+    """
+    data = config.data
+    augment, options = name_and_options(data.augment)
+    mean, std = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
+    return InputTransform(
+        mean=mean,
+        std=std,
+        channels_last=channels_last,
+        resize=_square(data.resize),
+        crop=_square(data.crop),
+        channels=data.channels,
+        augmentation=AUGMENTATIONS.get(augment),
+        interpolation=data.interpolation,
+        function=partial(find_augmentation(augment), **options) if ":" in augment else None,
+    )
+
+
+def _square(side: int | None) -> tuple[int, int] | None:
+    return None if side is None else (side, side)
+
+
+def local_settings(config: Config) -> LocalSettings:
+    """The local loop's view of the configuration."""
+    return LocalSettings(**config.local.model_dump(), num_rounds=config.rounds)
+
+
+def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
+    """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
+    settings = local_settings(config)
+    cohort = CohortGroup() if config.is_joint else config.cohort
+    main = Phase(
+        tuple(m for m in methods if not m.is_phase),
+        settings,
+        config.rounds,
+        config.cohort_size,
+        cohort.dropout,
+        cohort.stragglers,
+        cohort.straggler_work,
+    )
+    return [main, *(Phase((m,), replace(settings, steps=0), 1, config.num_clients) for m in methods if m.is_phase)]
+
+
+def uses_channels_last(model: ModelGroup, spec: ModelSpec) -> bool:
+    """Whether convolutions lie channels-last in this run."""
+    return prefers_channels_last(spec) if model.channels_last == "auto" else model.channels_last
+
+
+def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
+    """The layout of a model under these methods, which may divide its parameters.
+
+    Raises:
+      ValueError, KeyError: a method's partition of the parameters is impossible.
+    """
+    skeleton, head = cached_skeleton(replace(spec, pretrained=None)), head_of(spec)
+    trained = frozenset(name for name, parameter in skeleton.named_parameters() if parameter.requires_grad)
+    everything = Partition(trained, trained | float_buffers(skeleton).keys(), head, frozenset(norm_names(skeleton)))
+    partition = Stack(methods).partition(everything)
+    return layout_of(
+        skeleton,
+        head=head,
+        trained=partition.trained,
+        shared=partition.shared,
+        channels_last=uses_channels_last(model, spec),
+        blocks=model.blocks,
+    )
+
+
+#: Parameters and their shapes, without values.
+cached_skeleton = cached_by_value(build_skeleton)
+
+
+def open_federation(recipe: Recipe) -> Federation:
+    """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
+    if not recipe.node:
+        return Federation(Path(recipe.shards))
+    from raysim.engine.ray.shards import shard_fetcher
+
+    return Federation(*shard_fetcher(recipe.shards, recipe.node))
+
+
+@own_errors()
+def make_trainer(recipe: Recipe) -> Trainer:
+    """A trainer in the process that calls this."""
+    receive(recipe.own)
+    config, spec, methods = recipe.config, recipe.spec, recipe.methods()
+    return Trainer(
+        module=build_model(spec, seed=config.seed),
+        layout=layout_for(config.model, spec, methods),
+        head=head_of(spec),
+        phases=make_phases(config, methods),
+        federation=open_federation(recipe),
+        transform=input_transform(config, channels_last=uses_channels_last(config.model, spec)),
+        num_classes=recipe.num_classes,
+        seed=config.seed,
+        device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
+        num_threads=recipe.num_threads,
+        evaluation_batch=config.evaluation.batch_size,
+        build=partial(build_model, spec),
+        keeps_logits=bool(config.evaluation.metrics),
+    )
+
+
+@own_errors()
+def make_server(recipe: Recipe, pool: Pool) -> Server:
+    """The server in the process that calls this, at the initial parameters of the seed."""
+    receive(recipe.own)
+    config, spec, methods = recipe.config, recipe.spec, recipe.methods()
+    module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
+    return Server(
+        pool=pool,
+        layout=layout,
+        state=state_of(module, layout),
+        phases=make_phases(config, methods),
+        sizes=sizes_of(open_federation(recipe)),
+        seed=config.seed,
+        skips_single=needs_two_examples(module),
+        on_nonfinite=config.on_nonfinite,
+        evaluate_every=config.evaluation.every,
+        evaluation_batch=config.evaluation.batch_size,
+        metrics=further_metrics(config),
+    )
+
+
+def sizes_of(federation: Federation) -> FederationSizes:
+    """The federation in numbers, as the server needs it."""
+    shared = [part.name for part in fields(FederationSizes) if part.name != "examples"]
+    return FederationSizes(federation.sizes, **{name: getattr(federation, name) for name in shared})

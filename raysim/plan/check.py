@@ -1,0 +1,261 @@
+"""From a raw configuration to a checked plan: every fault at once, before anything starts.
+
+Every step returns what it makes, or faults; `check` alone decides whether to go on with what is sound.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from raysim.config import (
+    Config,
+    ModelGroup,
+    located,
+    nearest,
+    parse_config,
+    parse_options,
+    without,
+)
+from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError
+from raysim.core.layout import Layout
+from raysim.core.method import Method
+from raysim.core.options import text_of
+from raysim.core.settings import Settings, name_and_options
+from raysim.core.stack import conflicts, resources_of
+from raysim.data.arrow import SetInfo
+from raysim.data.manifest import Manifest
+from raysim.models import ModelSpec, find_architecture, head_of, try_model
+from raysim.plan.build import (
+    Plan,
+    Ready,
+    cached_by_value,
+    cached_skeleton,
+    input_transform,
+    layout_for,
+    model_spec,
+    spec_of,
+    with_weights,
+)
+from raysim.plan.check_data import draw_partition, open_sets, or_faults
+from raysim.plan.check_own import check_metrics, check_own, logger_faults
+from raysim.plan.check_training import stop_faults, training_faults
+from raysim.plan.find import build_methods
+from raysim.plan.resources import check_resources
+from raysim.training.augment import AUGMENTATIONS
+from raysim.training.inputs import NORMALISATIONS
+
+T = TypeVar("T")
+
+
+def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, ready: Ready | None = None) -> Plan:
+    """Check a raw configuration completely, without starting Ray or writing a run.
+
+    Args:
+      has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
+      ready: what was made of its data before; its files are then not looked at, nor needed.
+    Raises:
+      ConfigError: with every fault found.
+    """
+    config, methods, faults = _parse(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    own_faults = check_own(config)
+    if own_faults:
+        raise ConfigError(faults + own_faults, source)
+    faults += ([] if has_room else check_resources(config)) + check_metrics(config) + logger_faults(config.loggers)
+    if config.report.figures:
+        from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
+
+        faults += figure_faults(config.report.figures)
+    sets, data_faults = or_faults(lambda: open_sets(config) if ready is None else ready, "data")
+    faults += data_faults
+    if sets is None:
+        raise ConfigError(faults, source)
+    info = sets.info
+    spec = model_spec(config, len(info.classes), info.shape)
+    spec = spec if ready is None else with_weights(spec, ready.weights, ready.node)
+    manifest, partition_faults = or_faults(
+        lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
+    )
+    faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
+    if faults or manifest is None:
+        raise ConfigError(faults, source)
+    faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
+    if faults:
+        raise ConfigError(faults, source)
+    layout, texts = _fit(
+        config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
+    )
+    if texts or layout is None:
+        raise ConfigError([Fault("methods", text) for text in texts], source)
+    return Plan(config, info, manifest, layout, tuple(methods), ready)
+
+
+def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Manifest]:
+    """The partition of a raw configuration, without a look at its model and methods. Raises ConfigError, DataError."""
+    config, faults = parse_config(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    config = located(config)
+    sets = open_sets(config)
+    return sets.info, draw_partition(config, sets)
+
+
+def inspect_model(
+    name: str, settings: Settings, size: int | None, channels: int, classes: int
+) -> tuple[ModelSpec, Layout, str]:
+    """A model by itself: specification, layout, and the first line of its documentation.
+
+    Args:
+      settings: of the config's model group.
+      size: height and width of the images; those that the model was made for, if None.
+    Raises:
+      ConfigError: unknown name, unknown or unfit settings.
+    """
+    config, faults = parse_config({"model": {**settings, "name": name}})
+    if config is None:
+        raise ConfigError(faults, "the command line")
+    try:
+        architecture = find_architecture(name)
+    except LookupError as error:
+        raise ConfigError([Fault("model.name", str(error))], "the command line") from error
+    side = size or architecture.size
+    spec = spec_of(config.model, classes, (side, side, channels))
+    if faults := _check_model(spec):
+        raise ConfigError(faults, "the command line")
+    return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
+
+
+# --- the configuration ------------------------------------------------------------------------------------------------
+
+
+def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list[Fault]]:
+    """(configuration, methods, faults); where keys have faults, the others still count, with defaults for these."""
+    config, faults = parse_config(raw)
+    specs = without(raw, faults).get("methods")  # those that hold a fault are known
+    methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
+    faults += method_faults
+    if config is None:
+        config, _ = parse_config(without(raw, faults))
+    return (None if config is None else located(config)), methods, faults
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
+    """Whether the input pipeline fits images of this shape."""
+    data = config.data
+    augment, _ = name_and_options(data.augment)
+    faults = [
+        Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
+        for key, name, known in (
+            ("normalise", data.normalise, NORMALISATIONS),
+            ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
+        )
+        if name not in known
+    ]
+    if data.channels is not None and shape[2] not in (1, data.channels):
+        faults.append(Fault("data.channels", f"images with {shape[2]} channels cannot get {data.channels}; drop it"))
+    channels = data.channels or shape[2]
+    statistics, _ = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
+    if len(statistics) not in (0, 1, channels):
+        text = f"{data.normalise!r} is for {len(statistics)} channels, the inputs have {channels}; set data.channels=3"
+        faults.append(Fault("data.normalise", text))
+    height, width = (data.resize, data.resize) if data.resize else shape[:2]
+    if data.crop is not None and data.crop > min(height, width):
+        text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
+        faults.append(Fault("data.crop", text))
+    if ":" in augment and not faults:
+        pixels = torch.zeros(2, *shape, dtype=torch.uint8)
+        trial = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
+        with torch.random.fork_rng(devices=[]):
+            faults += or_faults(trial, "data.augment")[1]
+    return faults
+
+
+# --- the model, and the methods on it ---------------------------------------------------------------------------------
+
+_try_once = cached_by_value(try_model)
+
+
+def _check_model(spec: ModelSpec) -> list[Fault]:
+    is_file = spec.pretrained not in (None, "default")  # which may change between two checks
+    try:
+        architecture = find_architecture(spec.name)
+        _, faults = parse_options(architecture.build, spec.options, "model")
+        if spec.head is not None and architecture.head:
+            faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
+        if not architecture.head:
+            taken = ModelGroup.model_fields.keys() & inspect.signature(architecture.build).parameters.keys()
+            faults += [
+                Fault("model.name", f"its option {name!r} is a key of raysim's; rename it") for name in sorted(taken)
+            ]
+        if not faults:
+            (try_model if is_file else _try_once)(spec)
+    except LookupError as error:
+        return [Fault("model.name", str(error))]
+    except OwnCodeError as error:
+        return [Fault("model", str(error))]
+    except ValueError as error:
+        text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
+        return [Fault("model", text)]
+    except ModelError as error:
+        return [Fault("model.pretrained", str(error))]
+    return faults
+
+
+def _available(config: Config, spec: ModelSpec, manifest: Manifest) -> tuple[str, ...]:
+    """What methods may need and this run has."""
+    local = config.local
+    needs = {
+        "features": True,
+        "linear-head": True,
+        "client-memory": True,
+        "validation-set": len(manifest.validation) > 0,
+        "client-order": config.data.validation_set.order == "client",
+        "sgd": local.optimizer == "sgd" and not local.nesterov,
+        "lora": spec.lora is not None,
+    }
+    return tuple(need for need, is_there in needs.items() if is_there)
+
+
+@cached_by_value
+def _fit(
+    specs: Sequence[str | Settings], model: ModelGroup, spec: ModelSpec, available: Sequence[str]
+) -> tuple[Layout | None, Sequence[str]]:
+    """(layout of this model under these methods, what keeps them from running on it)."""
+    methods, _ = build_methods(specs)
+    try:
+        layout = layout_for(model, spec, methods)
+        if _has_both_factors(spec, layout):
+            available = (*available, "lora-factors")
+        return layout, (
+            *conflicts(methods, resources_of(layout), available, head=head_of(spec)),
+            *_init_faults(methods, layout),
+        )
+    except (ValueError, KeyError) as error:
+        return None, (f"do not fit this model ({error})",)
+
+
+def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:
+    """Whether A and B of every adapter are trained and shared; true without adapters, which is another fault."""
+    factors = [name for name, _ in cached_skeleton(spec).named_parameters() if ".lora_" in name]
+    return {leaf.name for leaf in layout.shared}.issuperset(factors)
+
+
+def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:
+    faults = []
+    for method in methods:
+        try:
+            if method.init is not None:
+                method.init(torch.zeros(layout.num_params), layout)
+        except ValueError as error:
+            faults.append(str(error))
+    return faults

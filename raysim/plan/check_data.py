@@ -1,0 +1,194 @@
+"""The data of a configuration: its prepared sets, what is done to their images once, and the partition."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
+from raysim.core.commands import command
+from raysim.core.errors import DataError, Fault, OwnCodeError, explained
+from raysim.core.settings import name_and_options
+from raysim.core.uri import is_uri
+from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
+from raysim.data.preprocess import Preprocess, make_preprocess
+from raysim.data.remote import fetch_set
+from raysim.data.sources import SOURCES, prepare, set_path
+from raysim.data.validation import ValidationSpec
+from raysim.folders.files import file_digest
+from raysim.plan.check_own import open_own_set
+from raysim.plan.find import read_mapping
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The prepared sets of a run: its own, the one that the validation set comes from, further test sets by name."""
+
+    images: ImageSet
+    external: ImageSet | None
+    tests: Mapping[str, ImageSet]
+    preprocess: Preprocess
+
+    @property
+    def info(self) -> SetInfo:
+        """The run's own set, with the shape that its images have after the preprocessing."""
+        return replace(self.images.info, shape=self.preprocess.shape)
+
+
+def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
+    """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
+    try:
+        return make(), []
+    except OwnCodeError as error:
+        return None, [Fault(key, str(error))]
+    except DataError as error:
+        place = next((place for place in ("partition", "data.preprocess") if error.where.startswith(place)), "data")
+        return None, [Fault(place, str(error))]
+
+
+def open_sets(config: Config) -> Sets:
+    """Open every set that the configuration names.
+
+    Raises:
+      DataError: one is not there and cannot be made, or is damaged.
+    """
+    external = config.data.validation_set.external.name
+    images = _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config))
+    return Sets(
+        images,
+        _open_set(config, external) if external else None,
+        {name: _open_set(config, name) for name in config.data.test_sets},
+        _preprocess(config, images),
+    )
+
+
+def _preprocess(config: Config, images: ImageSet) -> Preprocess:
+    group = config.data.preprocess
+    if group is None:
+        return make_preprocess(images)
+    own, options = name_and_options(group.own or "")
+    return make_preprocess(images, group.resize, group.rgb, own, options)
+
+
+def _open_set(config: Config, name: str) -> ImageSet:
+    return _sound(ImageSet(_set_file(config, name)))
+
+
+def _sound(images: ImageSet) -> ImageSet:
+    """A set that has the checksum of its description."""
+    state = images.path.stat()
+    _verify(images.path, state.st_size, state.st_mtime_ns)
+    return images
+
+
+@lru_cache(maxsize=256)
+def _verify(path: Path, size: int, changed: int) -> None:
+    """Read a set whole: once in a process while its file stays as it is."""
+    ImageSet(path).verify()
+
+
+def _set_file(config: Config, name: str) -> Path:
+    if is_uri(config.data.root):
+        return set_path(fetch_set(config.data.root, name, data_cache(config)), name)
+    root = Path(config.data.root)
+    path = set_path(root, name)
+    if path.is_file():
+        return path
+    if name not in SOURCES:
+        raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
+    if SOURCES[name].has_files:
+        raise DataError(f"no prepared set {name!r}", str(path), _how_to_prepare(name, root))
+    try:
+        prepare(name, root)
+    except OSError as error:
+        raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
+    return path
+
+
+def _how_to_prepare(name: str, root: Path) -> str:
+    is_fetched = "download" in SOURCES[name].options
+    words = ["--root", "FILES", *(["--download"] if is_fetched else []), "--out", root]
+    make = f"`{command('raysim', 'prepare', name, *words)}`"
+    if JOB_VARIABLE in os.environ:
+        return (
+            f"a job sees the disks of its cluster: run {make} there, or set data.root to a folder that the cluster has, or "
+            "to a URI such as s3://bucket/data"
+        )
+    files = "fetches its files to the folder FILES" if is_fetched else "reads its files in the folder FILES"
+    return f"run {make}, which {files}; or correct data.root"
+
+
+# --- the partition ----------------------------------------------------------------------------------------------------
+
+#: A set's file and checksum; a partition depends on no more of a set.
+_Source = tuple[Path, str]
+
+
+def draw_partition(config: Config, sets: Sets) -> Manifest:
+    """The partition of the sets; the same one is drawn once in a process.
+
+    Raises:
+      DataError: it cannot be drawn.
+    """
+
+    def source(images: ImageSet) -> _Source:
+        return images.path, images.info.checksum
+
+    external = source(sets.external) if sets.external else None
+    tests = tuple((name, source(images)) for name, images in sets.tests.items())
+    manifest = _manifest_of(partition_spec(config), source(sets.images), external, tests)
+    if isinstance(manifest, DataError):
+        raise manifest
+    return replace(manifest, preprocess=sets.preprocess)
+
+
+@lru_cache(maxsize=64)
+def _manifest_of(
+    spec: PartitionSpec, images: _Source, external: _Source | None, tests: tuple[tuple[str, _Source], ...]
+) -> Manifest | DataError:
+    others = {name: ImageSet(path) for name, (path, _) in tests}
+    try:
+        return make_manifest(ImageSet(images[0]), spec, ImageSet(external[0]) if external else None, others)
+    except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
+        return error
+
+
+def partition_spec(config: Config) -> PartitionSpec:
+    """The data layer's view of the configuration; keys of one name mean the same in both."""
+    part, data, chosen = config.partition, config.data, config.data.validation_set
+    scheme, options = name_and_options(part.scheme)
+    own = chosen.from_clients
+    file = part.file if scheme == "file" and part.file else ""
+    return PartitionSpec(
+        **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
+        scheme=scheme,
+        options=json.dumps(options, sort_keys=True, default=str) if options else "",
+        file=file,
+        file_sha256=_digest(file) if file else "",
+        **data.model_dump(include={"test", "validation", "split"}),
+        form="" if config.is_joint else part.form or "",
+        num_clients=config.num_clients,
+        within_clients=data.split_within_clients,
+        validation_set=ValidationSpec(
+            **chosen.model_dump(exclude={"external", "from_clients"}),
+            client_share=own.share,
+            clients=tuple(own.clients) if own.share else (),
+            mapping=read_mapping(chosen.external.mapping) if chosen.external.mapping else (),
+            unique=chosen.external.unique,
+        ),
+        seed=config.seed if part.seed is None else part.seed,
+    )
+
+
+def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
+    mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
+    with explained("cannot be read", f"partition file {path}", mend, OSError):
+        return file_digest(Path(path))

@@ -1,0 +1,124 @@
+"""From a checked plan to a running server: its shards, its share of the machine, its trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from raysim.config import data_cache
+from raysim.data.federation import build_all_shards
+from raysim.data.shard_files import Write, write_serially
+from raysim.engine.server import Server
+from raysim.engine.simulation import ServerHandle
+from raysim.engine.trainer import SerialPool
+from raysim.folders.environment import environment
+from raysim.folders.run_folder import RunFolder
+from raysim.plan.build import Plan, Recipe, make_server, make_trainer
+from raysim.plan.resources import resolve_resources, share_of
+from raysim.plan.weights import NO_WEIGHTS, held_weights
+from raysim.terminal import Lines, err
+
+
+@contextmanager
+def started_server(
+    plan: Plan, folder: RunFolder, on_step: Callable[[str], None] = lambda _: None
+) -> Iterator[ServerHandle]:
+    """A server with its trainers, serial or on Ray; env.json says what they take.
+
+    Args:
+      on_step: on_step(what begins now, in words).
+    Raises:
+      ConfigError: Ray has not the resources that the configuration asks for.
+    """
+    if plan.config.resources.backend == "serial":
+        yield _serial_server(plan, folder, on_step)
+    else:
+        with _ray_server(plan, folder, on_step) as server:
+            yield server
+
+
+def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Server:
+    wanted = plan.config.resources
+    wants_gpu = wanted.gpus_per_trainer != 0
+    threads = threads_of(wanted.cpus)
+    recipe = _recipe(plan, write_serially, "", on_step, num_threads=threads, wants_gpu=wants_gpu)
+    taken = {
+        "backend": "serial",
+        "trainers": 1,
+        "gpus_per_trainer": float(wants_gpu and torch.cuda.is_available()),
+        "threads_per_trainer": recipe.num_threads,
+    }
+    folder.write_json(folder.environment, environment(taken))
+    on_step("building the model")
+    return make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
+
+
+@contextmanager
+def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Iterator[ServerHandle]:
+    config, wanted = plan.config, plan.config.resources
+    from raysim.engine.ray.server import RayServer
+    from raysim.engine.ray.session import is_in_group, placements, ray_session, this_node
+    from raysim.engine.ray.shards import write_shards
+
+    with ray_session(on_step=on_step):
+        taken = resolve_resources(config, placements())
+        # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
+        write = write_serially if is_in_group() else write_shards
+        recipe = _recipe(
+            plan,
+            write,
+            this_node(),
+            on_step,
+            num_threads=threads_of(taken.cpus_per_trainer),
+            wants_gpu=taken.gpus_per_trainer > 0,
+        )
+        threads = {"threads_per_trainer": recipe.num_threads}
+        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
+        folder.write_json(folder.environment, environment(facts))
+        on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
+        server = RayServer(
+            partial(make_server, recipe),
+            partial(make_trainer, recipe),
+            num_trainers=taken.trainers,
+            share=share_of(taken, config),
+            keeps_memory=plan.keeps_memory,
+            wait_s=wanted.wait_s,
+            say=lambda line: err.print(line, markup=False),
+            placement=wanted.placement,
+            is_growing=wanted.trainers == "auto",
+            client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
+        )
+        try:
+            server.wait_until_ready()
+            yield server
+        finally:
+            server.close()
+
+
+def _recipe(
+    plan: Plan, write: Write, node: str, on_step: Callable[[str], None], *, num_threads: int, wants_gpu: bool
+) -> Recipe:
+    """The recipe of a run, with its shards and weights made unless a sweep's driver has.
+
+    Args:
+      write: the shards' files; node: this node, where other nodes of Ray get what they need, or empty.
+    """
+    if plan.ready is not None:
+        ready = plan.ready
+        return plan.recipe(
+            Path(ready.shards), num_threads=num_threads, wants_gpu=wants_gpu, node=ready.node, weights=ready.weights
+        )
+    on_step("looking for the shards")
+    cache, lines = data_cache(plan.config), Lines("writing shards", on_step)
+    (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
+    weights = held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS
+    return plan.recipe(shards, num_threads=num_threads, wants_gpu=wants_gpu, node=node, weights=weights)
+
+
+def threads_of(cpus: float) -> int:
+    """PyTorch threads of a trainer with so many CPUs: at least one."""
+    return max(1, int(cpus))

@@ -1,0 +1,55 @@
+"""Pretrained weights as a file on the driver's machine, from where other nodes get them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock
+from safetensors.torch import save_file
+
+from raysim.folders.files import replaced_file
+from raysim.models import ModelSpec, find_architecture
+from raysim.models.pretrained import pretrained_weights, weights_sha256
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of weights on the driver's machine; both are empty where a model has none."""
+
+    path: str = ""
+    sha256: str = ""
+
+
+NO_WEIGHTS = Weights()
+
+
+def held_weights(spec: ModelSpec, cache: Path) -> Weights:
+    """The weights that a specification asks for: the user's own file, or the library's, fetched once into the cache.
+
+    Raises:
+      ModelError: they cannot be had.
+    """
+    if spec.pretrained is None:
+        return NO_WEIGHTS
+    path = _published(spec, cache) if spec.pretrained == "default" else Path(spec.pretrained).expanduser().absolute()
+    return Weights(str(path), weights_sha256(str(path)))
+
+
+def _published(spec: ModelSpec, cache: Path) -> Path:
+    made_for = [spec.name, spec.num_classes, spec.input_shape, spec.options]
+    versions = [metadata.version(library) for library in ("torch", "torchvision", "timm")]
+    digest = hashlib.sha256(json.dumps([made_for, versions], sort_keys=True, default=str).encode()).hexdigest()
+    path = cache / f"{spec.name.replace(':', '-').replace('/', '-')}-{digest[:16]}.safetensors"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / f".{path.name}.lock"):
+        if not path.is_file():
+            found = pretrained_weights(find_architecture(spec.name), spec)
+            assert found is not None
+            tensors = {name: value.detach().clone().contiguous() for name, value in found[0].items()}
+            with replaced_file(path) as temporary:
+                save_file(tensors, temporary)
+    return path

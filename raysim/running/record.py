@@ -1,0 +1,232 @@
+"""What a run leaves behind: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from sys import intern
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from raysim.core.rounds import round_name
+from raysim.core.settings import Settings
+from raysim.engine.metrics import RoundRecord
+from raysim.folders.run_folder import RunFolder
+from raysim.running.album import Album, Picture
+from raysim.running.board import Board
+from raysim.running.pictures import bars, confusion_picture, heat_map, partition_pictures, png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    "server/accuracy",
+    "server/loss",
+    "train/loss",
+    "clients/dropped",
+    "comm/up_mb",
+    "comm/down_mb",
+    "system/trainers",
+    "system/nodes",
+    "system/sum_mb",
+    "system/redone_blocks",
+    "system/train_s",
+    "system/aggregate_s",
+    "system/evaluate_s",
+    "system/round_s",
+)
+
+
+class Recorder:
+    """Writes every round as it comes.
+
+    Args:
+      first_round: above 0 for a run that goes on: later rows of the files are dropped.
+      on_step: on_step(what begins now, in words).
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        first_round: int,
+        num_rounds: int,
+        hyperparameters: Mapping[str, object],
+        blocks: Sequence[str],
+        classes: Sequence[str] = (),
+        on_step: Callable[[str], None] = lambda _: None,
+    ):
+        self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
+        self.hyperparameters, self._on_step = dict(hyperparameters), on_step
+        self.rows = folder.progress_rows(before=first_round)
+        self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
+        self._open_progress()
+        folder.drop_clients(first_round)
+        self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
+        self._confusion: np.ndarray | None = None  # likewise
+        self._board = Board(folder.path, first_round, self.rows)
+        self._album = Album(self._show)
+        if first_round == 0:
+            self._board.hyperparameters_at_start(self.hyperparameters)
+
+    def write(self, record: RoundRecord) -> None:
+        """One round: a row, the clients' rows, the board's points."""
+        number = record.round_index
+        # Names that came from another process are new strings each round: half of what a row takes.
+        values = {intern(name): repr(float(value)) for name, value in record.metrics.items()}
+        row = {"round": str(number), **values}
+        self.rows.append(row)
+        if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them
+            self._columns += new
+            self._csv.close()
+            self._open_progress()
+        else:
+            self._writer.writerow(row)
+            self._csv.flush()
+        self._tables.append(self.folder.client_table(number, record.clients))
+        self._board.points(number, record.metrics)
+        if record.weights.size and np.isfinite(record.weights).any():
+            self._board.histogram("weights/all", number, record.weights[np.isfinite(record.weights)])
+        if record.arrays:
+            self.folder.write_arrays(number, record.arrays)
+        if record.confusion is not None:
+            self._confusion = record.confusion
+        if self._is_pictured(number):
+            self._album.add(self._pictures(record))
+        self._album.draw_affordable()
+
+    def write_last(self, record: RoundRecord) -> None:
+        """The pictures that belong to the last round, which was written as every other one."""
+        self._on_step("drawing pictures")
+        number = record.round_index
+        if not self._is_pictured(number):
+            self._album.add(self._pictures(record))
+        if record.confusion is not None:
+            title = f"test examples by class, {round_name(number)}"
+            draw = partial(confusion_picture, record.confusion, self.classes, title)
+            self._album.add([Picture("server/confusion", number, draw, self.folder.picture("confusion"))])
+        self._album.draw_all(number)
+
+    def _is_pictured(self, number: int) -> bool:
+        return number % max(1, self.num_rounds // 8) == 0
+
+    def flush(self) -> None:
+        """Make everything so far durable; called before each checkpoint."""
+        if self._tables:
+            self.folder.append_clients(pa.concat_tables(self._tables))
+            self._tables = []
+        os.fsync(self._csv.fileno())
+        if self._confusion is not None:
+            self._write_confusion(self._confusion)
+            self._confusion = None
+        self._board.flush()
+
+    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
+        """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
+        tags = {"partition": "partition/classes", "validation": "partition/validation"}
+        for name, draw in partition_pictures(class_counts, validation_counts, self.classes).items():
+            if not (file := self.folder.picture(name)).is_file():  # an earlier process may not have come to it
+                self._album.add([Picture(tags[name], 0, draw, file)])
+
+    def summary(self, facts: Mapping[str, object]) -> Settings:
+        """Write and return summary.json from the rows and the given facts."""
+        seconds = [float(row["system/round_s"]) for row in self.rows]
+        scores = judged(self.rows, self.num_rounds)
+        result = {
+            **facts,
+            **scores,
+            "metrics": {name: score for name in self._columns if (score := _last(self.rows, name)) is not None},
+            "seconds_total": sum(seconds),
+            "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+        }
+        self.folder.write_json(self.folder.summary, result)
+        final = {name: scores[name] for name in ("best_accuracy", "mean_last_10pct_accuracy")}
+        self._board.hyperparameters_at_end(self.hyperparameters, self.num_rounds - 1, final)
+        return result
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        self.flush()
+        self._csv.close()
+        self._board.close()
+
+    def _open_progress(self) -> None:
+        self.folder.write_progress(self.rows, self._columns)
+        self._csv = open(self.folder.progress, "a", newline="")  # noqa: SIM115 (lives as long as the recorder)
+        self._writer = csv.DictWriter(self._csv, self._columns)
+
+    def _write_confusion(self, matrix: np.ndarray) -> None:
+        """confusion.csv: test examples by true class (row) and predicted class."""
+        with open(self.folder.confusion, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["true class", *self.classes])
+            writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
+
+    def _pictures(self, record: RoundRecord) -> Iterator[Picture]:
+        """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
+        number = record.round_index
+        if record.weights.size and np.isfinite(record.weights).any():
+            kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
+            title = f"aggregation weights, {round_name(number)}"
+            draw = partial(heat_map, record.weights, kept, self.blocks, title=title, xlabel="layer block")
+            yield Picture("weights/client_by_block", number, draw)
+        for name, values in record.arrays.items():
+            columns, title = record.arrays.get(f"{name}:columns"), f"{name}, {round_name(number)}"
+            if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
+                continue
+            if values.ndim == 2 and columns is not None:
+                rows = record.arrays[f"{name}:clients"].tolist()
+                draw = partial(heat_map, values, rows, columns.tolist(), title=title, is_log=True)
+            elif values.ndim == 1:
+                draw = partial(bars, values, list(map(str, range(values.size) if columns is None else columns)), title)
+            else:
+                continue
+            yield Picture(name.replace(".", "/"), number, draw)
+
+    def _show(self, picture: Picture, figure: Figure) -> None:
+        """Drawn and encoded once, for the file and for TensorBoard."""
+        content, size = png(figure)
+        if picture.file is not None:
+            picture.file.write_bytes(content)
+        self._board.picture(picture.tag, picture.round_index, content, size)
+
+
+def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
+    """Accuracies of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
+
+    `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first one of
+    equals: a choice that does not look at the test set. A value is None where the rows do not hold it.
+    """
+    scores, validation = _points(rows, "server/accuracy"), _points(rows, "server/validation_accuracy")
+    best, chosen = _best(scores), _best(validation)
+    late = num_rounds - max(1, math.ceil(num_rounds / 10))
+    last = [score for number, score in scores.items() if number >= late]
+    return {
+        "accuracy": list(scores.values())[-1] if scores else None,
+        "best_accuracy": scores.get(best),
+        "best_round": best if scores else None,
+        "mean_last_10pct_accuracy": float(np.mean(last)) if last else None,
+        "best_validation_accuracy": validation.get(chosen),
+        "best_validation_round": chosen if validation else None,
+        "accuracy_at_best_validation": scores.get(chosen),
+    }
+
+
+def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
+    return {int(row["round"]): float(row[name]) for row in rows if row.get(name)}
+
+
+def _best(scores: Mapping[int, float]) -> int:
+    """The round with the highest score, the first of several; -1 without any."""
+    return max(scores, key=lambda number: (scores[number], -number), default=-1)
+
+
+def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
+    """The last value of a `server/` or `clients/` metric; None for other metrics and where the value is not finite."""
+    *_, last = [math.nan, *_points(rows, name).values()]
+    return last if name.startswith(("server/", "clients/")) and math.isfinite(last) else None

@@ -1,0 +1,274 @@
+"""Results in Python: a run directory as an object, several of them as one, tables as pandas DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from raysim.core.direction import Direction, direction_of
+from raysim.core.errors import DataError, explained
+from raysim.folders.run_folder import RunFolder, Status
+from raysim.folders.storage import local_copy
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+class Run:
+    """A run directory, finished or not. What its files hold is read when it is first asked for; `reload` forgets it.
+
+    Attributes:
+      folder: the run directory.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._files = RunFolder(self.folder)
+        if not self._files.is_run:
+            raise DataError("no run directory", str(self.folder), "give a folder that `raysim run` wrote")
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"Run({str(self.folder)!r}, {self.status.name}{accuracy})"
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def status(self) -> Status:
+        """Whether the run is completed, stopped, failed or unfinished, and what it said of that."""
+        return self._files.status
+
+    @cached_property
+    def config(self) -> dict[str, object]:
+        """The complete configuration; empty where a trial of a sweep failed before it had one."""
+        if not self._files.config.is_file():
+            return {}
+        with _sound(self._files.config):
+            return self._files.read_config()
+
+    @cached_property
+    def summary(self) -> dict[str, object]:
+        """summary.json; empty before the run is completed."""
+        if not self._files.summary.is_file():
+            return {}
+        with _sound(self._files.summary):
+            return self._files.read_json(self._files.summary)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the last evaluation, between 0 and 1; None if there was none."""
+        return self._number("server/accuracy")
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The best test accuracy of all evaluations; it looks at the test set, see `accuracy_at_best_validation`."""
+        scores = self._scores("server/accuracy")
+        return None if scores.empty else float(scores.max())
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """progress.csv: one row a round, one column a metric; NaN where a round was not evaluated."""
+        import pandas as pd
+
+        with _sound(self._files.progress):
+            rows = pd.DataFrame(self._files.progress_rows()).replace("", np.nan)
+            return rows.astype(float).astype({"round": int}).set_index("round") if len(rows) else rows
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """clients.parquet: one row a round and client."""
+        import pandas as pd
+
+        with _sound(self._files.clients):
+            table = self._files.client_rows()
+            return pd.DataFrame() if table is None else table.to_pandas()
+
+    def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
+        """What methods logged under a name: round -> values.
+
+        Arrays with one or two axes are DataFrames: a row for each client of the cohort, by its id, and the columns as the
+        method named them (FedVG's norms: layer blocks).
+
+        Raises:
+          KeyError: nothing of that name was logged; says what was.
+          DataError: a file is damaged.
+        """
+        rounds: dict[int, pd.DataFrame | np.ndarray] = {}
+        known: dict[str, None] = {}
+        for index, arrays in self._files.logged_arrays():
+            known |= dict.fromkeys(key for key in arrays if ":" not in key)
+            if name in arrays:
+                rounds[index] = _labelled(name, arrays)
+        if not rounds:
+            logged = f"there is {', '.join(known)}" if known else "no method logged arrays"
+            raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
+        return rounds
+
+    def model(self) -> nn.Module:
+        """The network with the final global weights, in eval mode, for images as the run normalised them.
+
+        Raises:
+          DataError: the run is not completed, or a file of it is damaged.
+        """
+        from safetensors.torch import load_file
+
+        from raysim.config import Config
+        from raysim.models import build_model
+        from raysim.plan.build import model_spec
+
+        if not self._files.model.is_file():
+            raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes it")
+        with _sound(self._files.config):
+            config = Config.model_validate(self._files.read_config())
+        with _sound(self._files.summary):
+            facts = self._files.read_json(self._files.summary)
+            height, width, channels = facts["image_shape"]
+            spec = model_spec(config, facts["num_classes"], (height, width, channels))
+        module = build_model(spec, seed=config.seed)
+        with _sound(self._files.model):
+            module.load_state_dict(load_file(self._files.model))
+        return module.eval()
+
+    def reload(self) -> Run:
+        """The same run, its files read now: what has been written since, and what may be written over later."""
+        run = Run(self.folder)
+        _ = run.config, run.summary, run.history, run.clients
+        return run
+
+    def _scores(self, metric: str) -> pd.Series[float]:
+        import pandas as pd
+
+        return self.history[metric].dropna() if metric in self.history else pd.Series(dtype=float)
+
+    def _number(self, metric: str) -> float | None:
+        scores = self._scores(metric)
+        return None if scores.empty else float(scores.iloc[-1])
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        """What is known of the run as one number each: the summary's numbers, and the last value of each column."""
+        last = {name: self._scores(name) for name in self.history}
+        return {
+            **{name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)},
+            **{name: float(scores.iloc[-1]) for name, scores in last.items() if len(scores)},
+        }
+
+
+class Runs(Sequence[Run]):
+    """Several runs, as `raysim.tune` returns them and `raysim.load` finds them."""
+
+    def __init__(self, runs: Iterable[Run], folder: Path | None = None):
+        self._runs, self.folder = tuple(runs), folder
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        return Runs(self._runs[index], self.folder) if isinstance(index, slice) else self._runs[index]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return (
+            f"Runs of {len(self)}: " + ", ".join(run.name for run in self._runs[:5]) + (" ..." if len(self) > 5 else "")
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """A row a run, by its name: the settings or labels in which the runs differ, its accuracies, its status."""
+        import pandas as pd
+
+        labels = [_labels(run) for run in self]
+        names = dict.fromkeys(name for row in labels for name in row)
+        varying = [name for name in names if len({repr(row.get(name)) for row in labels}) > 1]
+        rows = [
+            {name: row.get(name) for name in varying}
+            | {"accuracy": run.accuracy, "best_accuracy": run.best_accuracy, "status": run.status.name}
+            for run, row in zip(self, labels, strict=True)
+        ]
+        return pd.DataFrame(rows, index=pd.Index([run.name for run in self], name="run"))
+
+    def best(self, metric: str = "server/accuracy", mode: Direction | None = None) -> Run:
+        """The completed run with the best last value of a metric.
+
+        Args:
+          metric: a column of progress.csv, or a number of summary.json.
+          mode: which values are better; by its name if not given, `min` for losses.
+        Raises:
+          DataError: no completed run recorded it.
+        """
+        from raysim.config import nearest
+
+        completed = [run for run in self if run.status.name == "completed"]
+        numbers = {run: run._numbers for run in completed}
+        values = {run: known[metric] for run, known in numbers.items() if metric in known}
+        if not values:
+            known = {name for each in numbers.values() for name in each}
+            mend = nearest(metric, list(known)) if known else "finish a run"
+            raise DataError(f"no completed run has {metric!r}", str(self.folder or ""), mend)
+        best = max if direction_of(metric, mode) == "max" else min
+        return best(values, key=values.__getitem__)
+
+
+def load(folder: str | Path) -> Run | Runs:
+    """A run directory as a `Run`; a folder of runs, a sweep for example, as `Runs`.
+
+    Args:
+      folder: a folder, or a URI such as s3://bucket/runs/a, of which a local copy is read.
+    Raises:
+      DataError: no such folder, or no run in it; the URI cannot be read.
+    """
+    path = local_copy(folder)
+    if RunFolder(path).is_run:
+        return Run(path)
+    if not path.is_dir():
+        raise DataError("no such folder", str(path), "give a run directory, or a folder of runs")
+    runs = [Run(files.path) for files in RunFolder.below(path)]
+    if not runs:
+        raise DataError("no run directory", str(folder), "give a folder below which `raysim run` wrote runs")
+    return Runs(runs, path)
+
+
+@contextmanager
+def _sound(file: Path) -> Iterator[None]:
+    """For the reading of a file of a run. Raises DataError: it is damaged."""
+    mend = "delete this folder, and run it anew"
+    with explained(f"{file.name} is damaged", file.parent, mend, Exception):  # of the parsers of four formats
+        yield
+
+
+def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.ndarray:
+    import pandas as pd
+
+    values, columns, clients = arrays[name], arrays.get(f"{name}:columns"), arrays.get(f"{name}:clients")
+    if values.ndim == 2:
+        return pd.DataFrame(values, index=clients, columns=columns)
+    return values
+
+
+def _labels(run: Run) -> dict[str, object]:
+    """Labels of a sweep's trial, or else the settings by dotted keys."""
+    labels = run.config.get("labels")
+    if isinstance(labels, dict) and labels:
+        return labels
+    return dict(_flat({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")}))
+
+
+def _flat(group: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in group.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,331 @@
+"""`raysim calibrate`: LIVAR's table from pairs of runs, federated and joint, of one initialisation.
+
+Each pair is two runs like any others, in `<storage>/<name>/p0-s0/federated` and `.../joint`; the same command again runs
+what is not finished, and fits and draws anew. The one module of `methods` that knows of runs: only the verb imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from methods.livar.calibration import Result, calibration, explain, rows_of_run
+from methods.livar.math import TABLES, plain_table
+from methods.livar.regression import gram, target_coefficients
+from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
+from raysim.core.commands import command
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
+from raysim.core.uri import is_uri
+from raysim.folders.files import write_file
+from raysim.folders.run_folder import RunFolder
+from raysim.models.pretrained import read_weights
+from raysim.plan.build import Plan
+from raysim.plan.check import check
+from raysim.running.runner import changes
+from raysim.tuning.calibrate_figures import PUBLISHED, draw
+from raysim.tuning.plan import Sweep
+from raysim.tuning.planner import SweepTrial, with_whole_files
+
+FILE = "calibration.json"
+
+#: Columns of rows.csv.
+COLUMNS = [
+    "run",
+    "client",
+    "layer",
+    "importance_a",
+    "importance_b",
+    "num_examples",
+    "coefficient",
+    "quantile_a",
+    "quantile_b",
+]
+
+Raw = Mapping[str, Any]  # a configuration as read
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two runs of one partition and seed: the clients apart, and one client with all their examples."""
+
+    name: str
+    federated: Plan
+    joint: Plan
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """A checked calibration: `<storage>/<name>`, its settings, the runs that it needs, and the configuration as read."""
+
+    folder: Path
+    settings: CalibrateGroup
+    pairs: tuple[Pair, ...]
+    raw: Raw
+
+    @property
+    def suffix(self) -> str:
+        """Ends the names of what is written: a forest with a third feature (appendix B) stands beside the table's own."""
+        return "_count" if self.settings.count_feature else ""
+
+    @property
+    def file(self) -> Path:
+        """Where the table is written: `calibration.json`, or `calibration_count.json`."""
+        return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
+
+
+def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Console, say: Say) -> None:
+    """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
+
+    Args:
+      raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
+      out: where the result is printed; say: takes a line of progress.
+    """
+    say(f"checking the runs of {source}")
+    plan = plan_calibration(raw, source)
+    result = calibrate(plan, say, beside)
+    title = f"raw coefficients ({PUBLISHED}), base {result['base']:.4f}, out-of-bag R2 {result['oob_r2']:.3f}"
+    table = Table("", "I_B low", "I_B mid", "I_B high", title=title)
+    for column in table.columns:
+        column.justify = "right"
+    for name, coefficients, published in zip(("low", "mid", "high"), result["table"], TABLES["paper"], strict=True):
+        cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
+        table.add_row(f"I_A {name}", *cells)
+    out.print(table)
+    out.print(f"table:       {plan.file}", markup=False)
+    if (base := plan.file.with_suffix(".yaml")).is_file():
+        out.print(f"In a run's file:\nbase: {base}", markup=False)
+    out.print(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}", markup=False)
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
+    """All pairs with everything checked: nothing has been started or written.
+
+    Raises:
+      ConfigError: every fault; besides those of a run: several rounds, joint data, or methods that do not begin with livar.
+    """
+    config, faults = parse_config(raw)
+    if config is None or (faults := _own_faults(config)):
+        raise ConfigError(faults, source)
+    name, group = config.name or Path(source).stem, config.calibrate
+    first = config.seed if config.partition.seed is None else config.partition.seed
+    pairs: list[Pair] = []
+    for partition, number in itertools.product(range(group.partitions), range(group.seeds)):
+        base = {**raw, "resume": "auto", "seed": config.seed + number}
+        try:
+            pairs.append(_pair(base, f"{name}/p{partition}-s{number}", first + partition, source))
+        except ConfigError as error:
+            faults += [fault for fault in error.faults if fault not in faults]
+    if faults:
+        raise ConfigError(faults, source)
+    return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs), raw)
+
+
+def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
+    def plan(kind: str, methods: list[object], **partition: object) -> Plan:
+        own = copy.deepcopy({**raw, "name": f"{name}/{kind}", "methods": methods})
+        own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed, **partition}
+        return with_whole_files(check(own, source))
+
+    federated = plan("federated", [*(raw.get("methods") or ["livar"]), "keep_factors"])
+    return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))
+
+
+def _own_faults(config: Config) -> list[Fault]:
+    """What a run may have and a calibration may not."""
+    first = config.methods[0] if config.methods else "livar"
+    name, options = next(iter(first.items())) if isinstance(first, dict) else (first, None)
+    options = options if isinstance(options, dict) else {}
+    without = {"components": "head", "layers": "examples", "table": "online"}
+    counts = name == "livar" and all(options.get(key) != value for key, value in without.items())
+    start = config.model.pretrained
+    checks = [
+        (
+            "rounds",
+            config.rounds != 1,
+            f"must be 1, got {config.rounds}: clients and joint training start from one point",
+        ),
+        (
+            "storage",
+            is_uri(config.storage),
+            f"must be a folder here, got {config.storage}: the table is written beside the runs",
+        ),
+        ("partition.scheme", config.is_joint, "joint leaves nothing to merge; choose how the clients' data differ"),
+        ("methods", not counts, f"must begin with livar, which counts the importances, got {first!r}; or drop it"),
+        (
+            "model.pretrained",
+            _holds_adapters(start),
+            f"{start} holds adapters; eq. 4 is about what training from none of them adds: "
+            "give weights of a run without model.lora, or default",
+        ),
+    ]
+    for key in ("cuts_a", "cuts_b"):
+        low, high = getattr(config.calibrate, key)
+        checks.append((f"calibrate.{key}", low > high, f"must rise, got {low:g}, {high:g}"))
+    return [Fault(key, message) for key, is_wrong, message in checks if is_wrong]
+
+
+def _holds_adapters(pretrained: str | None) -> bool:
+    """Whether it is a file of weights with adapters in it; the runs' own check names other faults of the file."""
+    if pretrained in (None, "default"):
+        return False
+    with contextlib.suppress(ModelError), torch.device("meta"):
+        return any(".lora_" in name for name in read_weights(Path(pretrained).expanduser()))
+    return False
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def run_pairs(plan: CalibrationPlan, say: Say) -> None:
+    """Run what is not finished, as trials side by side, as many as there is room for.
+
+    Raises:
+      ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
+    """
+    runs = {f"{pair.name}/{kind}": getattr(pair, kind) for pair in plan.pairs for kind in ("federated", "joint")}
+    waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
+    if len(waiting) < len(runs):
+        say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
+    if not waiting:
+        return
+    from raysim.terminal import LiveLine
+    from raysim.tuning.driver import run_sweep  # Tune
+
+    trials = []
+    for name, run in waiting.items():
+        raw = run.config.model_dump()
+        trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum))
+    base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
+    sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
+    with LiveLine() as line:
+        _, outcomes = run_sweep(sweep, say, line=line)
+    failed = {name: end.message for name, end in outcomes.items() if not end.is_finished}
+    if failed:
+        listed = "; ".join(f"{name}: {message}" for name, message in failed.items())
+        mend = "the same command again runs what is not finished"
+        raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {listed}", str(plan.folder), mend)
+
+
+def _folder(plan: Plan) -> RunFolder:
+    assert plan.config.name is not None
+    return RunFolder(Path(plan.config.storage) / plan.config.name)
+
+
+def _is_finished(plan: Plan) -> bool:
+    """Whether the run is there, whole, and of this configuration."""
+    run = _folder(plan)
+    if run.status.name != "completed":
+        return False
+    try:
+        before = Config.model_validate(run.read_config()).model_dump(mode="json")
+        partition = run.read_json(run.partition)["checksum"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise DataError(f"a finished run is damaged ({error})", str(run.path), "delete that folder") from error
+    now, remedy = plan.config.model_dump(mode="json"), f"set it back, choose another name, or delete {run.path}"
+    faults = [
+        Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in changes(before, now)
+    ]
+    if not faults and partition != plan.manifest.checksum:
+        faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
+    if faults:
+        raise ConfigError(faults, "going on with a calibration")
+    return True
+
+
+# --- what the runs say ------------------------------------------------------------------------------------------------
+
+
+def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
+    """The rows of all pairs, in their order; see `rows_of_run`."""
+    return pd.concat([_rows(pair, plan.settings) for pair in plan.pairs], ignore_index=True)
+
+
+def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
+    joint = load_file(_folder(pair.joint).model)
+    with np.load(_folder(pair.federated).path / "arrays" / "round_00000.npz") as arrays:
+        is_active = arrays["keep_factors.num_steps"] > 0
+        layers = arrays["livar.importance_a:columns"].tolist()
+
+        def factors(layer: str, factor: str) -> torch.Tensor:
+            """(K + 1, ...): the clients' factors and, last, the joint one."""
+            clients = torch.from_numpy(arrays[f"keep_factors.{layer}.{factor}"][is_active])
+            return torch.cat([clients, joint[f"{layer}.lora_{factor.upper()}.default.weight"][None]])
+
+        def coefficients(layer: str) -> np.ndarray:
+            inner = gram(factors(layer, "a"), factors(layer, "b"))
+            constraint, ridge = settings.constraint, settings.ridge
+            return target_coefficients(inner[:-1, :-1], inner[:-1, -1], constraint=constraint, ridge=ridge)
+
+        return rows_of_run(
+            pair.name,
+            arrays["livar.importance_a:clients"][is_active],
+            layers,
+            np.stack([arrays[f"livar.importance_{factor}"][is_active] for factor in "ab"], axis=2),
+            arrays["keep_factors.num_examples"][is_active],
+            np.stack([coefficients(layer) for layer in layers], axis=1),
+            (settings.cuts_a, settings.cuts_b),
+        )
+
+
+def calibrate(plan: CalibrationPlan, say: Say, beside: Sequence[Path] = ()) -> Result:
+    """Run, fit, explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
+
+    With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
+
+    Args:
+      beside: folders of other calibrations, whose curves are drawn as well.
+    Returns:
+      What `calibration.json` holds: the same bytes for the same configuration.
+    Raises:
+      DataError: no calibration in a folder of `beside`. Else as `run_pairs`.
+    """
+    others: dict[str, Result] = {}
+    for folder in beside:
+        is_taken = folder.name == plan.folder.name or folder.name in others
+        others[str(folder) if is_taken else folder.name] = read_calibration(folder)
+    run_pairs(plan, say)
+    rows, group = rows_of(plan), plan.settings
+    say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
+    forest = group.model_dump(include={"features", "count_feature", "trees", "min_leaf", "seed"})
+    explanation = explain(rows, **forest)
+    result = calibration(rows, explanation, (group.cuts_a, group.cuts_b), group.model_dump(mode="json"))
+    write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
+    try:
+        text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)
+        note = "# LIVAR with this table: the `base:` of a run's file.\n"
+        write_file(plan.file.with_suffix(".yaml"), f"{note}{text}".encode())
+    except ValueError as error:
+        say(f"no YAML of this table, which livar cannot use ({error})")
+    table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
+    write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
+    results = {plan.folder.name: result, **others}
+    draw(plan.folder, plan.suffix, results, rows["coefficient"].to_numpy(), explanation.predictions)
+    return result
+
+
+def read_calibration(folder: Path) -> Result:
+    """What an earlier calibration left in its folder. Raises DataError if there is none."""
+    try:
+        result: Result = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError) as error:
+        remedy = "give the folder that holds calibration.json"
+        raise DataError(f"no calibration ({error})", str(folder), remedy) from error
+    return result

@@ -1,0 +1,106 @@
+"""`raysim recipes`, `raysim schema`, `--version` and the completion of a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import raysim
+from raysim.cli.editor import json_schema
+from raysim.cli.main import app
+from raysim.config.shipped import KINDS, RECIPES, shipped_file, shipped_files
+from raysim.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(*words):
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_list_has_every_recipe_with_a_sentence():
+    lines = dict(
+        re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in said("recipes").splitlines() if ":" in line[:9]
+    )
+    names = {name for kind in RECIPES for name, file in shipped_files(kind).items() if file.stem != "base"}
+    assert set(lines) == names
+    assert all(len(line) > 20 for line in lines.values())
+    assert lines["paper:fedvg/table_A3"].endswith("seven methods on ResNets, 5 alphas, 5 seeds.")
+    for kind in KINDS:
+        assert all(len(line.split()) > 1 for line in said("recipes", kind).splitlines())
+
+
+def test_a_name_prints_its_file():
+    assert said("recipes", "fedvg/table_A3") == shipped_file("fedvg/table_A3")[1].read_text()
+
+
+def test_a_copy_brings_its_bases_and_runs_alike(here):
+    assert said("recipes", "livar/figure_3_eurosat", "--copy").split("\n")[:-1] == [
+        "copied: figure_3_eurosat.yaml",
+        "copied: calibration.yaml",
+        "copied: base.yaml",
+    ]
+    complete = said("run", "paper:livar/figure_3_eurosat", "--print-config")
+    assert said("run", "figure_3_eurosat.yaml", "--print-config") == complete
+    said("recipes", "livar/figure_3_eurosat", "--copy")  # the same files again change nothing
+    said("recipes", "fedvg/table_A3", "--copy", "sub/mine.yaml")
+    assert sorted(path.name for path in (here / "sub").iterdir()) == ["base.yaml", "mine.yaml"]
+    said("recipes", "cluster", "--copy")
+    assert {"aws.yaml", "env.sh", "run.py", "Dockerfile"} < {path.name for path in (here / "cluster").iterdir()}
+
+
+def test_a_name_runs_from_python_and_as_partitions(here):
+    settings = {"scale": True, "quiet": True, "rounds": 1, "resources": {"backend": "serial"}}
+    with pytest.raises(ConfigError, match=r"tune: makes this a sweep, which .* tune paper:fedvg/figure_A1. runs"):
+        raysim.run("paper:fedvg/figure_A1", **settings)
+    run = raysim.run("paper:fedvg/figure_A1", tune=None, **settings)
+    assert run.folder == here / "runs" / "fedvg_figure_A1_scaled"
+    said("partition", "example:quickstart")
+    assert [path.name for path in (here / "partitions").iterdir()] == ["quickstart"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["fedvg/table_A3", "--copy"], "base.yaml: is there already, with other content"),
+        (["fedvg/table_A3", "--copy", "sub/base.yaml"], "base.yaml: is the name of the base of paper:fedvg/table_A3"),
+        (["fedvg/table_A3", "x.yaml"], "x.yaml: a file or folder has effect with --copy only"),
+        (["--copy"], "--copy: needs the name of a file or kind"),
+        (["fedvg/table_A33"], r"fedvg/table_A33: no file of raysim has this name. Did you mean paper:fedvg/table_A3"),
+    ],
+)
+def test_faults_are_one_message_and_write_nothing(words, fault, here):
+    (here / "base.yaml").write_text("rounds: 3\n")
+    with pytest.raises(ConfigError, match=fault):
+        CliRunner().invoke(app, ["recipes", *words], catch_exceptions=False)
+    assert [path.name for path in here.iterdir()] == ["base.yaml"]
+    assert (here / "base.yaml").read_text() == "rounds: 3\n"
+
+
+def test_schema_is_json_and_version_is_the_packages():
+    assert json.loads(said("schema")) == json_schema()
+    assert said("--version") == f"raysim {raysim.__version__}\n"
+
+
+def test_the_shell_completes_verbs_and_names():
+    def offered(words, position):
+        environment = {**os.environ, "_RAYSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
+        code = "import sys; sys.argv = ['raysim']; from raysim.cli.main import app; app(prog_name='raysim')"
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        ).stdout.split()
+
+    assert offered("raysim re", "1") == ["report", "recipes"]
+    assert offered("raysim recipes fedvg/table_A", "2") == [f"fedvg/table_A{number}" for number in (3, 4, 7, 8)]

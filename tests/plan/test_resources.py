@@ -1,0 +1,98 @@
+"""How many trainers there are and what each gets, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raysim.config import Config
+from raysim.core.errors import ConfigError
+from raysim.engine.plan import fitting
+from raysim.plan.resources import check_resources, resolve_resources, share_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "placement.md"
+
+
+def resources(**values):
+    return Config.model_validate({"resources": values})
+
+
+def ten_clusters():
+    """(nodes, settings, what is decided) of each row of the table in docs/placement.md, under its first column."""
+    lines = PAGE.read_text().partition("| GPUs each |\n")[2].splitlines()[1:11]
+    for line in lines:
+        name, nodes, asked, *decided = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        yield pytest.param(yaml.safe_load(nodes), yaml.safe_load(asked), tuple(map(float, decided)), id=name)
+
+
+def decided(asked, rooms):
+    """What is decided, which must fit, and leave no room where the number of trainers is auto."""
+    config = resources(**asked)
+    taken = resolve_resources(config, rooms)
+    places = [room for room in rooms if room.get("GPU") or not taken.gpus_per_trainer]
+    room = sum(fitting(place, share_of(taken, config)) for place in places)
+    is_auto = config.resources.trainers == "auto"
+    assert room == taken.trainers if is_auto else room >= taken.trainers  # so nothing grows by itself
+    return taken
+
+
+@pytest.mark.parametrize(("nodes", "asked", "expected"), ten_clusters())
+def test_table_of_ten_clusters_is_what_auto_decides(nodes, asked, expected):
+    assert decided(asked, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "rooms", "expected"),
+    [
+        ({"cpus_per_trainer": 2}, [(5, 0)], (2, 2.0, 0.0)),
+        ({}, [(2, 1)], (2, 1.0, 0.5)),
+        ({"gpus_per_trainer": 0.5}, [(16, 2)], (4, 1.0, 0.5)),
+        ({"gpus_per_trainer": 0.25, "trainers": 2}, [(4, 0)], (2, 1.0, 0.0)),
+        ({"trainers": 3, "cpus_per_trainer": 0.5}, [(2, 0)], (3, 0.5, 0.0)),
+        ({"trainers": 3}, [(8, 2)], (3, 1.0, 0.5)),
+        ({"trainers": 6}, [(8, 1)], (6, 1.0, 0.1666)),
+        ({"gpus_per_trainer": 0.4}, [(8, 2)], (4, 1.0, 0.4)),
+        ({}, [(8, 0.2)], (1, 1.0, 0.2)),  # a bundle of a sweep's trial
+        ({}, [(16, 0), (4, 1)], (4, 1.0, 0.25)),
+        ({"cpus_per_trainer": 2}, [(3, 0), (3, 0)], (2, 2.0, 0.0)),  # no trainer lies on two nodes
+        ({}, [(2, 1), (8, 1)], (6, 1.0, 0.25)),
+        ({"gpus_per_trainer": 0.4}, [(8, 1), (1, 1)], (3, 1.0, 0.4)),
+        ({"trainers": 5}, [(16, 1), (2, 4)], (5, 1.0, 0.3333)),
+    ],
+)
+def test_auto_picks_what_fits(asked, rooms, expected):
+    assert decided(asked, [{"CPU": cpus, "GPU": gpus} for cpus, gpus in rooms]) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "text"),
+    [
+        ({"trainers": 5}, [{"CPU": 4}], r"resources\.trainers: 5 trainers with 1 CPUs each need more than the 4 CPUs"),
+        ({"trainers": 4, "gpus_per_trainer": 0.5}, [{"CPU": 8, "GPU": 1}], r"gpus_per_trainer: 4 .* than the 1 GPUs"),
+        ({"trainers": 3, "cpus_per_trainer": 2}, [{"CPU": 3}] * 2, r"have room for 2 \(\{CPU: 3\}; \{CPU: 3\}\)"),
+        ({"custom": {"mig": 1}}, [{"CPU": 2, "big": 1, "memory": 9, "node:a": 1}], "no node has 'mig'; there are big"),
+        ({"custom": {"mig": 1}}, [{"CPU": 2}], "start its nodes with `ray start --resources`"),
+        ({"custom": {"mig": 2}, "trainers": 2}, [{"CPU": 2, "mig": 3}], r"custom: 2 trainers with 2 mig each"),
+        ({"accelerator_type": "A100"}, [{"CPU": 2, "accelerator_type:T4": 1}], "no node has 'A100'; there are T4"),
+        ({"accelerator_type": "A100"}, [{"CPU": 2}], "no node says what its GPUs are"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_there_is(asked, nodes, text):
+    with pytest.raises(ConfigError, match=text):
+        resolve_resources(resources(**asked), nodes)
+
+
+def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
+    faults = check_resources(resources(gpus_per_trainer=1.5, custom={"GPU": 1, "node:a": 1, "mig": 1}))
+    assert [str(fault).partition(";")[0] for fault in faults] == [
+        "resources.gpus_per_trainer: 1.5 is neither a part of one GPU nor a number of whole ones",
+        "resources.custom: GPU, node:a is Ray's own",
+    ]
+
+
+def test_share_has_the_names_of_ray():
+    config = resources(custom={"mig": 1}, accelerator_type="T4", trainers=1)
+    taken = resolve_resources(config, [{"CPU": 2, "GPU": 1, "mig": 1, "accelerator_type:T4": 1}])
+    assert share_of(taken, config) == {"CPU": 1.0, "GPU": 1.0, "mig": 1, "accelerator_type:T4": 0.001}

@@ -1,0 +1,57 @@
+"""Pretrained weights as a file from where all nodes get them."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+import torch
+import torchvision
+from torchvision.models import _api
+
+from raysim.core.errors import ModelError
+from raysim.engine.ray import shards
+from raysim.models import ModelSpec, build_model
+from raysim.plan.build import with_weights
+from raysim.plan.weights import NO_WEIGHTS, held_weights
+
+SPEC = ModelSpec("resnet18", 10, (32, 32, 3), {}, "default")
+
+
+def test_published_weights_are_fetched_once_and_a_model_from_the_file_is_the_librarys(tmp_path, monkeypatch):
+    published, asked = torchvision.models.resnet18().state_dict(), []
+    monkeypatch.setattr(_api, "load_state_dict_from_url", lambda *a, **k: asked.append(a) or published)
+    expected = build_model(SPEC, seed=1).state_dict()
+    assert len(asked) == 1
+    held = [held_weights(SPEC, tmp_path) for _ in range(2)]
+    assert held[0] == held[1]
+    assert len(asked) == 2
+    found = build_model(with_weights(SPEC, held[0], ""), seed=1).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(asked) == 2
+    other = held_weights(ModelSpec("resnet18", 7, (32, 32, 3), {}, "default"), tmp_path)
+    assert other.path != held[0].path
+
+
+def test_a_users_file_stays_where_it_is(tmp_path):
+    path = tmp_path / "start.pt"
+    torch.save({}, path)
+    held = held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(path)), tmp_path / "cache")
+    assert (held.path, held.sha256) == (str(path), sha256(path.read_bytes()).hexdigest())
+    assert not (tmp_path / "cache").exists()
+    assert held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, None), tmp_path) == NO_WEIGHTS
+    with pytest.raises(ModelError, match="cannot be read"):
+        held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(tmp_path / "gone.pt")), tmp_path)
+
+
+def test_another_file_at_the_same_path_of_another_node_is_not_taken_for_the_drivers(tmp_path, monkeypatch):
+    """Two nodes, played by one: the driver's file has other contents than the one that lies here."""
+    here, content = tmp_path / "start.pt", b"what the driver has"
+    here.write_bytes(b"something else")
+    digest = sha256(content).hexdigest()
+    monkeypatch.setattr(shards, "this_node", lambda: "worker")
+    monkeypatch.setattr(shards, "_local_folder", lambda: tmp_path / "local")
+    monkeypatch.setattr(shards, "_copy", lambda folder, node, file, target: target.write_bytes(content))
+    assert shards.fetched_file(str(here), digest, "driver").read_bytes() == content
+    assert shards.fetched_file(str(here), sha256(b"something else").hexdigest(), "driver") == here
+    assert shards.fetched_file(str(here), digest, "worker") == here

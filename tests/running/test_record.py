@@ -1,0 +1,149 @@
+"""What the recorder leaves: the board's tags, steps and pictures, with and without time for pictures."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from methods import METHODS
+from raysim.engine.metrics import RoundRecord
+from raysim.folders.run_folder import RunFolder
+from raysim.running import album
+from raysim.running.board import FIRST
+from raysim.running.record import COLUMNS, Recorder
+
+ROUNDS = 20
+RNG = np.random.default_rng(0)
+RECORDS = [
+    RoundRecord(
+        index,
+        {"server/accuracy": index / 7, "train/loss": math.nan if index == 3 else -index / 3, "system/round_s": 0.1}
+        | ({"late/one": 2.0 if index < 12 else 3.0} if index > 4 else {}),
+        {"client": np.arange(5), "is_dropped": np.arange(5) == 2},
+        RNG.random((4, 2)),
+        {
+            "toy.norms": RNG.random((4, 3)),
+            "toy.norms:columns": np.array(["x", "y", "z"]),
+            "toy.norms:clients": np.array([0, 1, 3, 4]),
+            "toy.flat": RNG.random(3),
+            "toy.cube": RNG.random((2, 2, 2)),
+        },
+        RNG.integers(0, 9, (2, 2)),
+    )
+    for index in range(ROUNDS)
+]
+
+
+def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
+    folder = RunFolder(path)
+    recorder = Recorder(
+        folder, first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"], **settings
+    )
+    recorder.partition(np.eye(5, 2, dtype=int), np.array([1, 2]))
+    for record in records:
+        recorder.write(record)
+    recorder.flush()
+    recorder.write_last(records[-1])
+    recorder.close()
+    return EventAccumulator(str(path), size_guidance={"images": 0, "scalars": 0, "histograms": 0}).Reload()
+
+
+@pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
+def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
+    monkeypatch.setattr(album, "SHARE", share)
+    board = recorded(tmp_path)
+    pictures = {tag: [event.step for event in board.Images(tag)] for tag in board.Tags()["images"]}
+    assert pictures == {
+        "partition/classes": [0],
+        "partition/validation": [0],
+        "weights/client_by_block": steps,
+        "toy/norms": steps,
+        "toy/flat": steps,
+        "server/confusion": [19],
+    }
+    for tag, name in (("server/confusion", "confusion"), ("partition/classes", "partition")):
+        (event,) = board.Images(tag)
+        assert (tmp_path / f"{name}.png").read_bytes() == event.encoded_image_string
+        size = event.encoded_image_string[16:24]  # of the PNG's header
+        assert (event.width, event.height) == (int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big"))
+
+
+def test_curves_that_move_have_a_point_for_every_round_and_others_are_not_shown(tmp_path):
+    board = recorded(tmp_path)
+    main = {"server/accuracy", "train/loss"}
+    assert set(board.Tags()["scalars"]) == {*main, *(f"{FIRST}/{tag}" for tag in main), "late/one"}
+    for tag in (*main, "late/one"):  # which moves from round 12 on
+        points = {event.step: event.value for event in board.Scalars(tag)}
+        expected = {record.round_index: record.metrics[tag] for record in RECORDS if tag in record.metrics}
+        assert list(points) == list(expected)
+        assert np.allclose(list(points.values()), list(expected.values()), equal_nan=True)
+        if tag in main:
+            assert [event.step for event in board.Scalars(f"{FIRST}/{tag}")] == list(points)
+    assert [event.step for event in board.Histograms("weights/all")] == list(range(ROUNDS))
+    assert board.Histograms("weights/all")[0].histogram_value.num == 8
+
+
+@pytest.mark.parametrize("cut", [3, 8, 14])
+def test_a_resumed_board_has_the_points_of_one_run_through(tmp_path, cut):
+    for first, last in ((0, cut), (cut, ROUNDS)):
+        folder = RunFolder(tmp_path)
+        recorder = Recorder(
+            folder, first_round=first, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
+        )
+        for record in RECORDS[first:last]:
+            recorder.write(record)
+        recorder.close()
+    board = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("late/one")] == [
+        (record.round_index, record.metrics["late/one"]) for record in RECORDS[5:]
+    ]
+    assert "system/round_s" not in board.Tags()["scalars"]
+
+
+def test_accuracy_and_loss_are_the_first_group_that_tensorboard_shows():
+    """It sorts groups of curves by name, and opens the first two (read in its source, 2.21)."""
+    groups = {*(name.partition("/")[0] for name in COLUMNS), *METHODS, "hparam"}
+    assert min({FIRST, *groups}) == FIRST
+
+
+def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
+    recorder = Recorder(
+        RunFolder(tmp_path), first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
+    )
+    for record in RECORDS[:6]:
+        recorder.write(record)
+        with open(tmp_path / "progress.csv") as file:
+            *_, row = csv.DictReader(file)
+        known = {name: float(text) for name, text in row.items() if text}
+        metrics = {name: value for name, value in record.metrics.items() if not math.isnan(value)}
+        assert known.items() >= {"round": record.round_index, **metrics}.items()
+    recorder.flush()
+    with open(tmp_path / "confusion.csv") as file:
+        assert [row[1:] for row in csv.reader(file)][1:] == RECORDS[5].confusion.astype(str).tolist()
+    assert len(RunFolder(tmp_path).client_rows()) == 6 * 5
+    recorder.close()
+
+
+def test_client_rows_are_those_that_arrow_makes_of_the_columns():
+    columns = {"a": RNG.random(9)[::2], "b": np.arange(5, dtype=np.int32), "c": np.arange(5) % 2 == 0}
+    table = RunFolder.client_table(3, columns)
+    assert table.equals(pa.table({"round": np.full(5, 3), **columns}))
+
+
+def test_a_short_run_imports_neither_matplotlib_nor_pandas_before_its_end(settings, tmp_path):
+    code = (
+        f"import sys, raysim; seen = set();"
+        f"raysim.run({settings!r}, name='a', methods=['fedvg'], quiet=True,"
+        "on_round=lambda record: seen.update({'matplotlib', 'pandas'} & set(sys.modules)) or None);"
+        "sys.exit(seen or None)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs" / "a" / "partition.png").is_file()

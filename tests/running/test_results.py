@@ -1,0 +1,91 @@
+"""Results in Python: what a damaged file of a run says when it is read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+import raysim
+from raysim.config import Config
+from raysim.core.errors import DataError
+from raysim.folders.run_folder import RunFolder
+from tests.support.report_runs import fabricate
+
+SUMMARY = {"rounds": 1, "image_shape": [8, 8, 1], "num_classes": 10}
+#: What each file of a run is read by.
+READ_BY = {
+    "config.yaml": lambda run: run.config,
+    "summary.json": lambda run: run.summary,
+    "clients.parquet": lambda run: run.clients,
+    "arrays/round_00000.npz": lambda run: run.arrays("a.b"),
+    "model.safetensors": lambda run: run.model(),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run directory of which two files are whole."""
+    (tmp_path / "arrays").mkdir()
+    model = {"name": "mlp", "hidden": 4}
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(Config.model_validate({"model": model}).model_dump(mode="json"))
+    )
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    return tmp_path
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe", b"null", b'{"rounds": 1}'])
+def test_a_damaged_summary_is_one_sentence_for_whoever_reads_it(content, folder):
+    (folder / "summary.json").write_bytes(content)
+    (folder / "model.safetensors").write_bytes(b"")
+    run = raysim.load(folder)
+    words = r"^summary\.json is damaged \([^\n]*\) in [^\n]*\. Delete this folder, and run it anew$"
+    if content != b'{"rounds": 1}':  # whole, but not of a run
+        with pytest.raises(DataError, match=words):
+            dict(run.summary)
+    with pytest.raises(DataError, match=words):
+        run.model()
+
+
+@pytest.mark.parametrize("file", READ_BY)
+@pytest.mark.parametrize("content", [b"", b"{\x00", b"PK\x03\x04 no zip"])
+def test_other_damaged_files_are_named(content, file, folder):
+    (folder / file).write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{file.rpartition('/')[2]} is damaged \([^\n]*\) in {folder}[^\n]*$"):
+        READ_BY[file](raysim.load(folder))
+
+
+def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
+    files = RunFolder(folder)
+    files.write_arrays(0, {"a.b": np.arange(400.0).reshape(20, 20), "a.c": np.zeros(3)})
+    assert raysim.load(folder).arrays("a.b")[0].shape == (20, 20)
+    path = files.round_arrays(0)
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    ((index, arrays),) = files.logged_arrays()
+    assert (index, list(arrays)) == (0, ["a.b", "a.c"])
+    with pytest.raises(DataError, match=r"^round_00000\.npz is damaged \([^\n]*\) in [^\n]*$"):
+        raysim.load(folder).arrays("a.b")
+    assert list(raysim.load(folder).arrays("a.c")[0]) == [0, 0, 0]
+
+
+def test_a_folder_in_the_place_of_a_mark_is_no_mark(folder):
+    (folder / "COMPLETED").mkdir()
+    assert RunFolder(folder).status.name == "unfinished"
+    assert raysim.load(folder).status.name == "unfinished"
+
+
+def test_the_best_run_is_a_completed_one_and_losses_are_better_when_small(tmp_path):
+    for name, loss, status in (("a", 2.0, "COMPLETED"), ("b", 1.0, "COMPLETED"), ("c", 0.5, "FAILED")):
+        fabricate(tmp_path / name, loss / 4, status=status, progress={"server/loss": loss, "server/accuracy": loss / 4})
+    runs = raysim.load(tmp_path)
+    assert runs.best().name == runs.best("best_accuracy").name == runs.best("server/loss", "max").name == "a"
+    assert runs.best("server/loss").name == "b"
+    with pytest.raises(DataError, match=r"no completed run has 'server/los' in .*Did you mean 'server/loss'"):
+        runs.best("server/los")
+    with pytest.raises(DataError, match="Finish a run"):
+        runs[2:].best()
