@@ -129,7 +129,7 @@ def refuse_shadows() -> None:
     Raises:
       OwnCodeError: names its path.
     """
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     for name in ("methods", "cluster"):
         found = importlib.util.find_spec(name)
         file = Path(found.origin).resolve() if found is not None and found.origin else None

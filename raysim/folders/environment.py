@@ -31,7 +31,7 @@ def environment(resources: Mapping[str, object]) -> Settings:
 
 def git_commit() -> str | None:
     """Commit of the code that runs, with "+" if the tree was changed; None outside a checkout."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():  # an installed package may lie in somebody else's repository
         return None
     command = ["git", "status", "--porcelain=v2", "--branch"]
