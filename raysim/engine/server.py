@@ -35,8 +35,8 @@ from raysim.engine.metrics import (
 from raysim.engine.plan import Phase, Queues, assign, choose_cohort, cut_blocks, without_dropouts
 from raysim.engine.pool import Pool
 from raysim.engine.scorer import Scorer
+from raysim.engine.server_views import ServerViews
 from raysim.engine.transport import pack, unpack
-from raysim.engine.views import ServerViews
 from raysim.training.metrics import Metric
 
 
