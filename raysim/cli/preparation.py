@@ -13,11 +13,12 @@ from raysim.cli.listings import print_columns
 from raysim.config import path_to_write
 from raysim.core.commands import shown
 from raysim.core.errors import DataError
-from raysim.data.arrow import SetInfo
+from raysim.data.arrow import SetInfo, is_prepared
+from raysim.data.facts import FACTS
 from raysim.data.reader_api import Options, ParallelMap, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check_own import prepare_by_name
-from raysim.terminal import LiveLine, out
+from raysim.terminal import LiveLine, err, out
 
 
 def prepare_and_print(
@@ -57,6 +58,9 @@ def prepare_and_print(
     parallel_map: ParallelMap = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data as parallel_map
+    path = set_path(path_to_write(root), save_as or name)
+    if is_prepared(path) and not again:
+        _tell_of_the_one_there(path, files)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     if not out.is_terminal:
         LiveLine().step(f"preparing {save_as or name}")
@@ -73,6 +77,21 @@ def prepare_and_print(
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     _print_set(info, root)
+
+
+def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
+    """That the set is there already, and from where: nobody may take it for what lies below another --root.
+
+    Args:
+      path: its Arrow file; files: --root.
+    """
+    try:
+        source = SetInfo.read(path).read_from
+    except (OSError, ValueError, TypeError):  # damaged: `prepare` says so
+        return
+    unread = f"; {files} is not read" if files is not None and str(files.absolute()) != source else ""
+    origin = f" from {source}" if source else ""
+    err.print(f"note: {shown(path)} was made before{origin}{unread}; --again makes it anew", markup=False)
 
 
 def _known_sets(root: Path) -> dict[str, str]:
@@ -106,6 +125,8 @@ def _print_set(info: SetInfo, root: Path) -> None:
         f"sha256 {info.checksum[:16]}",
         markup=False,
     )
+    if info.name in FACTS:
+        out.print(f"checked: examples, classes, pixels as in {FACTS[info.name].source}", markup=False)
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
     out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)

@@ -54,6 +54,7 @@ class SetInfo:
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
     made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
+    read_from: folder or file of the sources when it was made; empty if there were none.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SetInfo:
     domains: tuple[str, ...] = ()
     source_checksum: str = ""
     made_by: str = ""
+    read_from: str = ""
 
     @staticmethod
     def read(path: Path) -> SetInfo:
@@ -112,6 +114,7 @@ def write_set(
     domains: Iterable[str] = (),
     source_checksum: str = "",
     made_by: str = "",
+    read_from: str = "",
 ) -> SetInfo:
     """Write a set whole or not at all.
 
@@ -141,7 +144,9 @@ def write_set(
             raise DataError("no examples", name, "check the source files")
         writer.close()
         checksum = digest.hexdigest()
-        info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
+        info = SetInfo(
+            name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by, read_from
+        )
         description.write_text(info.to_json())
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)

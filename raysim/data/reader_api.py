@@ -55,13 +55,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Request:
-    """One preparation. origin: who publishes the files; parallel_map: how images are decoded."""
+    """One preparation. origin: who publishes the files; parallel_map: how images are decoded; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
     files: Path | None = None
     options: Options = Options()
     parallel_map: ParallelMap = map_in_threads
+    mode: str = "RGB"
 
     @property
     def root(self) -> Path:

@@ -28,6 +28,7 @@ from raysim.core.errors import DataError, did_you_mean
 from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
+from raysim.data.facts import FACTS, checked, own_folder
 from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
 
@@ -94,9 +95,24 @@ SOURCES: dict[str, Source] = {
     "cifar10_1_v6": Source(
         "CIFAR-10.1 v6, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v6"), _CIFAR_NEW
     ),
+    "mnist": Source(
+        "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
+        readers.read_mnist,
+        "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
+        ("download",),
+    ),
+    **{
+        f"emnist_{split}": Source(
+            f"EMNIST {split}, 28 x 28 grey, {classes} classes of digits and letters, upright",
+            partial(readers.read_emnist, split=split),
+            "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset",
+            ("download",),
+        )
+        for split, classes in (("balanced", 47), ("byclass", 62), ("digits", 10), ("letters", 26))
+    },
     "fashion_mnist": Source(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
-        readers.read_fashion_mnist,
+        partial(readers.read_mnist, kind="FashionMNIST"),
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
         ("download",),
     ),
@@ -189,7 +205,8 @@ def prepare(
       save_as: the name of the prepared set, if not `name`.
       parallel_map: decodes image files; `pipeline.map_with_ray_data` does by Ray's tasks on this node. The result is the same.
     Raises:
-      DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
+      DataError: an unknown name, an option that the set does not have, or anything wrong with the files; a set that is
+        not what FACTS says of the name that it gets.
     """
     if name not in SOURCES:
         mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones"
@@ -211,7 +228,12 @@ def prepare(
         return images.info
 
     def make() -> SetInfo:
-        contents = source.read(Request(name, source.origin, files, options, parallel_map))
+        facts = FACTS.get(save_as)
+        place = own_folder(files, facts) if facts is not None and files is not None else files
+        mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
+        contents = source.read(Request(name, source.origin, place, options, parallel_map, mode))
+        if facts is not None:
+            contents = checked(contents, facts, save_as, place, is_resized=options.size is not None)
         return write_set(
             path,
             save_as,
@@ -220,6 +242,7 @@ def prepare(
             source=source.description,
             domains=contents.domains,
             source_checksum=files_checksum(contents.files),
+            read_from=str(files.absolute()) if files is not None else "",
         )
 
     return made_once(path, there, make)
