@@ -157,6 +157,7 @@ def client_views(
         batches=partial(trainer.batches_of, examples),
         validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
         validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
+        accuracy=trainer.accuracy_on,
         initial_state=partial(trainer.initial_state, client),
     )
     return {
