@@ -27,9 +27,10 @@ def feddyn(
         server:  w+ = mean_S y_k + h,   h = (1/N) sum over all clients of h_k
     The server's step does not depend on alpha: with alpha -> 0 only the clients become FedAvg's. Participants are
     averaged uniformly, or as `weights` says, unless a method that claims the weights replaces or mixes that average; h
-    keeps its own 1/N. The model that is evaluated is the server's (the authors' figures show the mean of every client's latest model). A round
-    in which nobody took a step changes nothing. Buffers and personal leaves have no h. The authors' code also divides
-    alpha by the client's relative size, which is not offered: clients do not know the mean size.
+    keeps its own 1/N. The model that is evaluated is the server's (the authors' figures show the mean of every client's
+    latest model). A round in which nobody took a step changes nothing. Buffers and personal leaves have no h. The
+    authors' code also divides alpha by the client's relative size, which is not offered: clients do not know the mean
+    size.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: the quadratic term is missing, which pushes y away from 0
     without bound, and participants are averaged by their examples. FedVG's values are alpha 0.1, max_grad_norm 10. Left

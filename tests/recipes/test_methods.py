@@ -143,6 +143,41 @@ def test_scaffold_as_in_fl_bench_takes_five_steps():
     assert "keep one" in str(parse_config({"local": {"steps": 5, "epochs": 2}})[1])
 
 
+def test_fedvg_as_released_runs_the_codes_forms():
+    """Those that base.yaml names for other recipes, on the code's one partition; the printed names, so that numbers stand beside."""
+    path = PAPERS / "fedvg" / "as_released.yaml"
+    space = read_config(path)["tune"]["param_space"]["method"]["grid_search"]
+    named = read_config(PAPERS / "fedvg" / "table_A7.yaml")["tune"]["settings"]["method"]
+    for name, settings in space.items():
+        base, plus, addition = name.partition(" + ")
+        assert settings == named.get(f"{base} as in FL-bench{plus}{addition}", named[name]), name
+    deviates = {name for name, settings in space.items() if settings != named[name]}
+    bases = {"FedAvgM", "Scaffold", "FedDyn", "Elastic"}
+    assert deviates == bases | {f"{base} + FedVG" for base in bases}
+    seen = set()
+    for labels, _, config in trials("fedvg", "as_released"):
+        assert config.partition.seed == 42
+        assert config.local.steps == (5 if "Scaffold" in labels["method"] else None)
+        seen.add(labels["method"])
+    assert seen == set(space)
+
+
+def test_fedvgs_feddyn_counts_participants_by_their_examples():
+    """Section 3.2.3: FedDyn uses n_k/N; FedVG's weights take that place."""
+    want = {"alpha": 0.1, "max_grad_norm": 10}
+    for name in ("table_A3", "table_A4", "table_A7", "figure_6"):
+        found = {labels["method"]: methods for labels, methods, _ in trials("fedvg", name) if "FedDyn" in labels["method"]}
+        assert found.pop("FedDyn") == [{"feddyn": {**want, "weights": "examples"}}]
+        assert all(methods[0] == {"feddyn": want} for methods in found.values())
+
+
+def test_fedvgs_premise_is_measured_under_its_weights_and_fedavgs():
+    premise = {"diagnostics": {"every": 20, "measures": ["premise"]}}
+    found = {labels["method"]: methods for labels, methods, _ in trials("fedvg", "premise")}
+    assert found == {"FedAvg": [premise], "FedVG": [{"fedvg": {"as_in": "release"}}, premise]}
+    assert "premise" in read_config(PAPERS / "fedvg" / "premise.yaml")["report"]["figures"]
+
+
 def test_figure_8_takes_norms_as_released():
     """Rows that are held out before the partition are no client's; of the released form the spectral norm is left."""
     found = {labels["norm"]: options["fedvg"] for labels, (options,), _ in trials("fedvg", "figure_8")}
@@ -161,7 +196,7 @@ def test_flfa_by_default_is_the_papers():
 UNIVARFL = {
     "FedAvg": [],
     "FedProx": [{"fedprox": {"mu": 0.01}}],
-    "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5}}],
+    "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5, "first": "random"}}],  # as in its code, which the paper used
     "Freeze": ["freeze"],
     "UniVarFL": [{"univarfl": {"mu": 0.5, "eps": 1.0}}],
 }
@@ -176,6 +211,7 @@ UNIVARFL_ALONE = {  # the ablation, which is not published
     **{name: UNIVARFL[name] for name in ("FedAvg", "UniVarFL")},
 }
 UNIVARFL_SPEED = {  # named beside the claim of speed
+    "SCAFFOLD": ["scaffold"],
     "FedDyn": [{"feddyn": {"alpha": 0.1}}],
     "FedAlign": [{"fedalign": {"mu": 0.45, "width": 0.25}}],
     **{name: UNIVARFL[name] for name in ("FedAvg", "FedProx", "MOON", "UniVarFL")},
@@ -219,8 +255,22 @@ def test_univarfls_claim_of_speed_is_measured():
     assert (report["time"], report["target"]) == ("FedAvg", "FedAvg")
 
 
+def test_univarfls_rounds_and_epochs_vary_and_every_run_measures_the_gradient():
+    """Theorem 1 bounds the smallest gradient by 1 / sqrt(T E): the paper's T and E, and others of the same product."""
+    schedules = set()
+    for labels, methods, config in trials("univarfl", "rounds_and_epochs"):
+        assert (config.rounds, config.local.epochs) == (labels["T"], labels["E"])
+        assert methods == [*UNIVARFL[labels["method"]], {"diagnostics": {"every": 10, "measures": ["gradient"]}}]
+        assert config.model.name == "univarfl_cnn"
+        schedules.add((labels["T"], labels["E"]))
+    assert (100, 10) in schedules
+    assert len(schedules) == 4
+    assert {rounds * epochs for rounds, epochs in schedules} == {1000}
+
+
 def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
-    """MOON's and FedUV's cap in the tables, none beside them; PACS on both networks; a constant rate, and FedUV's cosine."""
+    """MOON's and FedUV's cap in the tables, none beside them; PACS and HAM10000 on both networks; a constant rate, and
+    FedUV's cosine."""
     shift, networks, schedules = {}, {}, {}
     for name in ("table_1", "table_2", "ablation", "speed", "open_choices"):
         for labels, _, config in trials("univarfl", name):
@@ -229,11 +279,13 @@ def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
             if "alpha" in labels:
                 key = labels["dataset"], labels["alpha"], choice == "uncapped"
                 shift.setdefault(key, set()).add(config.partition.form)
-            if labels["dataset"] == "PACS":
-                networks.setdefault(name, set()).add(config.model.name)
+            if labels["dataset"] in ("PACS", "HAM10000"):
+                networks.setdefault((name, labels["dataset"]), set()).add(config.model.name)
     cases = [(dataset, alpha) for dataset in ("STL-10", "CIFAR-100") for alpha in (0.01, 1.0)]
     assert shift == {(*case, free): {"class" if free else "capped"} for case in cases for free in (False, True)}
-    assert networks["table_1"] | networks["open_choices"] == {"resnet18", "univarfl_cnn"}
+    for dataset in ("PACS", "HAM10000"):
+        assert networks["table_1", dataset] == {"resnet18"}
+        assert networks["open_choices", dataset] == {"univarfl_cnn"}
     assert schedules == {False: {"constant"}, True: {"cosine"}}
 
 
