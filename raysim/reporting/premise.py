@@ -15,8 +15,8 @@ from raysim.reporting.tables import Cell, Column, Table, heading
 from raysim.reporting.traces import by_round
 from raysim.run_folder import RunFolder
 
-#: Rounds that are drawn: the first, the middle and the last of those that were logged.
-SHOWN = 3
+#: Rounds that are drawn: the first, the middle and the last of those that were logged. Span from which the axis is logarithmic.
+SHOWN, SPAN = 3, 20
 
 
 def premise(report: Report) -> Iterator[Figure]:
@@ -41,7 +41,9 @@ def _figure(title: str, panels: list[tuple[str, Cell, dict[int, np.ndarray]]]) -
             axes.plot(gradients, 100 * accuracies, marker, ms=3, color=colour, alpha=0.6, label=round_name(index))
         mean = by_round(cell, "diagnostics/accuracy_by_gradient").stack().mean()
         axes.set_title(f"{wrap(name)}\nmean rank correlation {mean:+.2f}", fontsize=9)
-        axes.set(xscale="log", xlabel="validation gradient", ylabel="accuracy (%)")
+        gradients = np.concatenate([values[:, 0] for values in rounds.values()])
+        is_wide = gradients.max() > SPAN * gradients.min()
+        axes.set(xscale="log" if is_wide else "linear", xlabel="validation gradient", ylabel="accuracy (%)")
     figure.suptitle(title, fontsize=10)
     legend(figure, all_axes)
     return figure

@@ -190,8 +190,9 @@ def test_redraws_end_after_a_number_of_draws_on_every_machine(draw, monkeypatch)
 
 
 def test_most_draws_of_one_by_one_forms_are_fewer():
-    assert dirichlet._most_draws(partition.cut, 1000) == 10 * dirichlet._most_draws(partition.multinomial, 1000) == 10_000
-    assert dirichlet._most_draws(partition.cut, 10**9) == 1
+    most = dirichlet._most_draws
+    assert most(partition.cut, 1000) == 10 * most(partition.multinomial, 1000) == 10_000
+    assert most(partition.cut, 10**9) == 1
 
 
 def test_hopeless_draws_are_given_up_early():
@@ -220,7 +221,7 @@ def test_balanced_clients_have_equal_sizes_and_capped_ones_no_more_than_a_class_
 
 
 def capped_by_hand(totals, clients, alpha, rng):
-    """(classes, clients) as MOON's and FedUV's code cuts: drawn by `np.random.dirichlet`, masked, divided by the sum, truncated."""
+    """(classes, clients) as MOON's and FedUV's code cuts: `np.random.dirichlet`, masked, divided by the sum, truncated."""
     sizes, counts = [0] * clients, []
     for total in totals:
         shares = rng.dirichlet(np.repeat(alpha, clients))

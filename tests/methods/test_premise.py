@@ -32,7 +32,9 @@ def test_premise_is_each_clients_gradient_and_accuracy(root):
         module = trainer.model.module.eval()
         grads = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
         with torch.no_grad():
-            hits = [int(module(image[None]).argmax()) == int(label) for image, label in zip(images, labels, strict=True)]
+            hits = [
+                int(module(image[None]).argmax()) == label for image, label in zip(images, labels.tolist(), strict=True)
+            ]
         want.append([np.mean([float(grad.abs().sum()) for grad in grads]), np.mean(hits)])
     found = record.arrays["diagnostics.premise"]
     assert found == pytest.approx(np.array(want), rel=1e-4)

@@ -144,7 +144,7 @@ def test_scaffold_as_in_fl_bench_takes_five_steps():
 
 
 def test_fedvg_as_released_runs_the_codes_forms():
-    """Those that base.yaml names for other recipes, on the code's one partition; the printed names, so that numbers stand beside."""
+    """Those that base.yaml names for other recipes, on the code's one partition, under the printed names."""
     path = PAPERS / "fedvg" / "as_released.yaml"
     space = read_config(path)["tune"]["param_space"]["method"]["grid_search"]
     named = read_config(PAPERS / "fedvg" / "table_A7.yaml")["tune"]["settings"]["method"]
@@ -166,7 +166,8 @@ def test_fedvgs_feddyn_counts_participants_by_their_examples():
     """Section 3.2.3: FedDyn uses n_k/N; FedVG's weights take that place."""
     want = {"alpha": 0.1, "max_grad_norm": 10}
     for name in ("table_A3", "table_A4", "table_A7", "figure_6"):
-        found = {labels["method"]: methods for labels, methods, _ in trials("fedvg", name) if "FedDyn" in labels["method"]}
+        found = {labels["method"]: methods for labels, methods, _ in trials("fedvg", name)}
+        found = {method: methods for method, methods in found.items() if "FedDyn" in method}
         assert found.pop("FedDyn") == [{"feddyn": {**want, "weights": "examples"}}]
         assert all(methods[0] == {"feddyn": want} for methods in found.values())
 

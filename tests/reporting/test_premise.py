@@ -17,7 +17,7 @@ def test_premise_shows_three_rounds_of_all_seeds_and_the_mean_correlation(tmp_pa
         folder = fabricate(tmp_path / str(seed), 0.5, labels=labels, seed=seed, progress=progress)
         (folder / "arrays").mkdir()
         for index in (0, 3, 5, 9):
-            values = np.array([[10.0 + index, 0.2 + seed / 10], [np.nan, np.nan], [20.0, 0.1]])
+            values = np.array([[10.0 + index, 0.2 + seed / 10], [np.nan, np.nan], [2000.0, 0.1]])
             np.savez(folder / "arrays" / f"round_{index:05d}.npz", **{"diagnostics.premise": values})
     missing = {}
     drawn = draw(make_report([tmp_path], {"figures": ["premise"]}), on_missing=missing.__setitem__)
@@ -27,7 +27,7 @@ def test_premise_shows_three_rounds_of_all_seeds_and_the_mean_correlation(tmp_pa
     assert [line.get_label() for line in axes.lines] == ["round 1", "round 4", "round 10"]
     for line, index in zip(axes.lines, (0, 3, 9), strict=True):
         points = sorted(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        want = sorted([(10 + index, 20), (10 + index, 30), (20, 10), (20, 10)])
+        want = sorted([(10 + index, 20), (10 + index, 30), (2000, 10), (2000, 10)])
         assert np.array(points) == pytest.approx(np.array(want))
     assert axes.get_xscale() == "log"
 
