@@ -11,11 +11,13 @@ from methods.diagnostics import diagnostics
 from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.univarfl import univarfl
+from raysim.build import layout_for, model_spec
 from raysim.check import check
 from raysim.config import parse_config, read_config
 from raysim.core.layout import layout_of
 from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, head_of
+from raysim.reporting.published import match, published
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
 
@@ -160,6 +162,22 @@ def test_fedvg_as_released_runs_the_codes_forms():
         assert config.local.steps == (5 if "Scaffold" in labels["method"] else None)
         seen.add(labels["method"])
     assert seen == set(space)
+
+
+def test_table_A8s_blocks_as_released_are_stages():
+    """Methods sheet of FedVG's code: 6 blocks in a ResNet, 14 in a vision transformer; under the printed name."""
+    path, counts = PAPERS / "fedvg" / "table_A8.yaml", {}
+    command = "granularity=blockwise as released"
+    assert command in path.read_text()
+    for trial in grid(read_sweep(path, [command, "seed=0", "partition.alpha=0.1"]), "table_A8"):
+        labels = {key: value for key, value in trial.raw["labels"].items() if key != "seed"}
+        assert match(published("fedvg_table_A8"), {"method": "FedVG", **labels}).setting["granularity"] == "blockwise"
+        config, faults = parse_config(trial.raw)
+        assert not faults
+        (method,), _ = build_methods(config.methods)
+        spec = model_spec(config, 7, (224, 224, 3))
+        counts[labels["model"]] = len(layout_for(config.model, spec, [method]).blocks)
+    assert counts == {"ResNet-18": 6, "ResNet-50": 6, "ViT-S/16": 14, "ViT-B/16": 14}
 
 
 def test_fedvgs_feddyn_counts_participants_by_their_examples():
