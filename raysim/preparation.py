@@ -106,6 +106,8 @@ def _print_set(info: SetInfo, root: Path) -> None:
         f"sha256 {info.checksum[:16]}",
         markup=False,
     )
+    if info.resize:
+        out.print(f"resized: {info.resize}")
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
     out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)

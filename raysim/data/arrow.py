@@ -53,6 +53,7 @@ class SetInfo:
     """What a set is. shape: (height, width, channels); checksum: SHA-256 over pixels, labels, domains and splits.
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
+    resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
     made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
     """
 
@@ -65,6 +66,7 @@ class SetInfo:
     domains: tuple[str, ...] = ()
     source_checksum: str = ""
     made_by: str = ""
+    resize: str = ""
 
     @staticmethod
     def read(path: Path) -> SetInfo:
@@ -112,6 +114,7 @@ def write_set(
     domains: Iterable[str] = (),
     source_checksum: str = "",
     made_by: str = "",
+    resize: str = "",
 ) -> SetInfo:
     """Write a set whole or not at all.
 
@@ -141,7 +144,7 @@ def write_set(
             raise DataError("no examples", name, "check the source files")
         writer.close()
         checksum = digest.hexdigest()
-        info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
+        info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by, resize)
         description.write_text(info.to_json())
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)
