@@ -6,6 +6,7 @@ round is printed as a share of how far that round moved the model. In one proces
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ NETWORKS = {
     "BatchNorm, ReLU, max pooling": {"norm": "batch"},
     "BatchNorm, tanh, max pooling": {"norm": "batch", "activation": "tanh"},
     "BatchNorm, ReLU, average pooling": {"norm": "batch", "pool": "average"},
+    "BatchNorm, tanh, average pooling": {"norm": "batch", "activation": "tanh", "pool": "average"},
     "no norm, ReLU, max pooling": {},
 }
 METHODS: dict[str, list] = {"FedAvg": [], "FedAvgM": [{"fedavgm": {"beta": 0.9, "as_in": "fl-bench"}}]}
@@ -50,7 +52,7 @@ def main() -> None:
                 still = states(root, methods, options, seed=None)
                 for seed in (1, 2):
                     moved = states(root, methods, options, seed=seed)
-                    sizes = [(after - before).norm() for before, after in zip(still, still[1:], strict=False)]
+                    sizes = [(after - before).norm() for before, after in itertools.pairwise(still)]
                     apart = [float((a - b).norm() / s) for a, b, s in zip(still[1:], moved[1:], sizes, strict=True)]
                     print(f"{name:8} {network:33} {'  '.join(f'{share:.0e}' for share in apart)}", flush=True)
 
