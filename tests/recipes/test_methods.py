@@ -14,15 +14,11 @@ from methods.moon import moon
 from methods.univarfl import univarfl
 from raysim.check import check
 from raysim.config import parse_config, read_config
-from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
-from raysim.data.sources import prepare
 from raysim.find import build_methods
 from raysim.models import ModelSpec, build_skeleton, head_of
-from raysim.reporting.published import match, published
 from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
-from tests.support.image_sets import class_tree
 
 PAPERS = Path(__file__).parent.parent.parent / "configs" / "papers"
 
@@ -386,52 +382,6 @@ def test_livar_images_are_made_as_in_the_released_code():
         assert (data.interpolation, data.validation) == ("bicubic", 0)
         seen.add((data.name, "calibrate" in config.model_fields_set))
     assert len(seen) == 9  # four sets in tables, five in calibrations
-
-
-def test_livars_header_names_a_way_to_eurosat_without_its_split_file(tmp_path):
-    """As a user would: a tree of images without the file, and the commands of the header."""
-    base = tmp_path / "files" / "EuroSAT_RGB"
-    class_tree(base, ["Forest", "River"], each=50, shape=(8, 8, 3))
-    header = (PAPERS / "livar" / "base.yaml").read_text().partition("\nseed:")[0]
-    prepare("eurosat", tmp_path / "data", tmp_path / "files")
-    small = {"root": str(tmp_path / "data")}
-
-    def planned(words):
-        raw = read_sweep(PAPERS / "livar" / "table_2.yaml", words)
-        raw["tune"]["param_space"]["method"] = {"grid_search": ["LIVAR"]}
-        trial = next(t for t in grid(raw, "table_2") if t.raw["data"]["name"] == "eurosat")
-        model = {"name": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4, "lora": {"rank": 2}}
-        partition = {**trial.raw["partition"], "num_clients": 2, "min_samples": 1}
-        return check({**trial.raw, "model": model, "partition": partition, "data": {**trial.raw["data"], **small}}, "")
-
-    with pytest.raises(ConfigError, match="the set has no official split"):
-        planned([])
-    words = "case=EuroSAT without its split file,CUB-200"
-    assert f"raysim tune paper:livar/table_2 '{words}'" in header
-    plan = planned([words])
-    assert (len(plan.manifest.test), sum(map(len, plan.manifest.clients))) == (30, 70)
-    assert published_beside(plan.config.labels) is None
-    assert published_beside({**plan.config.labels, "split": None}) is not None
-
-    words = ["data.split=fraction", "data.test=0.3"]
-    assert f"raysim calibrate paper:livar/figure_3_eurosat {' '.join(words)} --beside" in header
-    config, faults = parse_config(read_config(PAPERS / "livar" / "figure_3_eurosat.yaml", words))
-    assert not faults
-    assert (config.data.split, config.data.test) == ("fraction", 0.3)
-
-
-def published_beside(labels):
-    """The printed number of a run's labels."""
-    labels = {key: value for key, value in labels.items() if key != "seed" and value is not None}
-    return match(published("livar_table_2"), labels)
-
-
-def test_larger_images_of_livar_are_prepared_as_in_its_code():
-    header = (PAPERS / "livar" / "base.yaml").read_text().partition("\nseed:")[0]
-    for name in ("imagenet_r", "cub200"):
-        (line,) = [line for line in header.splitlines() if f"prepare {name}" in line]
-        words = line.removeprefix("#   raysim prepare ").split()
-        assert words == [name, "--root", "FILES", "--size", "224", "--resize", "squash", "--interpolation", "bicubic"]
 
 
 # --- joint training, a row to add -------------------------------------------------------------------------------------
