@@ -31,7 +31,7 @@ def clashes(raw: Raw, source: str) -> tuple[list[Fault], list[str]]:
     axes = list(sweep.axes(raw, source))
     for place, later in enumerate(axes):
         for earlier in axes[:place]:
-            lost: dict[str, dict[object, None]] = {}
+            lost: dict[str, dict[str, None]] = {}
             pair_faults: list[Fault] = []
             for winner, rivals in _meetings(raw, earlier, later):
                 keys = [lost_keys(rival.settings, winner.settings) for rival in rivals]
@@ -39,7 +39,7 @@ def clashes(raw: Raw, source: str) -> tuple[list[Fault], list[str]]:
                     pair_faults += _faults(raw, earlier, later, winner, rivals, keys, source)
                 for rival, each in zip(rivals, keys, strict=True):
                     for key in each:
-                        lost.setdefault(key, {})[rival.value] = None
+                        lost.setdefault(key, {})[str(rival.value)] = None
             faults += pair_faults[:1]
             if lost and not pair_faults:
                 texts = "; ".join(f"{key} of {labels_text(list(labels))}" for key, labels in lost.items())

@@ -7,6 +7,7 @@ configuration like any other; no trial has to know where its values come from. W
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,12 +108,12 @@ def lay_through(
     """Set values by dotted keys in a configuration and in what all labels stand for, in place.
 
     Args:
-      prefix: of keys in messages. given: axes that come from where the values come from, and are as they should be.
+      prefix: "scale." for the settings of `scale`. given: axes that come from where the values come from, and are as they should be.
     Returns:
       key -> labels of the sweep's axes that set it otherwise.
     Raises:
-      ConfigError: a key leads through a value, or lists no such name anywhere; two labels become the same run; or a group is
-      set whole of which an axis sets a key.
+      ConfigError: a key leads through a value, or lists no such name anywhere; two labels become the same run, which `scale` may
+      do; or a group is set whole of which an axis sets a key.
     """
     if not values:
         return {}
@@ -136,7 +137,8 @@ def lay_through(
         elif inner := {key: value for key, value in values.items() if below(key, axis)}:
             takers |= _lay_into_values(raw, axis, domain, inner, faults, prefix)
     _lay_over_file(raw, values, takers, source, where=where, prefix=prefix)
-    faults += [Fault(f"{prefix}{keys}", text) for keys, text in _same_runs(before, raw, values, source)]
+    if not prefix:  # a scaled sweep may run one thing under two labels: it shows that both work
+        faults += [Fault(keys, text) for keys, text in _same_runs(before, raw, values, source)]
     if faults:
         raise ConfigError(faults, where)
     return losses
@@ -214,14 +216,15 @@ def _same_runs(before: Raw, after: Raw, values: Mapping[str, object], source: st
     """(keys, sentence) for each two labels of an axis that were two runs before and are one after."""
     for axis in sweep.axes_as_written(after):
         new, old = labels_of(after, axis), labels_of(before, axis)
-        taken = [label for label in values_of(after, axis) if label in new and label in old]
+        taken = [label for label in values_of(after, axis) if label in new and label in old] if new and old else []
         if all(new[label] == old[label] for label in taken):
             continue
         runs_after = {label: effective(after, [new[label]], source) for label in taken}
         runs_before = {label: effective(before, [old[label]], source) for label in taken}
         for one, other in alike(runs_before, runs_after):
             keys = dict.fromkeys(key for label in (one, other) for key in lost_keys(old[label] or {}, values))
-            text = f"leaves the labels {one} and {other} of the axis {axis} the same run; choose one of them, as '{axis}={one}'"
+            remedy = f"choose one of them, as {shlex.quote(f'{axis}={one}')}"
+            text = f"leaves the labels {one} and {other} of the axis {axis} the same run; {remedy}"
             yield ", ".join(keys), text
 
 

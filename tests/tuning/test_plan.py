@@ -24,7 +24,7 @@ def test_command_line_makes_grids_and_narrows_axes(tmp_path):
     settings = {"case": {"a": {"rounds": 1}, "b": {"rounds": 2}}}
     path.write_text(yaml.safe_dump({"tune": {"param_space": space, "settings": settings}}))
     raw = read_sweep(
-        path, ["local.lr=0.1,1e-2", "seed=4", "method=FedVG", "case=b,a", "rounds=7", "methods=[fedprox, fedavgm]"]
+        path, ["local.lr=0.1,1e-2", "seed=4", "method=FedVG", "case=b,a", "cohort.size=7", "loggers=[x, y]"]
     )
     assert raw["tune"]["param_space"] == {
         "method": {"grid_search": {"FedVG": {"methods": ["fedvg"]}}},
@@ -32,7 +32,7 @@ def test_command_line_makes_grids_and_narrows_axes(tmp_path):
         "case": {"grid_search": {"b": {"rounds": 2}, "a": {"rounds": 1}}},
         "local.lr": {"grid_search": [0.1, 0.01]},
     }
-    assert (raw["rounds"], raw["methods"]) == (7, ["fedprox", "fedavgm"])
+    assert (raw["cohort"]["size"], raw["loggers"]) == (7, ["x", "y"])
     raw = read_sweep(path, ["tune.param_space.local.lr={uniform: [0, 1]}", "methods=[fedprox, fedavgm],[]", "a='1,2'"])
     assert raw["tune"]["param_space"]["local.lr"] == {"uniform": [0, 1]}
     assert raw["tune"]["param_space"]["methods"] == {"grid_search": [["fedprox", "fedavgm"], []]}
