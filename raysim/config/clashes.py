@@ -24,7 +24,8 @@ def clashes(raw: Raw, source: str) -> tuple[list[Fault], list[str]]:
     """What two axes of a sweep do to each other where both set one key.
 
     Returns:
-      (faults: an axis that loses its own values, or labels that are one run with a label of a later axis; what else loses, in lines).
+      (faults: an axis that loses its own values, or labels that are one run with a label of a later axis; what else loses, in
+      lines).
     """
     faults: list[Fault] = []
     lines = []
@@ -58,7 +59,9 @@ def _choices(raw: Raw, axis: str) -> list[_Choice]:
 def _meetings(raw: Raw, earlier: str, later: str) -> Iterator[tuple[_Choice, list[_Choice]]]:
     """Each choice of the later axis, with those of the earlier one that some trial has beside it."""
     both = {axis: _choices(raw, axis) for axis in (earlier, later)}
-    heads = [{sweep.head(key).removesuffix("+") for each in choices for key in each.settings} for choices in both.values()]
+    heads = [
+        {sweep.head(key).removesuffix("+") for each in choices for key in each.settings} for choices in both.values()
+    ]
     if heads[0].isdisjoint(heads[1]):
         return
     only = raw["tune"].get("only") or {}
@@ -87,7 +90,9 @@ def _faults(
     faults = []
     for one, other in alike(before, after):
         sets = ", ".join(dict.fromkeys([*keys[one], *keys[other]]))
-        text = f"{rivals[one].value} and {rivals[other].value} are the same run with {name}, which sets {sets}; {remedy}"
+        text = (
+            f"{rivals[one].value} and {rivals[other].value} are the same run with {name}, which sets {sets}; {remedy}"
+        )
         faults.append(Fault(sweep.key_of(raw, earlier), text))
     return faults
 

@@ -74,7 +74,7 @@ def inner_value(value: object, path: str) -> object:
     for name in path.split(".")[1:]:
         if isinstance(value, list):
             named = [each for each in value if each == name or (isinstance(each, Mapping) and list(each) == [name])]
-            value = {name: None if isinstance(each, str) else each[name] for each in named[:1]}
+            value = {name: None if isinstance(named[0], str) else named[0][name]} if named else {}
         if not isinstance(value, Mapping) or name not in value:
             return Unknown
         value = value[name]
@@ -88,7 +88,9 @@ def effective(raw: Raw, layers: Sequence[object], source: str) -> object:
         for settings in layers:
             sweep.set_all(probe, settings or {}, "", source)
     except ConfigError:  # what plans the trial says what is wrong
-        return [{k: v for k, v in each.items() if sweep.head(k) != "labels"} for each in layers if isinstance(each, Mapping)]
+        return [
+            {k: v for k, v in each.items() if sweep.head(k) != "labels"} for each in layers if isinstance(each, Mapping)
+        ]
     probe.pop("labels", None)
     return probe
 

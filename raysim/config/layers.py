@@ -14,7 +14,7 @@ from typing import Any
 
 from raysim.config import sweep
 from raysim.config.faults import nearest
-from raysim.config.labels import alike, below, effective, labels_of, laid, labels_text, lost_keys, values_of
+from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
 from raysim.config.reading import lay_over
 from raysim.config.sweep import head
 from raysim.core.errors import ConfigError, Fault
@@ -46,7 +46,7 @@ def layered(
       where: what the values come from, for messages.
       tell: hears what keys of labels and of `scale` lose.
     Raises:
-      ConfigError: a value that cannot be set; one that makes two labels of an axis the same run; an axis that is left without a say.
+      ConfigError: a value that cannot be set; one that makes two labels of an axis the same run; an axis without a say.
     """
     first = {key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)}
     file = copy.deepcopy(dict(raw))
@@ -58,7 +58,8 @@ def layered(
     library = _all_labels(file, source, is_scaled=is_scaled)
     known = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
     rest = {key: value for key, value in values.items() if key not in first and key not in own}
-    chosen = {axis: _as_list(library, shrunk, axis, rest.pop(axis)) for axis in [key for key in rest if key in known]}
+    chosen: dict[str, Sequence[object]] = {}
+    chosen |= {axis: _as_list(library, shrunk, axis, rest.pop(axis)) for axis in [key for key in rest if key in known]}
     chosen |= axes or {}
     for axis, choices in chosen.items():
         _choose(shrunk, library, axis, choices, where)
@@ -108,7 +109,8 @@ def lay_through(
     """Set values by dotted keys in a configuration and in what all labels stand for, in place.
 
     Args:
-      prefix: "scale." for the settings of `scale`. given: axes that come from where the values come from, and are as they should be.
+      prefix: "scale." for the settings of `scale`.
+      given: axes that come from where the values come from; their values stay.
     Returns:
       key -> labels of the sweep's axes that set it otherwise.
     Raises:
@@ -160,7 +162,7 @@ def _lay_over_file(
 
 
 def _label_places(raw: Settings) -> Iterator[tuple[str | None, str, dict[Any, Any], Any]]:
-    """(axis, or None where the sweep does not take the label; its label; the mapping that holds what it stands for, and its key)."""
+    """(axis, or None where the sweep does not take the label; its label; the mapping that holds its settings, and their key)."""
     seen: set[int] = set()
     axes = sweep.axes_as_written(raw)
     places: list[tuple[str, object]] = [
@@ -191,9 +193,15 @@ def _lay_into_values(
     raw: Settings, axis: str, domain: object, inner: Mapping[str, object], faults: list[Fault], prefix: str
 ) -> set[str]:
     """Set keys below an axis in each of its values, in place; returns those that were set somewhere."""
-    if not isinstance(domain, dict) or not sweep.is_listed(domain) or sweep.named_settings(raw, axis, domain) is not None:
+    if (
+        not isinstance(domain, dict)
+        or not sweep.is_listed(domain)
+        or sweep.named_settings(raw, axis, domain) is not None
+    ):
         if isinstance(domain, dict) and not sweep.is_listed(domain):
-            faults += [Fault(f"{prefix}{key}", f"lies below the axis {axis}, whose values are drawn; drop it") for key in inner]
+            faults += [
+                Fault(f"{prefix}{key}", f"lies below the axis {axis}, whose values are drawn; drop it") for key in inner
+            ]
         return set()
     takers: set[str] = set()
     values, before = [], sweep.options(domain)
@@ -204,7 +212,9 @@ def _lay_into_values(
         sweep.set_all(probe, {"value": settings.pop(axis)}, axis, "")
         sweep.set_all(probe, {f"value{key.removeprefix(axis)}": each for key, each in settings.items()}, axis, "")
         values.append(probe["value"])
-    repeated = [value for index, value in enumerate(values) if value in values[:index] and before[index] not in before[:index]]
+    repeated = [
+        value for index, value in enumerate(values) if value in values[:index] and before[index] not in before[:index]
+    ]
     if repeated:
         text = f"makes two values of the axis {axis} the same run, {repeated[0]}; choose one of them, as {axis}=VALUE"
         faults.append(Fault(f"{prefix}{', '.join(inner)}", text))
@@ -290,7 +300,10 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
                 continue
             unknown = [label for label in labels if label not in known and label not in taken]
             names = [str(label) for label in dict.fromkeys([*known, *taken])]
-            faults += [Fault(f"tune.only.{axis}", f"{other} has no label {each!r}. {nearest(str(each), names)}") for each in unknown]
+            faults += [
+                Fault(f"tune.only.{axis}", f"{other} has no label {each!r}. {nearest(str(each), names)}")
+                for each in unknown
+            ]
             if not unknown and not any(label in taken for label in labels) and axis in sweep.axes_as_written(raw):
                 text = f"counts with {labels_text(labels)} of {other} alone, which this sweep does not have"
                 if axis in chosen:

@@ -42,7 +42,9 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         mend = f". {hint(source, recipes())}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
-        text = "is empty, and a run of it would be one of defaults alone; write what is to run, for example `rounds: 10`"
+        text = (
+            "is empty, and a run of it would be one of defaults alone; write what is to run, for example `rounds: 10`"
+        )
         raise ConfigError([Fault("file", text)], source)
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -397,13 +396,3 @@ class Config(Group):
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
         return max(1, int(self.num_clients * fraction + 1e-9))
-
-
-def method_names(specs: Sequence[str | Settings]) -> list[str]:
-    """The names in a list of methods."""
-    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
-
-
-def methods_label(specs: Sequence[str | Settings]) -> str:
-    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
-    return " + ".join(method_names(specs)) or "fedavg"

@@ -36,6 +36,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raysim.config.method_lists import methods_text
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw, Settings, assign
 
@@ -228,18 +229,9 @@ def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str 
     """(name of the label, label) of what a trial chose on an axis. A list of methods is the label that reports have for it."""
     if axis == "methods" and isinstance(value, list):
         return "method", methods_text(value)
-    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return _short(axis, space), value if is_plain else str(value)
-
-
-def methods_text(specs: Sequence[object]) -> str:
-    """ "fedprox (mu=0.1) + fedvg"; fedavg for an empty list."""
-    texts = []
-    for spec in specs:
-        name, options = next(iter(spec.items())) if isinstance(spec, Mapping) and spec else (spec, None)
-        more = ", ".join(f"{key}={value}" for key, value in options.items()) if isinstance(options, Mapping) else ""
-        texts.append(f"{name} ({more})" if more else str(name))
-    return " + ".join(texts) or "fedavg"
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return _short(axis, space), value
+    return _short(axis, space), str(value)
 
 
 def _short(axis: str, names: Iterable[str]) -> str:

@@ -268,7 +268,9 @@ def test_local_work_is_counted_in_epochs_or_in_steps(given, counts):
 
 def test_epochs_and_steps_both_written_are_a_clash_even_at_the_default():
     (fault,) = parse_config({"local": {"epochs": 1, "steps": 3}})[1]
-    assert str(fault) == "local: steps and epochs are both set; keep one, and set the other to null if a file below has it"
+    assert (
+        str(fault) == "local: steps and epochs are both set; keep one, and set the other to null if a file below has it"
+    )
 
 
 def test_a_run_of_an_older_version_with_steps_goes_on():
@@ -283,14 +285,20 @@ def test_an_empty_file_is_no_run_of_the_defaults(text, tmp_path):
     (tmp_path / "c.yaml").write_text(text)
     (tmp_path / "above.yaml").write_text("base: c.yaml\n")
     for name in ("c.yaml", "above.yaml"):
-        with pytest.raises(ConfigError, match="file: is empty, and a run of it would be one of defaults alone; write what"):
+        with pytest.raises(
+            ConfigError, match="file: is empty, and a run of it would be one of defaults alone; write what"
+        ):
             read_config(tmp_path / name)
 
 
 def test_several_values_of_a_run_point_to_tune(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("rounds: 3\n")
-    for word, key in (("partition.alpha=0.1,0.5", "partition.alpha"), ("seed=0, 1", "seed"), ("methods=fedavg,fedvg", "methods")):
+    for word, key in (
+        ("partition.alpha=0.1,0.5", "partition.alpha"),
+        ("seed=0, 1", "seed"),
+        ("methods=fedavg,fedvg", "methods"),
+    ):
         result = CliRunner().invoke(app, ["run", str(path), word, "--print-config"])
         (fault,) = result.exception.faults
         assert fault.key == key

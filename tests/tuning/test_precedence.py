@@ -20,11 +20,18 @@ from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 SPACE = {
-    "case": {"grid_search": {"plain": {}, "large": {"local": {"lr": 0.5, "momentum": 0.9}, "partition.num_clients": 7}}},
+    "case": {
+        "grid_search": {"plain": {}, "large": {"local": {"lr": 0.5, "momentum": 0.9}, "partition.num_clients": 7}}
+    },
     "method": {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": [{"fedvg": {"norm": "l1"}}]}}},
     "seed": {"grid_search": [0, 1]},
 }
-OWN = {"rounds": 9, "local": {"lr": 0.1}, "tune": {"param_space": SPACE}, "scale": {"rounds": 2, "partition.num_clients": 3}}
+OWN = {
+    "rounds": 9,
+    "local": {"lr": 0.1},
+    "tune": {"param_space": SPACE},
+    "scale": {"rounds": 2, "partition.num_clients": 3},
+}
 
 
 @pytest.fixture
@@ -115,9 +122,15 @@ def test_a_group_set_whole_does_not_hide_an_axis_in_it(tmp_path):
     with pytest.raises(ConfigError, match=r"partition: is set whole, and partition.alpha of it is an axis"):
         read_sweep(path, ["partition={scheme: iid}"])
     both = trials(path, "partition={num_clients: 3}", "partition.alpha=5,6")
-    assert [trial.raw["partition"] for trial in both] == [{"num_clients": 3, "alpha": 5}, {"num_clients": 3, "alpha": 6}]
+    assert [trial.raw["partition"] for trial in both] == [
+        {"num_clients": 3, "alpha": 5},
+        {"num_clients": 3, "alpha": 6},
+    ]
     path.write_text(yaml.safe_dump({"tune": {"param_space": {"methods": {"grid_search": [[], ["fedprox"]]}}}}))
-    assert [trial.raw["methods"] for trial in trials(path, "methods.fedprox.mu=0.5")] == [[], [{"fedprox": {"mu": 0.5}}]]
+    assert [trial.raw["methods"] for trial in trials(path, "methods.fedprox.mu=0.5")] == [
+        [],
+        [{"fedprox": {"mu": 0.5}}],
+    ]
     path.write_text(yaml.safe_dump({"tune": {"space": {"model": {"uniform": [0, 1]}}}}))
     with pytest.raises(ConfigError, match=r"model.name: lies below the axis model, whose values are drawn"):
         read_sweep(path, ["model.name=cnn"])
@@ -127,7 +140,9 @@ def test_a_call_from_python_wins_as_the_command_line_does(own):
     raw, _ = settings_of(own, {"partition.num_clients": 5}, {"local": {"lr": 0.01}, "method": "FedVG", "seed": 3})
     found = grid(raw, "a test")
     assert {(t.raw["local"]["lr"], t.raw["partition"]["num_clients"], t.raw["seed"]) for t in found} == {(0.01, 5, 3)}
-    assert [t.raw["labels"] for t in found] == [{"case": case, "method": "FedVG", "seed": 3} for case in ("plain", "large")]
+    assert [t.raw["labels"] for t in found] == [
+        {"case": case, "method": "FedVG", "seed": 3} for case in ("plain", "large")
+    ]
     raw, _ = settings_of(OWN, {}, {"method": ["FedVG", "FedAvg"], "scale": {"data.name": "digits"}})
     assert list(raw["tune"]["param_space"]["method"]["grid_search"]) == ["FedVG", "FedAvg"]
     assert raw["scale"] == {**OWN["scale"], "data.name": "digits"}
@@ -151,7 +166,10 @@ def test_the_command_line_goes_before_scale_and_scale_before_labels(own):
     lines = []
     words = ["rounds=4", "seed=5"]
     assert values_of(own, *words, key="rounds", is_scaled=True, tell=lines.append) == {"plain": 4, "large": 4}
-    assert lines == ["`scale` goes before what labels set: partition.num_clients", "the command line goes before rounds of `scale`"]
+    assert lines == [
+        "`scale` goes before what labels set: partition.num_clients",
+        "the command line goes before rounds of `scale`",
+    ]
     assert values_of(own, key="partition.num_clients", is_scaled=True) == {"plain": 3, "large": 3}
     assert {trial.raw["seed"] for trial in trials(own, "seed=5", is_scaled=True)} == {5}
     assert values_of(own, "scale.rounds=3", key="rounds", is_scaled=True) == {"plain": 3, "large": 3}
@@ -167,7 +185,9 @@ def test_labels_that_scale_left_out_can_be_chosen():
 
 
 def test_scale_takes_the_value_of_an_axis_with_its_label():
-    (trial,) = grid(scaled({"tune": {"param_space": {"rounds": {"grid_search": [9]}}}, "scale": {"rounds": 2}}, "s"), "s")
+    (trial,) = grid(
+        scaled({"tune": {"param_space": {"rounds": {"grid_search": [9]}}}, "scale": {"rounds": 2}}, "s"), "s"
+    )
     assert (trial.raw["rounds"], trial.raw["labels"]) == (2, {"rounds": 2})
 
 
@@ -189,7 +209,9 @@ def test_runs_and_calibrations_have_the_same_order(verb, tmp_path, monkeypatch):
 
 
 def a_sweep(only=None, **axes):
-    return {"tune": {"param_space": {axis: {"grid_search": labels} for axis, labels in axes.items()}, "only": only or {}}}
+    return {
+        "tune": {"param_space": {axis: {"grid_search": labels} for axis, labels in axes.items()}, "only": only or {}}
+    }
 
 
 def test_an_axis_that_loses_its_own_values_is_refused():
@@ -201,7 +223,7 @@ def test_an_axis_that_loses_its_own_values_is_refused():
     raw["tune"]["only"] = {"local.lr": {"method": ["as it is"]}}
     assert clashes(raw, "a test") == ([], [])
     space = {"local.lr": {"uniform": [0.1, 1]}, "method": {"choice": {"slow": {"local": {"lr": 1}}}}}
-    with pytest.raises(ConfigError, match="tune.space.local.lr: its values lose to slow"):
+    with pytest.raises(ConfigError, match=r"tune.space.local.lr: its values lose to slow"):
         plan_sweep({"name": "s", "tune": {"space": space}}, "a test", draws)
 
 
@@ -211,7 +233,9 @@ def test_labels_that_a_later_axis_makes_one_run_are_refused_by_name(own, root):
     assert "rate: low and high are the same run with slow of the axis method, which sets local.lr" in str(fault)
     with pytest.raises(ConfigError, match="low and high are the same run"):
         plan_sweep({**raw_config(root), **raw, "name": "s"}, "a test", draws)
-    with pytest.raises(ConfigError, match="case: STL-10 alpha 0.01 and STL-10 alpha 1.0 are the same run with 0.1 of the axis"):
+    with pytest.raises(
+        ConfigError, match=r"case: STL-10 alpha 0.01 and STL-10 alpha 1.0 are the same run with 0.1 of the axis"
+    ):
         plan_sweep(read_sweep("paper:univarfl/table_1", ["partition.alpha=0.1,0.5"]), "a test", draws)
 
 
@@ -220,7 +244,9 @@ def test_what_else_loses_to_a_later_axis_is_told(own):
     assert clashes(raw, "a test") == ([], ["the axis local.lr goes before what the axis case sets: local.lr of large"])
     assert {(t.raw["local"]["lr"], t.raw["labels"]["lr"]) for t in grid(raw, "a test")} == {(0.2, 0.2), (0.3, 0.3)}
     raw = read_sweep("paper:univarfl/table_1", ["method=FedAvg,Joint", "case=PACS,HAM10000"])
-    assert clashes(raw, "a test")[1] == ["the axis method goes before what the axis case sets: partition.scheme of PACS, HAM10000"]
+    assert clashes(raw, "a test")[1] == [
+        "the axis method goes before what the axis case sets: partition.scheme of PACS, HAM10000"
+    ]
     assert clashes(read_config("study:combinations"), "a test") == ([], [])  # two axes that add to one list
 
 
@@ -232,13 +258,17 @@ def test_only_of_a_label_that_is_not_there_is_refused_and_of_one_that_was_not_ch
     raw = a_sweep(method={"FedAvg": {}, "FedVG": {"methods": ["fedvg"]}}, rounds=[1, 2])
     raw["tune"]["only"] = {"rounds": {"method": ["FedVC"]}}
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    with pytest.raises(ConfigError, match="tune.only.rounds: method has no label 'FedVC'. Did you mean 'FedVG'"):
+    with pytest.raises(ConfigError, match=r"tune.only.rounds: method has no label 'FedVC'. Did you mean 'FedVG'"):
         read_sweep(path)
     path.write_text(yaml.safe_dump({**raw, "tune": {**raw["tune"], "only": {"rounds": {"method": ["FedVG"]}}}}))
     assert len(trials(path)) == 3
     assert len(trials(path, "method=FedAvg", tell=lines.append)) == 1
-    assert lines == ["the axis rounds is left out: it counts with FedVG of method alone, which this sweep does not have"]
-    with pytest.raises(ConfigError, match="rounds: counts with FedVG of method alone, which this sweep does not have; drop it"):
+    assert lines == [
+        "the axis rounds is left out: it counts with FedVG of method alone, which this sweep does not have"
+    ]
+    with pytest.raises(
+        ConfigError, match="rounds: counts with FedVG of method alone, which this sweep does not have; drop it"
+    ):
         read_sweep(path, ["method=FedAvg", "rounds=5"])
 
 
