@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from raysim.config import sweep
 from raysim.config.faults import validated
 from raysim.config.labels import Unknown, alike, effective, labels_of, labels_text, lost_keys, values_of
 from raysim.config.schema import Config
-from raysim.core.errors import Fault
+from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw
 
 
@@ -111,6 +112,11 @@ def library_faults(raw: Raw) -> list[Fault]:
             if own := [key for key in settings if sweep.head(key) in sweep.OF_THE_SWEEP]:
                 faults.append(Fault(place, f"sets {own[0]}, which is the sweep's own; drop it"))
                 continue
-            _, wrong = validated(Config, effective(base, [settings], ""))
+            probe = copy.deepcopy(base)
+            try:
+                sweep.set_all(probe, settings, place, "")
+            except ConfigError:  # it may need the methods of another label
+                continue
+            _, wrong = validated(Config, probe)
             faults += [Fault(f"{place}.{each.key}", each.message) for each in wrong if each.key not in of_the_base]
     return faults

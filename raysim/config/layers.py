@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def layered(
     for axis, choices in chosen.items():
         _choose(shrunk, library, axis, choices, where)
     _check_only(shrunk, library, chosen, source, tell)
-    losses = lay_through(shrunk, rest, source, where=where, given=chosen)
+    given = {*chosen, *(key.split(".", 2)[2] for key in own if key.startswith(sweep.AXES))}
+    losses = lay_through(shrunk, rest, source, where=where, given=given)
     if is_scaled and (keys := [key for key in lost_keys(file["scale"], rest) if head(key) != "tune"]):
         tell(f"{where} goes before {', '.join(keys)} of `scale`")
     if losses:
@@ -104,7 +105,7 @@ def lay_through(
     *,
     where: str,
     prefix: str = "",
-    given: Mapping[str, object] | None = None,
+    given: Collection[str] = (),
 ) -> dict[str, list[str]]:
     """Set values by dotted keys in a configuration and in what all labels stand for, in place.
 
@@ -133,7 +134,7 @@ def lay_through(
             for lost in lost_keys(settings, values):
                 losses.setdefault(lost, []).append(label)
     for axis, domain in sweep.axes_as_written(raw).items():
-        if (key := _whole_group(axis, values)) and axis not in (given or {}):
+        if (key := _whole_group(axis, values)) and axis not in given:
             text = f"is set whole, and {axis} of it is an axis; set its other keys one by one, or {axis} as well"
             faults.append(Fault(f"{prefix}{key}", text))
         elif inner := {key: value for key, value in values.items() if below(key, axis)}:
@@ -299,7 +300,7 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
             if not isinstance(labels, list) or not taken:
                 continue
             unknown = [label for label in labels if label not in known and label not in taken]
-            names = [str(label) for label in dict.fromkeys([*known, *taken])]
+            names = list(dict.fromkeys(map(str, [*known, *taken])))
             faults += [
                 Fault(f"tune.only.{axis}", f"{other} has no label {each!r}. {nearest(str(each), names)}")
                 for each in unknown

@@ -46,6 +46,9 @@ LISTED = ("grid_search", "choice")
 #: Where a file has its axes.
 SPACES = ("param_space", "space")
 
+#: Keys behind which an axis stands.
+AXES = tuple(f"tune.{name}." for name in SPACES)
+
 #: Keys of the sweep itself: no trial has its own.
 OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
 

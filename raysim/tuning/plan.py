@@ -56,9 +56,6 @@ class Tried:
     score: float | None
 
 
-#: Keys behind which an axis stands.
-AXES = tuple(f"tune.{name}." for name in sweep.SPACES)
-
 #: Trials of a sweep: all are drawn and checked before the first one starts.
 MOST_TRIALS = 10_000
 
@@ -120,7 +117,7 @@ def read_sweep(
         key, equals, text = override.partition("=")
         key = key.strip()
         parts = _parts(text, [*known.get(key, []), *values_of(raw, key)])
-        if not equals or key.startswith(AXES) or (key not in known and len(parts) < 2):
+        if not equals or key.startswith(sweep.AXES) or (key not in known and len(parts) < 2):
             values |= parse_overrides([override])
         else:
             axes[key] = [choice for part in parts for choice in _chosen(key, part, known.get(key) or [])]

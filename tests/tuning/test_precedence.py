@@ -15,9 +15,11 @@ from raysim.config.clashes import clashes, library_faults
 from raysim.config.layers import layered, scaled
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError
+from raysim.tuning.driver import run_sweep
 from raysim.tuning.plan import plan_sweep, read_sweep
 from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
+from tests.support.sweeps import a_sweep as a_checked_sweep
 
 SPACE = {
     "case": {
@@ -68,6 +70,23 @@ def test_the_command_line_goes_before_labels(own):
     assert values_of(own, *words, key="partition.num_clients") == {"plain": 5, "large": 5}
     assert values_of(own, *words, key="local.momentum") == {"plain": 0.0, "large": 0.9}  # what was not given stays
     assert lines == ["the command line goes before what labels set: local.lr of large; partition.num_clients of large"]
+
+
+@pytest.mark.parametrize("verb", ["tune", "partition"])
+def test_the_first_line_says_which_keys_of_labels_lose(verb, own, monkeypatch):
+    monkeypatch.setattr("raysim.api.finished_sweep", lambda *_: exit(0))
+    monkeypatch.setattr("raysim.cli.partitions.partitions", lambda *_: exit(0))
+    result = CliRunner().invoke(app, [verb, str(own), "partition.num_clients=5"])
+    first = "the command line goes before what labels set: partition.num_clients of large"
+    assert result.output.splitlines()[0].removeprefix("note: ") == first
+
+
+def test_a_sweep_says_what_axes_take_from_each_other_before_it_starts(root, tmp_path):
+    space = {"case": {"grid_search": {"long": {"rounds": 3}}}, "rounds": {"grid_search": [1, 2]}}
+    sweep, lines = a_checked_sweep(root, tmp_path, space), []
+    with pytest.raises(ZeroDivisionError):
+        run_sweep(sweep, lambda line: (lines.append(line), 1 / 0))
+    assert lines == ["the axis rounds goes before what the axis case sets: rounds of long"]
 
 
 @pytest.mark.parametrize(("words", "tune"), [("rounds=5", [5]), ("rounds=5,6", [5, 6])])
@@ -126,6 +145,8 @@ def test_a_group_set_whole_does_not_hide_an_axis_in_it(tmp_path):
         {"num_clients": 3, "alpha": 5},
         {"num_clients": 3, "alpha": 6},
     ]
+    drawn = read_sweep(path, ["partition={num_clients: 3}", "tune.param_space.partition.alpha={uniform: [1, 2]}"])
+    assert drawn["partition"] == {"num_clients": 3}
     path.write_text(yaml.safe_dump({"tune": {"param_space": {"methods": {"grid_search": [[], ["fedprox"]]}}}}))
     assert [trial.raw["methods"] for trial in trials(path, "methods.fedprox.mu=0.5")] == [
         [],
