@@ -109,8 +109,8 @@ def library_faults(raw: Raw) -> list[Fault]:
             if label in taken:
                 continue
             place = f"tune.settings.{axis}.{label}"
-            if own := [key for key in settings if sweep.head(key) in sweep.OF_THE_SWEEP]:
-                faults.append(Fault(place, f"sets {own[0]}, which is the sweep's own; drop it"))
+            if of_sweep := [key for key in settings if sweep.head(key) in sweep.OF_THE_SWEEP]:
+                faults.append(Fault(place, f"sets {of_sweep[0]}, which is the sweep's own; drop it"))
                 continue
             probe = copy.deepcopy(base)
             try:

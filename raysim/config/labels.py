@@ -55,16 +55,16 @@ def lost_keys(settings: Raw, values: Mapping[str, object]) -> list[str]:
     """Keys of settings that are otherwise where the values are laid over them; without those of labels."""
     keys: dict[str, None] = {}
     for written, value in settings.items():
-        own = str(written).removesuffix("+")
-        if own.partition(".")[0] == "labels":
+        plain = str(written).removesuffix("+")
+        if plain.partition(".")[0] == "labels":
             continue
         for key, new in values.items():
             if key.endswith("+"):
                 continue
-            if own == key or below(own, key):
-                if inner_value(new, own.removeprefix(key)) != value:
-                    keys[own] = None
-            elif below(key, own) and inner_value(value, key.removeprefix(own)) not in (Unknown, new):
+            if plain == key or below(plain, key):
+                if inner_value(new, plain.removeprefix(key)) != value:
+                    keys[plain] = None
+            elif below(key, plain) and inner_value(value, key.removeprefix(plain)) not in (Unknown, new):
                 keys[key] = None
     return list(keys)
 

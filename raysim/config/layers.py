@@ -48,25 +48,32 @@ def layered(
     Raises:
       ConfigError: a value that cannot be set; one that makes two labels of an axis the same run; an axis without a say.
     """
-    first = {key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)}
+    before_scale = {
+        key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)
+    }
     file = copy.deepcopy(dict(raw))
-    lay_over(file, first, source, where=where)
+    lay_over(file, before_scale, source, where=where)
     file = sweep.without_null_sweep(file)
     shrunk = scaled(file, source, tell) if is_scaled else copy.deepcopy(file)
-    own = {key: value for key, value in values.items() if head(key) in sweep.OF_THE_SWEEP and key not in first}
-    lay_over(shrunk, own, source, where=where)
+    of_sweep = {
+        key: value for key, value in values.items() if head(key) in sweep.OF_THE_SWEEP and key not in before_scale
+    }
+    lay_over(shrunk, of_sweep, source, where=where)
     library = _all_labels(file, source, is_scaled=is_scaled)
-    known = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
-    rest = {key: value for key, value in values.items() if key not in first and key not in own}
+    axes_there = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
+    of_trials = {key: value for key, value in values.items() if key not in before_scale and key not in of_sweep}
     chosen: dict[str, Sequence[object]] = {}
-    chosen |= {axis: _as_list(library, shrunk, axis, rest.pop(axis)) for axis in [key for key in rest if key in known]}
+    chosen |= {
+        axis: _as_list(library, shrunk, axis, of_trials.pop(axis))
+        for axis in [key for key in of_trials if key in axes_there]
+    }
     chosen |= axes or {}
     for axis, choices in chosen.items():
         _choose(shrunk, library, axis, choices, where)
     _check_only(shrunk, library, chosen, source, tell)
-    given = {*chosen, *(key.split(".", 2)[2] for key in own if key.startswith(sweep.AXES))}
-    losses = lay_through(shrunk, rest, source, where=where, given=given)
-    if is_scaled and (keys := [key for key in lost_keys(file["scale"], rest) if head(key) != "tune"]):
+    given = {*chosen, *(key.split(".", 2)[2] for key in of_sweep if key.startswith(sweep.AXES))}
+    losses = lay_through(shrunk, of_trials, source, where=where, given=given)
+    if is_scaled and (keys := [key for key in lost_keys(file["scale"], of_trials) if head(key) != "tune"]):
         tell(f"{where} goes before {', '.join(keys)} of `scale`")
     if losses:
         tell(f"{where} goes before what labels set: {_losses_text(losses)}")
@@ -88,12 +95,12 @@ def scaled(raw: Raw, source: str, tell: Tell = silent) -> Settings:
     name = raw.get("name") or (Path(source).stem if sweep.axes_as_written(raw) else None)
     if isinstance(name, str) and not name.endswith(sweep.SCALED):
         result["name"] = f"{name}{sweep.SCALED}"
-    own = {key: value for key, value in settings.items() if head(key) in sweep.OF_THE_SWEEP}
-    sweep.set_all(result, own, "scale", source)
-    rest = {str(key): value for key, value in settings.items() if key not in own}
-    for axis in [key for key in rest if key in sweep.axes_as_written(result)]:
-        _choose(result, result, axis, _as_list(result, result, axis, rest.pop(axis)), f"`scale` of {source}")
-    if losses := lay_through(result, rest, source, where=f"`scale` of {source}", prefix="scale."):
+    of_sweep = {key: value for key, value in settings.items() if head(key) in sweep.OF_THE_SWEEP}
+    sweep.set_all(result, of_sweep, "scale", source)
+    of_trials = {str(key): value for key, value in settings.items() if key not in of_sweep}
+    for axis in [key for key in of_trials if key in sweep.axes_as_written(result)]:
+        _choose(result, result, axis, _as_list(result, result, axis, of_trials.pop(axis)), f"`scale` of {source}")
+    if losses := lay_through(result, of_trials, source, where=f"`scale` of {source}", prefix="scale."):
         tell(f"`scale` goes before what labels set: {', '.join(losses)}")
     return result
 
@@ -296,11 +303,11 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
     faults = []
     for axis, conditions in only.items():
         for other, labels in conditions.items() if isinstance(conditions, Mapping) else ():
-            taken, known = values_of(raw, other), [*values_of(library, other), *labels_of(library, other)]
+            taken, possible = values_of(raw, other), [*values_of(library, other), *labels_of(library, other)]
             if not isinstance(labels, list) or not taken:
                 continue
-            unknown = [label for label in labels if label not in known and label not in taken]
-            names = list(dict.fromkeys(map(str, [*known, *taken])))
+            unknown = [label for label in labels if label not in possible and label not in taken]
+            names = list(dict.fromkeys(map(str, [*possible, *taken])))
             faults += [
                 Fault(f"tune.only.{axis}", f"{other} has no label {each!r}. {nearest(str(each), names)}")
                 for each in unknown

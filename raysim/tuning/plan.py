@@ -110,17 +110,17 @@ def read_sweep(
       ConfigError: as read_config and layered; or an unknown label.
     """
     raw, source = read_config(path), str(path) if path else "the command line"
-    known = labels_of_axes(raw, source, is_scaled=is_scaled)
+    labels = labels_of_axes(raw, source, is_scaled=is_scaled)
     values: dict[str, object] = {}
     axes: dict[str, list[Any]] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
-        parts = _parts(text, [*known.get(key, []), *values_of(raw, key)])
-        if not equals or key.startswith(sweep.AXES) or (key not in known and len(parts) < 2):
+        parts = _parts(text, [*labels.get(key, []), *values_of(raw, key)])
+        if not equals or key.startswith(sweep.AXES) or (key not in labels and len(parts) < 2):
             values |= parse_overrides([override])
         else:
-            axes[key] = [choice for part in parts for choice in _chosen(key, part, known.get(key) or [])]
+            axes[key] = [choice for part in parts for choice in _chosen(key, part, labels.get(key) or [])]
     return layered(raw, values, source, axes=axes, is_scaled=is_scaled, tell=tell)
 
 
