@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.config import lay_over, read_config
-from raysim.config.sweep import axes_as_written, scaled, without_null_sweep
+from raysim.config import Config, read_config
+from raysim.config.layers import Tell, layered, silent
+from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.own_code import named
@@ -55,7 +56,7 @@ def run(
       overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they go before `config`, and
         each sets its value whole.
       on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
-      scale: lay the file's `scale` settings over it, as --scaled does.
+      scale: lay the file's `scale` settings over it, as --scaled does; what is given here goes before them.
       quiet: no lines about progress.
       settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
         `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, and functions of
@@ -66,7 +67,7 @@ def run(
     """
     from raysim.terminal import Progress
 
-    raw, source = settings_of(config, overrides, settings, scale=scale)
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=_teller(quiet))
     with _signals_as_keyboard_interrupt():
         return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
 
@@ -90,15 +91,12 @@ def tune(
     Raises:
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
-    from raysim.config.sweep import with_own_name
-    from raysim.terminal import LiveLine, say
+    from raysim.terminal import LiveLine
 
-    raw, source = settings_of(config, overrides, settings)
-    named_raw = with_own_name(raw) if "name" in {**(overrides or {}), **settings} else raw
+    tell = _teller(quiet)
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=tell)
     with _signals_as_keyboard_interrupt():
-        tell = (lambda line: None) if quiet else say
-        line = LiveLine(is_quiet=quiet)
-        sweep, _ = finished_sweep(named_raw, source, tell, line, scale=scale, callbacks=callbacks)
+        sweep, _ = finished_sweep(raw, source, tell, LiveLine(is_quiet=quiet), callbacks=callbacks)
     folders = (sweep.folder / trial.name for trial in sweep.trials)
     return Runs(map(Run, folders), sweep.folder)
 
@@ -166,35 +164,48 @@ def arrays(
 
 
 def settings_of(
-    config: ConfigSource, overrides: Mapping[str, object] | None, settings: Mapping[str, object], *, scale: bool = False
+    config: ConfigSource,
+    overrides: Mapping[str, object] | None,
+    settings: Mapping[str, object],
+    *,
+    scale: bool = False,
+    where: str = "the call",
+    tell: Tell = silent,
 ) -> tuple[Settings, str]:
-    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take."""
+    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
+
+    Args:
+      where: what the overrides come from, for messages.
+      tell: hears what labels of axes, and `scale`, lose to the settings of the call.
+    """
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
         raw, source = named(config or {}), "the call"
-
-    def lay(raw: Settings) -> Settings:
-        lay_over(raw, named(overrides or {}), source, where="the call")
-        for key, value in named(settings).items():
-            _lay(raw, key.replace("__", "."), value)
-        return without_null_sweep(raw)
-
-    raw = lay(raw)
-    if scale:
-        raw = lay(scaled(raw, source))  # what was given for this call goes before the scale, too
-    return raw, source
+    values = named(overrides or {})
+    for key, value in named(settings).items():
+        values |= _by_dotted_keys(raw, key.replace("__", "."), value)
+    return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
 
 
-def _lay(raw: Settings, key: str, value: object) -> None:
-    """Set a dotted key; a dictionary is laid over the group that is there."""
+def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
+    """A setting of the call; a dictionary for a group is laid over it key by key."""
     group: object = raw
     for part in key.split("."):
-        group = group.get(part) if isinstance(group, dict) else None
-    if isinstance(value, dict) and isinstance(group, dict):
-        group.update(value)
-    else:
-        lay_over(raw, {key: value}, "the call", where="the call")
+        group = group.get(part) if isinstance(group, Mapping) else None
+    field = Config.model_fields.get(key)
+    is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
+    if isinstance(value, dict) and is_group:
+        if any("." in str(name) for name in value):  # names of the user's own, as those of axes
+            return {key: {**(group if isinstance(group, Mapping) else {}), **value}}
+        return {f"{key}.{name}": each for name, each in value.items()}
+    return {key: value}
+
+
+def _teller(quiet: bool) -> Tell:
+    from raysim.terminal import say
+
+    return silent if quiet else say
 
 
 def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
@@ -228,7 +239,6 @@ def finished_sweep(
     say: Callable[[str], None],
     line: LiveLine,
     *,
-    scale: bool = False,
     callbacks: Sequence[object] = (),
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
@@ -239,7 +249,7 @@ def finished_sweep(
         from raysim.tuning.plan import plan_sweep
         from raysim.tuning.ranges import draws
 
-        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say, callbacks, line)
+        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws), say, callbacks, line)
         line.step("writing the results")
         write_results(sweep, outcomes)
         return sweep, outcomes

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -20,12 +20,6 @@ from raysim.core.errors import ConfigError
 from raysim.core.own_code import refuse_shadows
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from raysim.core.settings import Raw
-
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -66,11 +60,16 @@ def run(
     """Run a federation and write its run directory."""
     from raysim import api
     from raysim.config import parse_config, parse_overrides
+    from raysim.config.reading import several_values
 
-    raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
+    values = parse_overrides(overrides or [])
+    raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
     note_home()
     _note_scaled(is_scaled)
     parsed, faults = parse_config(raw)
+    several = several_values(overrides or [], config)
+    if any(fault.key in several for fault in faults):
+        raise ConfigError([several.get(fault.key, fault) for fault in faults], source)
     if print_config:
         import yaml
 
@@ -110,10 +109,10 @@ def tune(
     from raysim.tuning.command import show_sweep
     from raysim.tuning.plan import read_sweep
 
-    raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
     note_home()
     _note_scaled(is_scaled)
-    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine(), scale=is_scaled)):
+    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
         raise typer.Exit(status)
 
 
@@ -127,15 +126,16 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
-    from raysim.config import located_path, read_config
-    from raysim.config.sweep import scaled
+    from raysim.config import located_path, parse_overrides, read_config
+    from raysim.config.layers import layered
     from raysim.tuning.calibrate import calibrate_and_print
 
-    raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
+    values = parse_overrides(overrides or [])
+    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
     note_home()
     _note_scaled(is_scaled)
     others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, others, out, say)
+    calibrate_and_print(raw, config, others, out, say)
 
 
 def _note_scaled(is_scaled: bool) -> None:
@@ -143,11 +143,8 @@ def _note_scaled(is_scaled: bool) -> None:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 
 
-def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
-    """A name from the command line is the name of a scaled run, too."""
-    from raysim.config.sweep import with_own_name
-
-    return with_own_name(raw) if any(override.startswith("name=") for override in overrides or ()) else raw
+def _note(line: str) -> None:
+    err.print(f"note: {line}", markup=False)
 
 
 @app.command()
@@ -162,11 +159,11 @@ def partition(
     from raysim.config import path_to_write
     from raysim.tuning.plan import read_sweep
 
-    raw = read_sweep(Path(config), overrides or [])
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=_note)
     folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     with LiveLine() as line:
         line.step(f"drawing the partitions of {config}")
-        drawn = partitions(raw, config, is_scaled=is_scaled)
+        drawn = partitions(raw, config)
     table = Table(title=escape(f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config))
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
         table.add_column(column, justify="right" if column else "left")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
-from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
+from raysim.config.schema import FORMS, Config, ReportGroup
 from raysim.config.shipped import config_file, hint, recipes
-from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
+from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
+from raysim.core.commands import command
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
@@ -35,11 +36,16 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     source = str(path)
     try:
-        raw = read_yaml(path) or {}
+        raw = read_yaml(path)
     except ValueError as error:
         is_missing = "No such file" in str(error)
         mend = f". {hint(source, recipes())}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
+    if raw is None:
+        text = (
+            "is empty, and a run of it would be one of defaults alone; write what is to run, for example `rounds: 10`"
+        )
+        raise ConfigError([Fault("file", text)], source)
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
     if not isinstance(raw, dict):
@@ -73,8 +79,20 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             values[key.strip()] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
+            mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     return values
+
+
+def several_values(overrides: Sequence[str], source: str) -> dict[str, Fault]:
+    """Key -> what to tell of an override that would be several values for `raysim tune`, where a run cannot take it as one."""
+    pairs = {key.strip(): text for key, _, text in (override.partition("=") for override in overrides)}
+    faults = {}
+    for key, text in pairs.items():
+        if len(flow_parts(text)) > 1:
+            sweep = command("raysim", "tune", source, f"{key}={text}")
+            faults[key] = Fault(key, f"takes one value in a run, got {text!r}; `{sweep}` runs one after the other")
+    return faults
 
 
 def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
@@ -133,7 +151,6 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
     cohort, local = config.cohort, config.local
     size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
     decay = f"{local.lr_decay:g} has no effect with schedule {local.schedule}"
-    sets_epochs = local.epochs != LocalGroup().epochs  # the default counts as not set
     folders = (config.name or "").split("/")
     return {
         Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
@@ -149,7 +166,9 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
         Fault("local.lr_decay", f"{decay}; set local.schedule to exponential, or drop lr_decay"): (
             local.schedule != "exponential" and local.lr_decay != 1
         ),
-        Fault("local", "steps and epochs are both set; keep one"): local.steps is not None and sets_epochs,
+        Fault("local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"): (
+            None not in (local.steps, local.epochs)
+        ),
         Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"): bool({".", ".."} & {*folders}),
     }
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from raysim.config.faults import Checked
 from raysim.core.direction import BETTER, Direction, direction_of
@@ -156,7 +155,7 @@ class ModelGroup(Group):
 
 class LocalGroup(Group):
     lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)
-    epochs: float = key(1.0, "local epochs, may be fractional", gt=0)
+    epochs: float | None = key(1.0, "local epochs, may be fractional; null beside steps", gt=0)
     steps: int | None = key(None, "local steps, instead of epochs", ge=1)
     batch_size: int = key(32, "examples of a local step", ge=1)
     momentum: float = key(0.0, "of the client optimiser; begins at zero in every round", ge=0, lt=1)
@@ -179,6 +178,15 @@ class LocalGroup(Group):
         "auto: tiny dense networks under plain SGD with batch_size <= 16 train up to 8 clients of a client block at once, "
         "which rounds otherwise",
     )
+
+    @model_validator(mode="after")
+    def _count_by_one(self) -> LocalGroup:
+        """The default of epochs counts where neither is given, and does not beside steps."""
+        if self.steps is None and self.epochs is None:
+            self.epochs = 1.0
+        elif self.steps is not None and "epochs" not in self.model_fields_set:
+            self.epochs = None
+        return self
 
 
 class CohortGroup(Group):
@@ -388,13 +396,3 @@ class Config(Group):
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
         return max(1, int(self.num_clients * fraction + 1e-9))
-
-
-def method_names(specs: Sequence[str | Settings]) -> list[str]:
-    """The names in a list of methods."""
-    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
-
-
-def methods_label(specs: Sequence[str | Settings]) -> str:
-    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
-    return " + ".join(method_names(specs)) or "fedavg"

@@ -74,7 +74,10 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
         if key in FREE_KEYS or old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            names = [name for name in {**old, **new} if name not in FREE_PARTS.get(key, ())]
+            free = FREE_PARTS.get(key, ())
+            if key == "local" and new.get("steps") is not None:
+                free = (*free, "epochs")  # they do not count then; older runs wrote the default
+            names = [name for name in {**old, **new} if name not in free]
             pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
             differences += [pair for pair in pairs if pair[1] != pair[2]]
         else:

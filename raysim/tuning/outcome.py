@@ -173,8 +173,6 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 def _as_run(trial: SweepTrial) -> dict[str, object]:
     """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
-    if config["local"]["steps"] is not None:
-        del config["local"]["epochs"]  # one or the other
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
 
 

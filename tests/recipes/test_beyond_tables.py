@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from methods.feedback import feedback_layers
-from raysim.check import check
 from raysim.config import parse_config, read_config
+from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_skeleton, head_of
+from raysim.plan.check import check
 from raysim.reporting.published import ACCURACIES, match, published
-from raysim.sweep import grid
 from raysim.tuning.plan import read_sweep
 from tests.recipes.test_methods import LIVAR_PARTS, PAPERS, trials
 from tests.support.image_sets import class_tree

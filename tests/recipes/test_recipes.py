@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from raysim.config import parse_config, read_config
-from raysim.config.sweep import Trial, grid, scaled
+from raysim.config.layers import scaled
+from raysim.config.sweep import Trial, grid
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.models import find_architecture
@@ -47,9 +48,9 @@ def trials_of(path, *, is_scaled=False):
         **raw.get("tune", {}),
         "space": {axis: {"grid_search": ends_of(domain)} for axis, domain in ranges.items()},
     }
-    if raw["tune"].get("param_space"):
-        return grid(raw, str(path), is_scaled=is_scaled)
     one = scaled(raw, str(path)) if is_scaled else raw
+    if raw["tune"].get("param_space"):
+        return grid(one, str(path))
     return [Trial(path.stem, {}, {**one, "labels": {"seed": one.get("seed", 0)}})]
 
 
