@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from raysim.core.digest import source_digest
 from raysim.core.errors import DataError
 from raysim.core.own import place_of
 from raysim.core.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
