@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Norm, norm_layer, projector
+from raysim.models.parts import Norm, norm_layer, projector, unfit_option
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
@@ -117,7 +117,7 @@ def mobilenetv2(
         from torchvision import models
 
     if width <= 0:
-        raise ValueError(f"width must be > 0, got {width}")
+        raise unfit_option(f"width must be > 0, got {width}")
     is_small = stem == "small"
     module = models.mobilenet_v2(
         num_classes=classes,

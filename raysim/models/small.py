@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Norm, norm_layer, projector
+from raysim.models.parts import Norm, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -35,7 +35,7 @@ def cnn(
       activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
     if width < 1 or hidden < 1:
-        raise ValueError(f"width and hidden must be >= 1, got {width} and {hidden}")
+        raise unfit_option(f"width and hidden must be >= 1, got {width} and {hidden}")
     height, breadth, channels = shape
     pixels = (height // 4) * (breadth // 4)
     if not pixels:
@@ -88,7 +88,7 @@ def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
       hidden: numbers in it.
     """
     if hidden < 1:
-        raise ValueError(f"hidden must be >= 1, got {hidden}")
+        raise unfit_option(f"hidden must be >= 1, got {hidden}")
     return _named(
         flatten=nn.Flatten(),
         fc1=nn.Linear(shape[0] * shape[1] * shape[2], hidden),
@@ -152,7 +152,7 @@ def resnet20(
         from torchvision.models.resnet import BasicBlock
 
     if width < 1 or depth < 8 or depth % 6 != 2:
-        raise ValueError(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
+        raise unfit_option(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),
