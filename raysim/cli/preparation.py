@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from raysim.cli.listings import print_columns
 from raysim.config import path_to_write
@@ -17,7 +15,7 @@ from raysim.data.arrow import SetInfo
 from raysim.data.reader_api import Options, ParallelMap, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check_own import prepare_by_name
-from raysim.terminal import LiveLine, out
+from raysim.terminal import Lines, LiveLine, out
 
 
 def prepare_and_print(
@@ -57,11 +55,15 @@ def prepare_and_print(
     parallel_map: ParallelMap = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data as parallel_map
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    if not out.is_terminal:
-        LiveLine().step(f"preparing {save_as or name}")
-    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"preparing {save_as or name}", total=None)
+    with LiveLine() as line:
+        line.step(f"preparing {save_as or name}")
+        parts: dict[str, Lines] = {}
+
+        def progress(part: str, done: int, total: int | None) -> None:
+            if part not in parts:
+                parts[part] = Lines(f"preparing {save_as or name}, {part}", line.step)
+            parts[part].progress(done, total)
+
         info = prepare(
             name,
             path_to_write(root),
@@ -70,7 +72,7 @@ def prepare_and_print(
             save_as=save_as,
             options=options,
             parallel_map=parallel_map,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            on_progress=progress,
         )
     _print_set(info, root)
 

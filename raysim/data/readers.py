@@ -78,6 +78,10 @@ def read_npz(request: Request) -> Contents:
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
+    with damaged(path), open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
+            raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
         labels = [_single(archive[name], path) for _, _, name in keys]
@@ -187,7 +191,7 @@ def read_cifar(request: Request, *, kind: str) -> Contents:
     folder = root / reader.base_folder
     published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
     # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
-    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in published]
+    files = [need(folder / name, _publisher(request, reader.filename), md5) for name, md5 in published]
     with damaged(folder):
         train, test = (reader(root, train=is_train) for is_train in (True, False))
     parts = [Part(half.data, np.array(half.targets, np.int64), code, folder) for code, half in ((0, train), (2, test))]
@@ -216,7 +220,7 @@ def read_fashion_mnist(request: Request) -> Contents:
     files = []
     for name, md5 in FashionMNIST.resources:
         plain = folder / name.removesuffix(".gz")
-        files.append(plain if plain.is_file() else need(folder / name, request.origin, md5))
+        files.append(plain if plain.is_file() else need(folder / name, _publisher(request, name), md5))
     arrays = [_read_idx(path) for path in files]
     parts = [
         Part(arrays[i][..., None], arrays[i + 1].astype(np.int64), code, files[i + 1]) for code, i in ((0, 0), (2, 2))
@@ -241,7 +245,7 @@ def read_stl10(request: Request) -> Contents:
 
     root = _above(request.root, STL10.base_folder)
     _download(request, partial(STL10, root, download=True))
-    folder, origin = root / STL10.base_folder, f"{request.origin}, {STL10.filename}"
+    folder, origin = root / STL10.base_folder, _publisher(request, STL10.filename)
     published = dict([*STL10.train_list, *STL10.test_list])
     files, parts = [], []
     for code, part in ((0, "train"), (2, "test")):
@@ -254,6 +258,11 @@ def read_stl10(request: Request) -> Contents:
         parts.append(Part(images, labels, code, pair[1]))
     names = need(folder / STL10.class_names_file, origin)
     return _contents(names.read_text().split(), parts, [*files, names])
+
+
+def _publisher(request: Request, archive: str) -> str:
+    """Where the archive of a set is had; who has its images as files needs another reader."""
+    return f"{request.origin}, {archive}, or by --download; `raysim prepare folder` reads images in a tree CLASS/image"
 
 
 def _above(root: Path, folder: str) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import sys
 import textwrap
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from raysim.data.arrow import ImageSet, in_batches
 from raysim.data.reader_api import Options
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
-from tests.support.image_sets import pixels, prepared, same
+from tests.support.image_sets import class_tree, pixels, prepared, same
 
 
 def test_the_example_of_adding_a_set_works(tmp_path, monkeypatch):
@@ -105,11 +107,15 @@ def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
         prepare("cifar10", tmp_path / "out", tmp_path / "files", options=Options(download=True))
 
 
-def test_progress_counts_examples(tmp_path):
+def test_progress_counts_examples_and_before_them_files(tmp_path):
     seen = []
     prepare("shapes", tmp_path, options=Options(count=1100, size=8), on_progress=lambda *now: seen.append(now))
-    assert seen[-1] == (1100, 1100)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == ("images", 1100, 1100)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+    class_tree(tmp_path / "tree", ["a"])
+    seen.clear()
+    prepare("folder", tmp_path, tmp_path / "tree", on_progress=lambda *now: seen.append(now))
+    assert seen == [*(("checksums of source files", count, 3) for count in (1, 2, 3)), ("images", 3, 3)]
 
 
 def test_source_checksum_follows_names_and_contents(tmp_path):
@@ -120,3 +126,15 @@ def test_source_checksum_follows_names_and_contents(tmp_path):
     assert first == reader_api.files_checksum(files) != reader_api.files_checksum(files[::-1])
     (tmp_path / "b").write_bytes(b"3")
     assert reader_api.files_checksum(files) != first
+
+
+def test_the_command_says_how_far_a_long_preparation_is(tmp_path, monkeypatch):
+    from raysim import terminal
+
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    class_tree(tmp_path / "tree", ["a", "b"], each=4)
+    words = ["prepare", "folder", "--root", str(tmp_path / "tree"), "--out", str(tmp_path), "--as", "mine"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "preparing mine, checksums of source files: 25 %, 0:12 left\n" in result.output
