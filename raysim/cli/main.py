@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
-]
-GridOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-]
-Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
 def _show_version(is_asked: bool) -> None:
@@ -56,7 +48,7 @@ def options(
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
+    config: Annotated[str, configuration("a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
@@ -101,7 +93,7 @@ def run(
 
 @app.command()
 def tune(
-    config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
+    config: Annotated[str, configuration("a YAML file with a `tune` group, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
 ) -> None:
@@ -119,7 +111,7 @@ def tune(
 
 @app.command()
 def calibrate(
-    config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
+    config: Annotated[str, configuration("a YAML file with a `calibrate` group, or a recipe's name")],
     overrides: Overrides = None,
     is_scaled: Scaled = False,
     beside: Annotated[
@@ -152,7 +144,7 @@ def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
 
 @app.command()
 def partition(
-    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    config: Annotated[str, configuration("a YAML file of a run or a sweep, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
@@ -215,6 +207,7 @@ def methods(
         typer.Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
+            autocompletion=method_names,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
@@ -293,19 +286,13 @@ def report(
     show_report(folders, settings, path_to_write(folder) if folder else None)
 
 
-def _shipped_names() -> list[str]:
-    from raysim.cli.recipes import completions
-
-    return completions()
-
-
 @app.command()
 def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
             help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
-            autocompletion=_shipped_names,
+            autocompletion=shipped_names,
         ),
     ] = None,
     target: Annotated[
@@ -347,7 +334,7 @@ def doctor(
 
 @app.command()
 def submit(
-    config: Annotated[str, typer.Argument(help="a YAML file below the working directory, or a recipe's name")],
+    config: Annotated[str, configuration("a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     verb: Annotated[
