@@ -188,7 +188,7 @@ def prepare(
     download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
     size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
     count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
-    seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
+    seed: Annotated[int | None, typer.Option(help="shapes: seed of the drawings")] = None,
     domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
 ) -> None:
@@ -267,7 +267,7 @@ def report(
     gain: Annotated[
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    time: Annotated[str | None, typer.Option(help="row whose time is 1 in a table of relative times")] = None,
     target: Annotated[
         str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
     ] = None,
@@ -340,7 +340,7 @@ def submit(
     verb: Annotated[
         str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
     ] = None,
-    job_id: Annotated[str | None, typer.Option("--id", help="of the job; by default the name of the run")] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="name of the job; by default that of the run")] = None,
     working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
     variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
     waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,

@@ -34,10 +34,10 @@ def vit(
     Args:
       dim: width of the tokens, a multiple of `heads`.
       depth: number of encoder blocks.
-      heads: of each attention layer.
+      heads: heads of each attention layer.
       patch: height and width of a patch; must divide those of the images.
       mlp_ratio: width of the hidden layer of a block, in widths of a token.
-      dropout: after the position embedding, in the blocks and in front of the classifier.
+      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if min(dim, depth, heads, patch) < 1 or dim % heads:
@@ -56,7 +56,7 @@ def vit_16(
 
     Args:
       patch: height and width of a patch.
-      dropout: after the position embedding, in the blocks and in front of the classifier.
+      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if patch < 1:
@@ -70,7 +70,7 @@ def timm_model(
     """A model by timm's name, with tag if it has several sets of weights.
 
     Args:
-      dropout: in front of the classifier.
+      dropout: dropout in front of the classifier.
       arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}. With pretrained: default,
         {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for another image size.
     """

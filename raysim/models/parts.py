@@ -22,7 +22,7 @@ def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.M
     """make(channels) -> normalisation of images (dims = 2) or of feature vectors (dims = 1); "none": nothing.
 
     Args:
-      groups: of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
     """
     if norm == "group":
         if groups < 1:

@@ -31,7 +31,7 @@ def cnn(
       width: channels of the first convolution; the second has twice as many.
       hidden: numbers in the hidden layer.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
       activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
     if width < 1 or hidden < 1:
@@ -59,7 +59,7 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     """LeNet-5 with max pooling and ReLU, as federated learning uses it; 61,706 parameters on 1 x 32 x 32 input.
 
     Args:
-      padding: of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
+      padding: padding of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
     """
     height, breadth, channels = shape
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
@@ -85,7 +85,7 @@ def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
     """One hidden layer on the flattened pixels.
 
     Args:
-      hidden: numbers in it.
+      hidden: numbers in the hidden layer.
     """
     if hidden < 1:
         raise unfit_option(f"hidden must be >= 1, got {hidden}")
@@ -111,7 +111,7 @@ def univarfl_cnn(
     Args:
       projector_width: numbers in both layers of the projector.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
     """
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {}
@@ -145,7 +145,7 @@ def resnet20(
       width: channels of the first stage; the second and the third have twice and four times as many, at half the height
         and width of the stage before.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
     with importing():
