@@ -369,7 +369,10 @@ number = 3
     ("settings", "message"),
     [
         ({"model": {"name": "broken:failing_model"}}, r"model: .*boom.*broken\.py, line 7, in boom"),
-        ({"model": {"name": "broken:none"}}, r"model: .*returned NoneType.*nn\.Module.*broken\.py, line \d+, in none"),
+        (
+            {"model": {"name": "broken:none"}},
+            r"model: .*returned NoneType in .*broken\.py, line \d+, in none\. Return an nn\.Module",
+        ),
         ({"model": {"name": "broken:no_shape"}}, r"model\.name: takes no argument 'input_shape'.*in no_shape"),
         ({"model": {"name": "broken:taken"}}, r"model\.name: its option 'blocks' is a key of raysim's; rename it"),
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),
