@@ -68,7 +68,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     at the one it broadcasts.
 
     Args:
-      every: rounds between measurements: the first round, and, counted from 1, those that it divides.
+      every: measure in the first round, and in every n-th round, counted from 1.
       measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.

@@ -78,22 +78,22 @@ def fedvg(
         without its rescaling of the updates. One gradient a round, not one a client. An update, or a gradient, of 0 has
         cosine 0; where no client's cosine is above 0, those leaves keep the weights given. The number of clients whose
         cosine over all leaves is above 0 is logged (`agreeing`), and the cosines by tensor.
-      layers: what a layer is: a parameter tensor (the released code), or a module's tensors as one vector.
+      layers: what a layer is: a parameter tensor (the released code), or all tensors of a module as one vector.
       leaves: the leaves that get these weights, and whose norms count: all, the classifier ("head"), all but it
         ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
         components: head beside leaves: adapters, and the reverse).
-      mix: "average" takes the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
-      val_mode: mode of the network while scoring. The released code uses "train"; it matters with BatchNorm. Only where it
-        does, or where dropout draws, is scoring done in the clients' batch size, as there; else in larger batches, which
-        are faster and change the sum of the gradients by its rounding alone.
-      every: rounds between scorings, of which the first round is one; in the others a client has the norms, or the
-        loss, of its last one, and only clients without any are scored (`scored` logs how many).
+      mix: "average": the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
+      val_mode: mode of the network while scoring. The released code uses "train"; with BatchNorm this matters. Where it
+        does, or where dropout draws, scoring takes the clients' batch size, as the released code does; elsewhere it takes
+        larger batches, which are faster and change the sum of the gradients by its rounding alone.
+      every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
+        without any are scored (`scored` logs how many).
       buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"
         the same to every client.
       one_axis: the spectral norm of tensors with one axis: none, so that they have the weight of their layer block, or
         their own L2 norm.
       as_in: "release" sets buffers, one_axis and the order of the validation rows as the released code has them.
-      eps: the constant of eq. 5, >= 0.
+      eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have
     the weight of the tensors of their layer; parameters whose kind of norm does not exist, that of their block.

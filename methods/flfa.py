@@ -68,7 +68,7 @@ def flfa(
         clients; "resampled": a new one every round; "direct" (table 4's DFA): the layer's input gets the output error
         through a fixed random matrix, as in `dfa`, instead of anything that comes down through the layer. The paper
         names no details; this is FLFA's rule with e R in the place of B^T δ, and has no scale.
-      seed: of the random feedback.
+      seed: seed of the random feedback.
     Raises:
       ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates; direct with a scale.
     """

@@ -16,7 +16,7 @@ from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.own_code import named
+from raysim.core.own_code import named, note_of_values
 from raysim.core.settings import Raw, Settings
 from raysim.folders.storage import local_copy
 from raysim.running.results import Run, Runs
@@ -59,8 +59,8 @@ def run(
       scale: lay the file's `scale` settings over it, as --scaled does; what is given here goes before them.
       quiet: no lines about progress.
       settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
-        `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, and functions of
-        your own that return a Method.
+        `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, functions of your
+        own that return a Method, also as {function: options}, and values of type `raysim.Method`.
     Raises:
       ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
       KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call goes on.
@@ -225,6 +225,8 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
     with progress.line as line:
         line.step(f"checking {source}")
+        if note := note_of_values(raw):
+            line.say(f"note: {note}")
         from raysim.plan.check import check  # loads PyTorch
         from raysim.running.runner import execute
 
@@ -244,6 +246,8 @@ def finished_sweep(
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     with line:
         line.step(f"checking the trials of {source}")
+        if note := note_of_values(raw):
+            line.say(f"note: {note}")
         from raysim.tuning.driver import run_sweep  # loads PyTorch and Ray
         from raysim.tuning.outcome import write_results
         from raysim.tuning.plan import plan_sweep

@@ -215,18 +215,22 @@ class Progress:
 
 
 class Lines:
-    """Plain lines about work whose end is known: none for what is done in 3 s, and then each waits longer."""
+    """Plain lines about long work: none for what is done in 3 s, and then each waits longer."""
 
     def __init__(self, what: str, say: Callable[[str], None]):
         self._what, self._say = what, say
         self._began = time.monotonic()
         self._next_s = 3.0
 
-    def progress(self, done: int, total: int) -> None:
+    def progress(self, done: int, total: int | None) -> None:
+        """So much is done of a total, which may not be known."""
         spent = time.monotonic() - self._began
-        if spent >= self._next_s and 0 < done < total:
+        if spent >= self._next_s and 0 < done != total:
             self._next_s = 1.5 * spent
-            self._say(f"{self._what}: {100 * done // total} %, {_clock(spent / done * (total - done))} left")
+            share = f"{done:,} so far"
+            if total is not None:
+                share = f"{100 * done // total} %, {_clock(spent / done * (total - done))} left"
+            self._say(f"{self._what}: {share}")
 
 
 def _trainers(folder: Path) -> str:

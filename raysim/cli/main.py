@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
@@ -22,15 +23,6 @@ from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note
 from raysim.version import __version__
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
-]
-GridOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-]
-Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
 def _show_version(is_asked: bool) -> None:
@@ -50,7 +42,7 @@ def options(
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
+    config: Annotated[str, configuration("a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
@@ -100,7 +92,7 @@ def run(
 
 @app.command()
 def tune(
-    config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
+    config: Annotated[str, configuration("a YAML file with a `tune` group, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
 ) -> None:
@@ -118,7 +110,7 @@ def tune(
 
 @app.command()
 def calibrate(
-    config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
+    config: Annotated[str, configuration("a YAML file with a `calibrate` group, or a recipe's name")],
     overrides: Overrides = None,
     is_scaled: Scaled = False,
     beside: Annotated[
@@ -149,7 +141,7 @@ def _note(line: str) -> None:
 
 @app.command()
 def partition(
-    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    config: Annotated[str, configuration("a YAML file of a run or a sweep, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
@@ -193,7 +185,7 @@ def prepare(
     download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
     size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
     count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
-    seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
+    seed: Annotated[int | None, typer.Option(help="shapes: seed of the drawings")] = None,
     domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
     resize: Annotated[
@@ -221,6 +213,7 @@ def methods(
         typer.Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
+            autocompletion=method_names,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
@@ -280,7 +273,7 @@ def report(
     gain: Annotated[
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    time: Annotated[str | None, typer.Option(help="row whose time is 1 in a table of relative times")] = None,
     target: Annotated[
         str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
     ] = None,
@@ -299,19 +292,13 @@ def report(
     show_report(folders, settings, path_to_write(folder) if folder else None)
 
 
-def _shipped_names() -> list[str]:
-    from raysim.cli.recipes import completions
-
-    return completions()
-
-
 @app.command()
 def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
             help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
-            autocompletion=_shipped_names,
+            autocompletion=shipped_names,
         ),
     ] = None,
     target: Annotated[
@@ -353,13 +340,13 @@ def doctor(
 
 @app.command()
 def submit(
-    config: Annotated[str, typer.Argument(help="a YAML file below the working directory, or a recipe's name")],
+    config: Annotated[str, configuration("a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     verb: Annotated[
         str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
     ] = None,
-    job_id: Annotated[str | None, typer.Option("--id", help="of the job; by default the name of the run")] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="name of the job; by default that of the run")] = None,
     working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
     variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
     waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from raysim.cli.listings import print_columns
 from raysim.config import path_to_write
@@ -18,7 +16,7 @@ from raysim.data.facts import FACTS
 from raysim.data.reader_api import Options, ParallelMap, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check_own import prepare_by_name
-from raysim.terminal import LiveLine, err, out
+from raysim.terminal import Lines, LiveLine, err, out
 
 
 def prepare_and_print(
@@ -61,11 +59,15 @@ def prepare_and_print(
     path = set_path(path_to_write(root), save_as or name)
     if is_prepared(path) and not again:
         _tell_of_the_one_there(path, files)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    if not out.is_terminal:
-        LiveLine().step(f"preparing {save_as or name}")
-    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"preparing {save_as or name}", total=None)
+    with LiveLine() as line:
+        line.step(f"preparing {save_as or name}")
+        parts: dict[str, Lines] = {}
+
+        def progress(part: str, done: int, total: int | None) -> None:
+            if part not in parts:
+                parts[part] = Lines(f"preparing {save_as or name}, {part}", line.step)
+            parts[part].progress(done, total)
+
         info = prepare(
             name,
             path_to_write(root),
@@ -74,7 +76,7 @@ def prepare_and_print(
             save_as=save_as,
             options=options,
             parallel_map=parallel_map,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            on_progress=progress,
         )
     _print_set(info, root)
 

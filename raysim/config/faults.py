@@ -102,7 +102,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence that helps with an unknown name."""
-    return f"{did_you_mean(name, known, cutoff=0.5)}Known: {', '.join(sorted(known))}"
+    return f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -180,7 +180,12 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
         "message": error["msg"][:1].lower() + error["msg"][1:],
     }
     sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)
-    return Fault(".".join(map(str, (prefix, *place) if prefix else place)), sentence)
+    return Fault(_key((prefix, *place) if prefix else place), sentence)
+
+
+def _key(place: Place) -> str:
+    """A place as messages have it: `data.test_sets[0]`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def _owner(model: type[BaseModel], place: Place) -> type[BaseModel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         raw = read_yaml(path)
     except ValueError as error:
         is_missing = "No such file" in str(error)
-        mend = f". {hint(source, recipes())}" if is_missing else ""
+        mend = f". {_neighbours(path) or hint(source, recipes())}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
         text = (
@@ -60,6 +61,14 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
     return result
+
+
+def _neighbours(path: Path) -> str:
+    """`Did you mean m.yaml?` with the YAML files beside a missing one that have nearly its name; empty if none has."""
+    names = sorted(file.name for file in path.parent.glob("*.y*ml"))
+    same = [name for name in names if path.name in (name, Path(name).stem)]
+    near = same or difflib.get_close_matches(path.name, names, n=2, cutoff=0.8)
+    return f"Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:

@@ -139,13 +139,18 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     return path
 
 
-def files_checksum(files: Sequence[Path]) -> str:
-    """SHA-256 over the names and contents of files in their order; empty for no files."""
+def files_checksum(files: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> str:
+    """SHA-256 over the names and contents of files in their order; empty for no files.
+
+    Args:
+      on_progress: on_progress(files read, files in all).
+    """
     if not files:
         return ""
     whole, base = hashlib.sha256(), Path(os.path.commonpath([path.parent for path in files]))
     with ThreadPoolExecutor() as pool:
-        for path, digest in zip(files, pool.map(_digest, files), strict=True):
+        for count, (path, digest) in enumerate(zip(files, pool.map(_digest, files), strict=True), 1):
+            on_progress(count, len(files))
             whole.update(f"{digest}  {path.relative_to(base).as_posix()}\n".encode())
     return whole.hexdigest()
 

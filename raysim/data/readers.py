@@ -80,6 +80,10 @@ def read_npz(request: Request) -> Contents:
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
+    with damaged(path), open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
+            raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
         labels = [_single(archive[name], path) for _, _, name in keys]
@@ -189,7 +193,7 @@ def read_cifar(request: Request, *, kind: str) -> Contents:
     folder = root / reader.base_folder
     published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
     # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
-    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in published]
+    files = [need(folder / name, _publisher(request, reader.filename), md5) for name, md5 in published]
     with damaged(folder):
         train, test = (reader(root, train=is_train) for is_train in (True, False))
     parts = [Part(half.data, np.array(half.targets, np.int64), code, folder) for code, half in ((0, train), (2, test))]
@@ -224,7 +228,7 @@ def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
     files = []
     for name, md5 in reader.resources:
         plain = folder / name.removesuffix(".gz")
-        files.append(plain if plain.is_file() else need(folder / name, request.origin, md5))
+        files.append(plain if plain.is_file() else need(folder / name, _publisher(request, name), md5))
     names = reader.classes if kind != "MNIST" else numbered(9, folder)
     return _from_idx(names, files)
 
@@ -243,7 +247,9 @@ def read_emnist(request: Request, *, split: str) -> Contents:
     files = []
     for name in names:
         plain = folder / f"{name}-ubyte"
-        files.append(plain if plain.is_file() else need(folder / f"{name}-ubyte.gz", request.origin))
+        files.append(
+            plain if plain.is_file() else need(folder / f"{name}-ubyte.gz", _publisher(request, f"{name}-ubyte.gz"))
+        )
     classes = [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]
     first = 1 if split == "letters" else 0  # labels of the letters begin at 1
     return _from_idx(classes, files, first_label=first, is_transposed=True)
@@ -279,7 +285,7 @@ def read_stl10(request: Request) -> Contents:
 
     root = _above(request.root, STL10.base_folder)
     _download(request, partial(STL10, root, download=True))
-    folder, origin = root / STL10.base_folder, f"{request.origin}, {STL10.filename}"
+    folder, origin = root / STL10.base_folder, _publisher(request, STL10.filename)
     published = dict([*STL10.train_list, *STL10.test_list])
     files, parts = [], []
     for code, part in ((0, "train"), (2, "test")):
@@ -292,6 +298,11 @@ def read_stl10(request: Request) -> Contents:
         parts.append(Part(images, labels, code, pair[1]))
     names = need(folder / STL10.class_names_file, origin)
     return _contents(names.read_text().split(), parts, [*files, names])
+
+
+def _publisher(request: Request, archive: str) -> str:
+    """Where the archive of a set is had; who has its images as files needs another reader."""
+    return f"{request.origin}, {archive}, or by --download; `raysim prepare folder` reads images in a tree CLASS/image"
 
 
 def _above(root: Path, folder: str) -> Path:

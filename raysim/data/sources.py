@@ -33,7 +33,7 @@ from raysim.data.reader_api import Contents, Options, ParallelMap, Request, Resi
 from raysim.data.shapes import read_shapes
 
 DEFAULTS = Options()
-OnProgress = Callable[[int, int | None], None]  # examples written, examples in all if known
+OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def prepare(
     save_as: str | None = None,
     options: Options = DEFAULTS,
     parallel_map: ParallelMap = map_in_threads,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> SetInfo:
     """Convert a named set to Arrow below `root`; a whole set that is there already is verified and kept, unless `again`.
 
@@ -242,10 +242,10 @@ def prepare(
             path,
             save_as,
             contents.classes,
-            _counted(contents, on_progress),
+            _counted(contents, partial(on_progress, "images")),
             source=source.description,
             domains=contents.domains,
-            source_checksum=files_checksum(contents.files),
+            source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
             resize=str(resize or ""),
         )
@@ -261,10 +261,9 @@ def _check_resized(info: SetInfo, resize: Resize) -> None:
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
-def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:
+def _counted(contents: Contents, on_progress: Callable[[int, int | None], None]) -> Iterator[Batch]:
     done = 0
     for batch in contents.batches:
         yield batch
         done += len(batch.labels)
-        if on_progress is not None:
-            on_progress(done, contents.num_examples)
+        on_progress(done, contents.num_examples)

@@ -22,6 +22,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
+from raysim.core.own_code import note_of_values
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.folders.files import replaced_file, write_file
@@ -204,7 +205,10 @@ class RunFolder:
         return dict(yaml.safe_load(self.config.read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        write_file(self.config, yaml.safe_dump(dict(config), sort_keys=False).encode())
+        """The whole configuration; of values that only Python can give it has the names, and says so at the top."""
+        note = note_of_values(config)
+        head = f"# {note}.\n" if note else ""
+        write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
 
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError."""

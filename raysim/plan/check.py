@@ -201,6 +201,8 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
             (try_model if is_file else _try_once)(spec)
     except LookupError as error:
         return [Fault("model.name", str(error))]
+    except ConfigError as error:
+        return list(error.faults)
     except OwnCodeError as error:
         return [Fault("model", str(error))]
     except ValueError as error:

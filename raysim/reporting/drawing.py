@@ -144,7 +144,7 @@ DEFAULT = ("bars", "lines", "curves")
 def figure_faults(names: Sequence[str]) -> list[Fault]:
     """The names in `report.figures` that no figure has."""
     return [
-        Fault(f"report.figures.{place}", f"unknown figure {name!r}. {nearest(name, list(NAMES))}")
+        Fault(f"report.figures[{place}]", f"unknown figure {name!r}. {nearest(name, list(NAMES))}")
         for place, name in enumerate(names)
         if name not in NAMES
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import sys
 import textwrap
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,11 +108,15 @@ def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
         prepare("cifar10", tmp_path / "out", tmp_path / "files", options=Options(download=True))
 
 
-def test_progress_counts_examples(tmp_path):
+def test_progress_counts_examples_and_before_them_files(tmp_path):
     seen = []
     prepare("shapes", tmp_path, options=Options(count=1100, size=8), on_progress=lambda *now: seen.append(now))
-    assert seen[-1] == (1100, 1100)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == ("images", 1100, 1100)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+    class_tree(tmp_path / "tree", ["a"])
+    seen.clear()
+    prepare("folder", tmp_path, tmp_path / "tree", on_progress=lambda *now: seen.append(now))
+    assert seen == [*(("checksums of source files", count, 3) for count in (1, 2, 3)), ("images", 3, 3)]
 
 
 def test_source_checksum_follows_names_and_contents(tmp_path):
@@ -147,3 +153,15 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
     description.write_text(json.dumps({**json.loads(description.read_text()), "resize": ""}))  # of an older version
     assert said("--size", "8")[0] == 0
     assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]
+
+
+def test_the_command_says_how_far_a_long_preparation_is(tmp_path, monkeypatch):
+    from raysim import terminal
+
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    class_tree(tmp_path / "tree", ["a", "b"], each=4)
+    words = ["prepare", "folder", "--root", str(tmp_path / "tree"), "--out", str(tmp_path), "--as", "mine"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "preparing mine, checksums of source files: 25 %, 0:12 left\n" in result.output

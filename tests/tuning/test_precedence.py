@@ -325,7 +325,7 @@ def test_a_label_with_a_comma_is_chosen_as_it_is_or_in_quotes(axis, label):
 
 
 def test_there_are_labels_with_commas():
-    assert len(COMMAS) == 12
+    assert len(COMMAS) >= 12
 
 
 def test_values_are_cut_as_yaml_cuts_a_list(own):
