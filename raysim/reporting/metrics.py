@@ -82,6 +82,11 @@ class Metric:
         return "" if self.is_share else "higher is better"
 
     @property
+    def first(self) -> str:
+        """What the best mean is called, which only tests may call the best."""
+        return "highest" if self.mode == "max" else "lowest"
+
+    @property
     def quantity(self) -> str:
         return "accuracy" if self.is_accuracy else self.bare
 
