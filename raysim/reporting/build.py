@@ -112,7 +112,10 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     others = other_accuracy(tables, group.rows) if runs and not group.metrics else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
-        extras += relative_times(tables, group.rows, timed, beside)
+        times = relative_times(tables, group.rows, timed, beside)
+        extras += times
+        if runs and not times:
+            requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
     if target is not None and runs:
         extras += costs(tables, group.rows, target)
     if any(run.claimed for run in finished):
@@ -208,21 +211,25 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     return group
 
 
-def write(report: Report, folder: Path) -> Path:
+def write(report: Report, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
     """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
 
+    Args:
+      on_note: is told each figure that was asked for and that the runs do not hold.
     Raises:
       DataError: the folder cannot be written.
     """
-    notes = list(report.notes)
-    figures = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    missing: list[str] = []
+    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
+    for note in missing:
+        on_note(note)
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(document(report, captions(figures), notes))
+        (folder / "report.md").write_text(document(report, captions(figures), [*report.notes, *missing]))
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

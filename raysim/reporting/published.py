@@ -92,7 +92,10 @@ def published(name: str) -> list[Published]:
 def statistics(cells: Sequence[Published]) -> str:
     """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
     with open(PRINTED, newline="") as file:
-        said = {row["paper"]: WORDS.get(row["metric"], "accuracy of rounds that are not named") for row in csv.DictReader(file)}
+        said = {
+            row["paper"]: WORDS.get(row["metric"], "accuracy of rounds that are not named")
+            for row in csv.DictReader(file)
+        }
     papers: dict[str, list[str]] = {}  # words -> papers
     for paper in dict.fromkeys(cell.paper for cell in cells):
         papers.setdefault(said.get(paper, "accuracy"), []).append(paper)

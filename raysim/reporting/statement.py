@@ -37,7 +37,7 @@ def on_average(tables: Sequence[Table]) -> str:
     for column, rows in ranked.items():
         where = f" at {heading(tables[0].names, column)}" if tables[0].names else ""
         printed = {row: f"{average.mean:.{metric.digits}f}" for row, average in rows}
-        first = list(printed.values())[0]
+        first = next(iter(printed.values()))
         tied = [row for row, number in printed.items() if number == first]
         behind = next((f"; next {row}, {number}" for row, number in printed.items() if number != first), "")
         best.append(f"{' and '.join(tied)}{where} ({first}{' each' if len(tied) > 1 else ''}{behind})")
@@ -169,7 +169,10 @@ def _other_way(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
     others = {item.other: [] for item in comparisons if item.reverse.is_significant}
     if not others:
         return f"The other way round, no row is significantly better than {method}."
-    worse = [f"{other}{_at([i for i in comparisons if i.other == other and i.reverse.is_significant], names)}" for other in others]
+    worse = [
+        f"{other}{_at([i for i in comparisons if i.other == other and i.reverse.is_significant], names)}"
+        for other in others
+    ]
     return f"The other way round, significantly better than {method}: {'; '.join(worse)}."
 
 

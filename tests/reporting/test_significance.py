@@ -177,7 +177,9 @@ def test_best_is_said_only_of_what_tests_tell_apart_and_ties_are_called_ties(tmp
     close = first("close", {("A", 0.1): near, ("B", 0.1): mixed, ("C", 0.1): far})
     assert "so no row is called best" in close
     tied = first("tied", {("A", 0.1): near, ("B", 0.1): near[::-1], ("C", 0.1): far})
-    assert tied.startswith("A has the highest mean in 0 of 1 column, ties for it in 1 and the second highest in 0; tied: B")
+    assert tied.startswith(
+        "A has the highest mean in 0 of 1 column, ties for it in 1 and the second highest in 0; tied: B"
+    )
     assert "best" not in tied.casefold()
 
 
