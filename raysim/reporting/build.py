@@ -183,18 +183,21 @@ def _sources(runs: Sequence[Run], given: Settings) -> dict[str, Settings]:
         sweep = next((file for file in files if file.is_file()), None)
         if sweep is None:  # its own file has every key, with its default
             place = str(run.folder / "config.yaml")
-            sources[place] = _group_of(run.config, place, given, exclude_defaults=True)
+            sources[place] = _group_of(run.config, place, given, has_defaults=True)
         elif str(sweep) not in sources:
-            sources[str(sweep)] = _group_of(read_config(sweep), str(sweep), given, exclude_unset=True)
+            sources[str(sweep)] = _group_of(read_config(sweep), str(sweep), given)
     for name in given.get("published") or () if not runs else ():
         if is_recipe_name(name):
-            sources[name] = _group_of(read_config(Path(name)), name, given, exclude_unset=True)
+            sources[name] = _group_of(read_config(Path(name)), name, given)
     return sources
 
 
-def _group_of(raw: Settings, place: str, given: Settings, **exclude: bool) -> Settings:
-    """The `report` group of a configuration; a sweep's trials are reported by what they were compared by."""
-    group = _parsed(raw.get("report"), place).model_dump(exclude_none=True, **exclude)
+def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool = False) -> Settings:
+    """The `report` group of a configuration; a sweep's trials are reported by what they were compared by.
+
+    `has_defaults`: whether it holds every key, so that a default counts as not set."""
+    parsed = _parsed(raw.get("report"), place)
+    group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
     tune = raw.get("tune") or {}
     if "metric" not in {**group, **given} and tune.get("metric", TuneGroup().metric) != TuneGroup().metric:
         group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}

@@ -166,14 +166,14 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
 def _other_way(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
     """Which rows are significantly better than the one that was tested against them."""
     method = comparisons[0].method
-    others = {item.other: [] for item in comparisons if item.reverse.is_significant}
-    if not others:
+    by_row: dict[str, list[Comparison]] = {}
+    for item in comparisons:
+        if item.reverse.is_significant:
+            by_row.setdefault(item.other, []).append(item)
+    if not by_row:
         return f"The other way round, no row is significantly better than {method}."
-    worse = [
-        f"{other}{_at([i for i in comparisons if i.other == other and i.reverse.is_significant], names)}"
-        for other in others
-    ]
-    return f"The other way round, significantly better than {method}: {'; '.join(worse)}."
+    named = "; ".join(f"{row}{_at(items, names)}" for row, items in by_row.items())
+    return f"The other way round, significantly better than {method}: {named}."
 
 
 def _at(items: Sequence[Comparison], names: Sequence[str]) -> str:
