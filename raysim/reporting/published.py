@@ -10,11 +10,9 @@ from pathlib import Path
 
 from raysim.config import nearest, shipped_folder
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.reporting.stated import STATED
 
 FOLDER = shipped_folder("configs") / "papers" / "published"
-
-#: Which metric each paper prints, with its own words; none where it does not say.
-PRINTED = FOLDER.parent / "metrics.csv"
 
 #: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
 WORDS = {
@@ -91,11 +89,8 @@ def published(name: str) -> list[Published]:
 
 def statistics(cells: Sequence[Published]) -> str:
     """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
-    with open(PRINTED, newline="") as file:
-        said = {
-            row["paper"]: WORDS.get(row["metric"], "accuracy of rounds that are not named")
-            for row in csv.DictReader(file)
-        }
+    unnamed = "accuracy of rounds that are not named"
+    said = {paper: WORDS[stated.metric] if stated.metric else unnamed for paper, stated in STATED.items()}
     papers: dict[str, list[str]] = {}  # words -> papers
     for paper in dict.fromkeys(cell.paper for cell in cells):
         papers.setdefault(said.get(paper, "accuracy"), []).append(paper)

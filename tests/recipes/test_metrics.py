@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 import yaml
 
 from raysim.config import read_config
 from raysim.reporting.build import make_report, settings
 from raysim.reporting.metrics import Metric
-from raysim.reporting.published import PRINTED
+from raysim.reporting.published import FOLDER
 from raysim.reporting.runs import find_runs
+from raysim.reporting.stated import STATED
 from tests.support.report_runs import fabricate
-
-with open(PRINTED, newline="") as file:
-    PAPERS = {row["paper"]: row for row in csv.DictReader(file)}
 
 #: Where a paper does not say which round it prints, ours is the last one.
 NOT_SAID = "accuracy"
 #: Folder of recipes -> paper.
-FOLDERS = {paper.casefold(): paper for paper in PAPERS}
+FOLDERS = {paper.casefold(): paper for paper in STATED}
 #: Recipes of measurements for which no accuracy is printed: the agreement of the first round's updates.
 OTHERS = {"flfa/figure_4": "accuracy"}
-RECIPES = [path for path in sorted(PRINTED.parent.glob("*/*.yaml")) if path.stem != "base"]
+RECIPES = [path for path in sorted(FOLDER.parent.glob("*/*.yaml")) if path.stem != "base"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -31,7 +27,7 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
     fabricate(tmp_path / "sweep" / "a", 0.5)
     (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(read_config(path)))
     group = settings(find_runs([tmp_path / "sweep"]), {}, "a test")
-    printed = PAPERS[FOLDERS[path.parent.name]]["metric"] or NOT_SAID
+    printed = STATED[FOLDERS[path.parent.name]].metric or NOT_SAID
     expected = OTHERS.get(f"{path.parent.name}/{path.stem}", printed)
     if group.metrics:  # the same of several test sets
         ways = {Metric(name).way for every in group.metrics.values() for name in every.values()}
@@ -41,16 +37,16 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
 
 
 def test_papers_words_name_the_rounds_of_their_metric():
-    words = {paper: row["words"] for paper, row in PAPERS.items()}
+    words = {paper: stated.words for paper, stated in STATED.items()}
     assert "identify the best round" in words["FedVG"]
     assert "average of the accuracies from the last 10%" in words["FLFA"]
     for paper in ("LIVAR", "UniVarFL"):
-        assert not PAPERS[paper]["metric"]
+        assert STATED[paper].metric is None
         assert "round" not in words[paper]
 
 
 def test_tables_tests_averages_and_curves_of_fedvg_show_the_best_round(tmp_path):
-    raw = read_config(PRINTED.parent / "fedvg" / "table_A3.yaml")
+    raw = read_config(FOLDER.parent / "fedvg" / "table_A3.yaml")
     for dataset in ("CIFAR-10", "OrganAMNIST"):
         for method, best, last in (("FedAvg", 0.5, 0.9), ("FedVG", 0.6, 0.1)):
             labels = {"dataset": dataset, "model": "ResNet-18", "method": method, "alpha": 0.1, "seed": 0}
@@ -85,6 +81,6 @@ def test_the_direction_of_a_sweep_goes_with_its_metric(tmp_path):
 
 def test_the_command_line_goes_before_several_metrics_of_a_recipe(tmp_path):
     fabricate(tmp_path / "sweep" / "a", 0.5)
-    raw = read_config(PRINTED.parent / "flfa" / "table_2.yaml")
+    raw = read_config(FOLDER.parent / "flfa" / "table_2.yaml")
     (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(raw))
     assert make_report([tmp_path / "sweep"], {"metric": "best_accuracy"}).metric.startswith("best accuracy")
