@@ -102,7 +102,7 @@ def tune(
 
 
 def report(
-    runs: Run | Runs | str | Path | Iterable[Run | str | Path],
+    runs: Run | Runs | str | Path | Iterable[Run | Runs | str | Path],
     *,
     out: str | Path | None = None,
     **settings: object,
@@ -110,7 +110,7 @@ def report(
     """Tables, tests and figures of finished runs, written to a folder and returned.
 
     Args:
-      runs: runs, or folders of runs, or URIs of such.
+      runs: runs and sweeps, or folders of runs, or URIs of such.
       out: folder for the report; by default `report` in the one folder given, or beside the first of several.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
@@ -121,11 +121,18 @@ def report(
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]
-    folders = [each.folder if isinstance(each, Run) else local_copy(each) for each in runs]
+    folders = [folder for each in runs for folder in _folders_of(each)]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
     common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else folders
     return Report.write(folders, Path(out) if out is not None else default_folder(common), settings)
+
+
+def _folders_of(runs: Run | Runs | str | Path) -> list[Path]:
+    """The folders of one thing to report."""
+    if isinstance(runs, Run):
+        return [runs.folder]
+    return [run.folder for run in runs] if isinstance(runs, Runs) else [local_copy(runs)]
 
 
 def arrays(

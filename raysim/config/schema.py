@@ -309,11 +309,11 @@ class CalibrateGroup(Group):
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
-    metric: str = key(
-        "accuracy",
+    metric: str | None = key(
+        None,
         "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
         "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
-        "10 % of the rounds)",
+        "10 % of the rounds); if null, `tune.metric` where a sweep sets it, else accuracy",
     )
     metrics: dict[str, dict[str, str]] = key(
         {},

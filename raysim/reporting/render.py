@@ -138,7 +138,7 @@ def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
     """One `table` environment for each table; needs the package booktabs."""
-    parts = ["% needs \\usepackage{booktabs}; best bold, second best underlined in each column\n"]
+    parts = ["% needs \\usepackage{booktabs}; the first mean bold, the second underlined in each column\n"]
     for table in tables:
         columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
         parts += [

@@ -88,7 +88,7 @@ def test_verbs_that_need_no_run(command, tmp_path):
     schema, methods, report, _ = command("python", "-c", code).split("=====\n")
     assert "LocalGroup" in json.loads(schema)["$defs"]
     assert "fedprox" in methods
-    assert "FedVG is best in 8 of 25 columns" in report
+    assert "FedVG has the highest mean in 8 of 25 columns" in report
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def test_the_papers_sentence_on_averages_is_computed():
     means = [table.cells["FedVG", (0.05,)].mean for table in report.tables]
     assert lines["FedVG"][-1].text == f"{sum(means) / 7:.2f}"
     assert lines["FedAvg + FedVG"][-1].text.endswith("(3 of 7)")
-    (sentence,) = [line for line in conclusions(report) if line.startswith("Best on average over 7 tables: ")]
+    (sentence,) = [line for line in conclusions(report) if line.startswith("Highest on average over 7 tables: ")]
     assert f"FedVG at alpha = 0.05 ({sum(means) / 7:.2f}; next " in sentence
 
 
