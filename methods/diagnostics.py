@@ -14,6 +14,7 @@ from methods.bounds import distances_to_mean, feedback_of, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
+from methods.premise import log_premise, premise_of
 from methods.weight_ranks import log_weights
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
@@ -21,7 +22,7 @@ from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights"]
+Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights", "premise"]
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
@@ -53,6 +54,10 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
       their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. Not a number where one of the two
       is the same for all. Measured only where it is named.
+    - premise: whether clients with small validation gradients generalise better (FedVG): of each client's model after
+      training the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows; array `premise`, a row a
+      client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. It costs each client
+      passes over both sets, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
@@ -94,6 +99,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
             values["gradient"] = Vector(client.scratch["gradient"])
         if is_due(client.round_index) and client.scratch.get("ops"):
             values |= feedback_of(client, client.scratch["ops"])
+        if is_due(client.round_index) and "premise" in chosen:
+            values["premise"] = premise_of(client)
         return values
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -104,6 +111,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 log_feedback(server)
             if "weights" in chosen:
                 log_weights(server)
+            if "premise" in chosen:
+                log_premise(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
             if "agreement" in chosen:
@@ -128,12 +137,13 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return {}
 
     needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
+    needs |= {"validation-set", "test-set"} if "premise" in chosen else set()
     return Method(
         "diagnostics",
         init=init,
         forward=forward if "feedback" in chosen else None,
         grads=grads if "gradient" in chosen else None,
-        report=report if chosen & {"gradient", "feedback"} else None,
+        report=report if chosen & {"gradient", "feedback", "premise"} else None,
         server_update=server_update,
         evaluation_override=evaluation_override,
         needs=needs,

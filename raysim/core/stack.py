@@ -274,6 +274,7 @@ HEAD = "@head"
 
 REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "test-set": "set data.test above 0, so that there are test rows",
     "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
     "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",

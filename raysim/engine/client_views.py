@@ -46,6 +46,8 @@ class Bench(Protocol):
 
     def initial_state(self, client: int) -> Tensor: ...
 
+    def accuracy_on(self, held_out: str) -> float: ...
+
     def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T: ...
 
 
@@ -75,6 +77,7 @@ def client_views(
         batches=partial(trainer.batches_of, examples),
         validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
         validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
+        accuracy=trainer.accuracy_on,
         initial_state=partial(trainer.initial_state, client),
     )
     return {

@@ -249,6 +249,12 @@ class Trainer:
             seed=seed,
         )
 
+    def accuracy_on(self, held_out: str) -> float:
+        """Accuracy of the model as it is now on a held-out set; see `ClientView.accuracy`."""
+        with self.model.at(self.model.state, train=False):
+            examples = self.data.held_out(held_out)
+            return evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch).accuracy
+
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
     def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:

@@ -219,6 +219,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest) -> tuple[str
         "linear-head": True,
         "client-memory": True,
         "validation-set": len(manifest.validation) > 0,
+        "test-set": len(manifest.test) > 0,
         "client-order": config.data.validation_set.order == "client",
         "sgd": local.optimizer == "sgd" and not local.nesterov,
         "lora": spec.lora is not None,

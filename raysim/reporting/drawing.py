@@ -11,6 +11,7 @@ from raysim.config import nearest
 from raysim.core.errors import Fault
 from raysim.reporting import figures, inside, maps, selection, space, traces
 from raysim.reporting.contents import Report
+from raysim.reporting.premise import premise
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ FIGURES = {
         "Gradient norms, client by layer, at the first and the last round that logged them.",
         "no run logged gradient norms",
         ("figure_A1",),
+    ),
+    "premise": Kind(
+        premise,
+        "Accuracy of each client's model on the test rows against its validation gradient, all seeds together; the title has "
+        "the mean over rounds and seeds of their rank correlation: -1 is what FedVG presumes.",
+        "no run logged premise; add diagnostics with measures: [premise] to its methods",
     ),
     "representation": Kind(
         inside.representation,

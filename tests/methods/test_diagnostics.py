@@ -245,12 +245,14 @@ def test_it_measures_when_asked(root):
 
 @pytest.mark.slow
 def test_any_number_of_trainers_measures_the_same(root, ray_pools):
-    plan = plan_of(root, ["diagnostics"], model=BATCH_NORM)
+    measures = ["drift", "agreement", "spectrum", "features", "premise"]
+    names = {"drift", "agreement_mean", "effective_rank", "accuracy_by_gradient", *FEATURES}
+    plan = plan_of(root, [{"diagnostics": {"measures": measures}}], model=BATCH_NORM)
 
     def outcome(pool=None):
         server, records = measured(plan, root, 2, pool)
         metrics = [{k: v for k, v in r.metrics.items() if k.startswith("diagnostics/")} for r in records]
-        assert set(metrics[0]) == {f"diagnostics/{n}" for n in ("drift", "agreement_mean", "effective_rank", *FEATURES)}
+        assert set(metrics[0]) == {f"diagnostics/{name}" for name in names}
         return server.params_sha256(), metrics, records[-1].arrays["diagnostics.singular_values"].tolist()
 
     expected = outcome()
