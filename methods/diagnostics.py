@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from methods.bounds import distances_to_mean, feedback_of, log_feedback
+from methods.bounds import distances_to_mean, feedback_of, layer_distances, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
@@ -22,7 +22,9 @@ from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights", "premise"]
+Measure = Literal[
+    "drift", "layer_drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights", "premise"
+]
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
@@ -36,6 +38,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     - drift: (1/K) sum_i ||u_i - mean u||_2 over the K clients that took a step, u_i the concatenated update of all shared
       parameters (FLFA, figure 3); number `drift`.
+    - layer_drift: the same by layer, with the updates of the weight of each linear and convolution layer; array `layer_drift`.
+      Measured only where it is named.
     - agreement: S_l of every linear and convolution layer (FLFA, eq. 14); array `agreement`, and its mean as a number.
     - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
       `singular_values`, number `effective_rank`, see `effective_rank`.
@@ -115,8 +119,10 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 log_premise(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
+            layers = _shared_layers(server.layout)
+            if "layer_drift" in chosen:
+                server.log("layer_drift", layer_drift(server, list(layers.values())), list(layers))
             if "agreement" in chosen:
-                layers = _shared_layers(server.layout)
                 scores = agreements(server, list(layers.values()), "mean")
                 server.log("agreement", scores, list(layers))
                 server.log("agreement_mean", float(scores.mean()))
@@ -158,6 +164,7 @@ def _missing(layout: Layout) -> dict[str, str]:
         reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
         reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+        reasons["layer_drift"] = "no linear or convolution layer is shared, so none drifts"
     if _classifier(layout) is None:
         reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
     if any(not leaf.is_head for leaf in layout.personal):
@@ -178,6 +185,11 @@ def local_drift(server: ServerView) -> float:
     """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     return float(distances_to_mean(server, leaves)[server.is_active].mean())
+
+
+def layer_drift(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
+    """(leaves,) float64: `local_drift` of each of them."""
+    return layer_distances(server, leaves)[server.is_active].mean(dim=0)
 
 
 def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:

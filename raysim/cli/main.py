@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -199,12 +199,21 @@ def prepare(
     seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
     domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
+    resize: Annotated[
+        Literal["crop", "squash"] | None,
+        typer.Option(
+            help="with --size: cut the middle out of an image (crop, the default), or squash it to the square"
+        ),
+    ] = None,
+    interpolation: Annotated[
+        Literal["bilinear", "bicubic"] | None, typer.Option(help="with --size: bilinear is the default")
+    ] = None,
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
     from raysim.data.reader_api import Options
 
-    options = Options(size, download, count, seed, domains)
+    options = Options(size, download, count, seed, domains, resize, interpolation)
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 

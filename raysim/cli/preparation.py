@@ -127,6 +127,8 @@ def _print_set(info: SetInfo, root: Path) -> None:
     )
     if info.name in FACTS:
         out.print(f"checked: examples, classes, pixels as in {FACTS[info.name].source}", markup=False)
+    if info.resize:
+        out.print(f"resized: {info.resize}")
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
     out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)

@@ -53,6 +53,7 @@ class SetInfo:
     """What a set is. shape: (height, width, channels); checksum: SHA-256 over pixels, labels, domains and splits.
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
+    resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
     made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
     read_from: folder or file of the sources when it was made; empty if there were none.
     """
@@ -67,6 +68,7 @@ class SetInfo:
     source_checksum: str = ""
     made_by: str = ""
     read_from: str = ""
+    resize: str = ""
 
     @staticmethod
     def read(path: Path) -> SetInfo:
@@ -115,6 +117,7 @@ def write_set(
     source_checksum: str = "",
     made_by: str = "",
     read_from: str = "",
+    resize: str = "",
 ) -> SetInfo:
     """Write a set whole or not at all.
 
@@ -145,7 +148,17 @@ def write_set(
         writer.close()
         checksum = digest.hexdigest()
         info = SetInfo(
-            name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by, read_from
+            name=name,
+            classes=classes,
+            shape=tuple(shape),
+            num_examples=count,
+            checksum=checksum,
+            source=source,
+            domains=domains,
+            source_checksum=source_checksum,
+            made_by=made_by,
+            read_from=read_from,
+            resize=resize,
         )
         description.write_text(info.to_json())
         # The data make the set complete: the old ones go before the description changes, the new ones come after.

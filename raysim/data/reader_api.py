@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,15 +42,39 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
             pool.shutdown(cancel_futures=True)
 
 
+class Resize(NamedTuple):
+    """How image files are brought to a square of `size` pixels, with antialiasing.
+
+    way: "crop" brings the shorter side to the size and cuts the middle out, "squash" brings both sides to it.
+    """
+
+    size: int
+    way: Literal["crop", "squash"] = "crop"
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __str__(self) -> str:
+        done = "squashed" if self.way == "squash" else "shorter side, the middle cut out"
+        return f"{self.size} x {self.size}, {done}, {self.interpolation}"
+
+
 @dataclass(frozen=True)
 class Options:
-    """What a user may ask of a reader. size: pixels; None is the reader's own default."""
+    """What a user may ask of a reader. size: pixels; resize, interpolation: see `Resize`; None is the reader's default."""
 
     size: int | None = None
     download: bool = False
     count: int | None = None
     seed: int | None = None
     domains: int | None = None
+    resize: Literal["crop", "squash"] | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+
+    @property
+    def image_resize(self) -> Resize | None:
+        """What is done to image files; None: they stay as they are."""
+        if self.size is None:
+            return None
+        return Resize(self.size, self.resize or "crop", self.interpolation or "bilinear")
 
 
 @dataclass(frozen=True)

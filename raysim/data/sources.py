@@ -29,7 +29,7 @@ from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
 from raysim.data.facts import FACTS, checked, own_folder
-from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, Options, ParallelMap, Request, Resize, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
 
 DEFAULTS = Options()
@@ -50,8 +50,8 @@ class Source:
     has_files: bool = True
 
 
-#: Image files can be resized.
-_image_files = partial(Source, options=("size",))
+#: Image files can be resized, see `Resize`.
+_image_files = partial(Source, options=("size", "resize", "interpolation"))
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
@@ -218,12 +218,16 @@ def prepare(
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
-    path = set_path(root, save_as)
+    if options.size is None and (options.resize or options.interpolation):
+        raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
+    path, resize = set_path(root, save_as), options.image_resize if "resize" in source.options else None
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
         images = ImageSet(path)
+        if resize:
+            _check_resized(images.info, resize)
         images.verify()
         return images.info
 
@@ -243,9 +247,18 @@ def prepare(
             domains=contents.domains,
             source_checksum=files_checksum(contents.files),
             read_from=str(files.absolute()) if files is not None else "",
+            resize=str(resize or ""),
         )
 
     return made_once(path, there, make)
+
+
+def _check_resized(info: SetInfo, resize: Resize) -> None:
+    """DataError where a set that is there was not resized as is now asked for."""
+    if info.shape[:2] != (resize.size, resize.size) or info.resize not in ("", str(resize)):
+        height, width, _ = info.shape
+        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {resize} is asked for"
+        raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
 def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:

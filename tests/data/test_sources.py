@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 import textwrap
 from importlib import resources
@@ -18,7 +19,7 @@ from raysim.data.arrow import ImageSet, in_batches
 from raysim.data.reader_api import Options
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
-from tests.support.image_sets import pixels, prepared, same
+from tests.support.image_sets import class_tree, pixels, prepared, same
 
 
 def test_the_example_of_adding_a_set_works(tmp_path, monkeypatch):
@@ -120,3 +121,29 @@ def test_source_checksum_follows_names_and_contents(tmp_path):
     assert first == reader_api.files_checksum(files) != reader_api.files_checksum(files[::-1])
     (tmp_path / "b").write_bytes(b"3")
     assert reader_api.files_checksum(files) != first
+
+
+def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_path):
+    class_tree(tmp_path / "files", ["a"], each=1)
+    words = ["prepare", "folder", "--root", str(tmp_path / "files"), "--out", str(tmp_path / "out")]
+
+    def said(*more):
+        result = CliRunner().invoke(app, [*words, *more])
+        return result.exit_code, " ".join((result.output + result.stderr + str(result.exception)).split())
+
+    assert (
+        "--resize and --interpolation say how images come to a size in folder. Give --size, too"
+        in said("--resize", "squash")[1]
+    )
+    squashed = ("--size", "8", "--resize", "squash", "--interpolation", "bicubic")
+    for _ in range(2):  # made, then kept
+        status, text = said(*squashed)
+        assert status == 0
+        assert "resized: 8 x 8, squashed, bicubic" in text
+    assert "is there with images of 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
+    assert said()[0] == 0  # nothing is asked for: it is kept
+    assert said("--size", "8", "--again")[0] == 0
+    description = tmp_path / "out" / "folder" / "folder.json"
+    description.write_text(json.dumps({**json.loads(description.read_text()), "resize": ""}))  # of an older version
+    assert said("--size", "8")[0] == 0
+    assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]

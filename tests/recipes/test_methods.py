@@ -10,6 +10,7 @@ import pytest
 from methods.diagnostics import diagnostics
 from methods.feedback import feedback_layers
 from methods.flfa import flfa
+from methods.moon import moon
 from methods.univarfl import univarfl
 from raysim.config import parse_config, read_config
 from raysim.config.sweep import grid
@@ -78,6 +79,39 @@ def test_flfa_methods_have_the_printed_options(number):
     bases = FLFA_ROWS.get(number, set())
     want = {f"{base} + FLFA" for base in bases} | (bases if number != 10 else set())
     assert seen == (want or {4: set(FLFA_VARIANTS), 13: {"lowest", "highest"}}[number])
+
+
+#: data.normalise, data.augment: the older code's, and for MedMNIST what the header says.
+FLFA_INPUTS = {
+    **dict.fromkeys(("bloodmnist", "organcmnist", "organsmnist", "pathmnist"), ("half", "none")),
+    "fashion_mnist": ("fashion-mnist", "flfa"),
+    "cifar10": ("cifar10", "flfa"),
+    "cifar100": ("cifar100", "flfa"),
+    "imagenet100": ("imagenet", "flfa"),
+}
+
+
+def test_flfa_inputs_and_choices_are_those_that_the_header_names():
+    seen = {}
+    for number in (1, 3):
+        for labels, _, config in trials("flfa", f"table_{number}"):
+            data, part = config.data, config.partition
+            seen[data.name] = data.normalise, data.augment
+            assert part.seed is None  # drawn anew by every seed
+            assert config.model.pretrained is None
+            assert labels["method"] != "MOON" or defaults(moon)["first"] == "none"
+    assert seen == FLFA_INPUTS
+    header = " ".join((PAPERS / "flfa" / "base.yaml").read_text().partition("\nseed:")[0].split()).replace("# ", "")
+    for words in (
+        "The older code has no MedMNIST: pixels go to [-1, 1], as in MedMNIST's own examples, without augmentation",
+        "Networks begin with random weights",
+        "Every seed draws initial weights, partition and cohorts anew",
+        "Momentum begins at 0 in every round",
+        "one factor a layer",
+        "MOON has no contrastive term before a client has trained once",
+        "raysim prepare imagenet100 --root FILES --size 64",
+    ):
+        assert words in header, words
 
 
 def test_flfa_scaffold_is_its_authors_with_and_without_flfa():

@@ -63,6 +63,7 @@ OTHER_SEEDS = {
     "flfa/table_10": 1,
     "flfa/layers": 1,
     "livar/table_4": 5,
+    "livar/table_4_test": 8,
     "studies/livar_pretrain": 1,
     "studies/fedvg_pretrain": 1,
     "studies/combinations": 3,
