@@ -40,8 +40,18 @@ from raysim.core.method import Method
 #: What they are for -> the methods' functions.
 GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "The four papers": (fedvg, flfa, livar, univarfl),
-    "Rivals of FedVG's score": (fedvg_loss, fedvg_cosine),
-    "Weights and server steps": (uniform, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedacg, elastic),
+    "Weights and server steps": (
+        uniform,
+        fedvg_loss,
+        fedvg_cosine,
+        fednova,
+        fedavgm,
+        fedadam,
+        fedyogi,
+        fedadagrad,
+        fedacg,
+        elastic,
+    ),
     "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign),
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),

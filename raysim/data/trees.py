@@ -215,9 +215,7 @@ def _contents(
 
 def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
     resize, mode = request.options.image_resize, request.mode
-    shape = (
-        (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
-    )
+    shape = (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
     rows = batch_rows(shape)
     parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
     work = [[str(picture.path) for picture in part] for part in parts]
