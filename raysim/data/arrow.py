@@ -217,6 +217,9 @@ class ImageSet:
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
             raise DataError(what, str(path), again)
+        for shape in {batch.images.shape[1:] for batch in self.batches} - {self.info.shape}:
+            what = f"images of shape {shape} where the description says {self.info.shape}"
+            raise DataError(what, str(path), again)
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -86,9 +86,11 @@ def prepare_by_name(
 
 
 def logger_faults(specs: Sequence[object]) -> list[Fault]:
-    """Names that no function has, and options that it does not take."""
+    """Names that no function has, options that it does not take, and a logger that is there already."""
     faults: list[Fault] = []
     for index, spec in enumerate(specs):
+        if (first := specs.index(spec)) < index:
+            faults.append(Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them"))
         made = find_logger(spec, f"loggers[{index}]")
         faults += made if isinstance(made, list) else []
     return faults

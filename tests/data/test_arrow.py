@@ -61,6 +61,16 @@ def test_damaged_set_is_refused_and_kept_set_is_verified(tmp_path):
     assert prepare("digits", tmp_path) == info
 
 
+def test_a_description_with_another_shape_is_refused(tmp_path):
+    path = tmp_path / "mine" / "mine.arrow"
+    write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
+    described = json.loads(describe(path).read_text())
+    describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1]}))
+    words = r"images of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
+    with pytest.raises(DataError, match=words):
+        ImageSet(path)
+
+
 def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path):
     info = prepare("digits", tmp_path)
     path = set_path(tmp_path, "digits")
