@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from safetensors import SafetensorError
@@ -33,11 +34,18 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was restored: the next round to run, the server's snapshot, and where each client's memory lies."""
+    """What was restored.
+
+    Attributes:
+      next_round: to run.
+      memories: client -> where its memory lies.
+      records: checksums of the records of all rounds before it; empty in checkpoints of older versions.
+    """
 
     next_round: int
     snapshot: Snapshot
     memories: dict[int, Path]
+    records: Mapping[str, str]
 
 
 class CheckpointStore:
@@ -52,10 +60,17 @@ class CheckpointStore:
         self._memories: dict[int, str] = {}
         self._digests: dict[str, str] = {}  # of the memories, by name
 
-    def save(self, next_round: int, snapshot: Snapshot, memories: Iterable[tuple[int, Packed]]) -> Path:
+    def save(
+        self,
+        next_round: int,
+        snapshot: Snapshot,
+        memories: Iterable[tuple[int, Packed]],
+        records: Mapping[str, str] = MappingProxyType({}),
+    ) -> Path:
         """Write a checkpoint after round `next_round - 1`.
 
         Args:
+          records: checksums of the run's records, which it keeps.
           memories: (client, packed memory) of each client whose memory changed since the last save; taken one by one.
         """
         for client, memory in memories:
@@ -73,6 +88,7 @@ class CheckpointStore:
             "next_round": next_round,
             "memories": {str(client): name for client, name in self._memories.items()},
             "sha256": {"server": digest, **self._digests},
+            "records": dict(records),
         }
         write_file(building / "checkpoint.json", json.dumps({**fields, "self": _digest_of(fields)}).encode())
         shutil.rmtree(target, ignore_errors=True)
@@ -118,9 +134,8 @@ class CheckpointStore:
         for name in names.values():
             _verified(self.folder / name, digests[name])
         self._memories, self._digests = names, digests
-        return Checkpoint(
-            fields["next_round"], snapshot, {client: self.folder / name for client, name in names.items()}
-        )
+        memories = {client: self.folder / name for client, name in names.items()}
+        return Checkpoint(fields["next_round"], snapshot, memories, fields.get("records", {}))
 
     def read_memory(self, path: Path) -> Packed:
         """Packed memory of one client, of the checkpoint that was read last.

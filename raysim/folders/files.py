@@ -19,7 +19,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        _sync(temporary, os.O_RDWR)
+        sync_file(temporary)
         os.replace(temporary, path)
         sync_folder(path.parent)  # the name, too
     finally:
@@ -36,6 +36,11 @@ def file_digest(path: Path, kind: str = "sha256") -> str:
     """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Make what a file holds durable."""
+    _sync(path, os.O_RDWR)
 
 
 def sync_folder(folder: Path) -> None:

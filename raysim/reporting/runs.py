@@ -74,7 +74,7 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 def _read(folder: Path) -> Run:
     files = RunFolder(folder)
-    config, summary, environment = map(_mapping, (files.config, files.summary, files.environment))
+    config, summary, environment = (_mapping(files, path) for path in (files.config, files.summary, files.environment))
     labels = dict(config.get("labels") or {})
     seed = labels.pop("seed", config.get("seed", 0))
     return Run(folder, _status(files, config, summary), config, summary, environment, labels, seed)
@@ -94,12 +94,13 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
         return f"damaged: {error.what}"
 
 
-def _mapping(path: Path) -> Settings:
-    """What a file holds; nothing if it cannot be read."""
+def _mapping(files: RunFolder, path: Path) -> Settings:
+    """What a file holds; nothing if it cannot be read, or is not as the run wrote it."""
     try:
+        files.check_unchanged(path)
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RaysimError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -21,7 +21,7 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
-from raysim.engine.checkpoint import CheckpointStore
+from raysim.engine.checkpoint import CheckpointStore, _digest_of
 from raysim.engine.messages import Snapshot
 from raysim.engine.simulation import Stopped, restore
 from raysim.plan.check import check
@@ -292,3 +292,70 @@ def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, roo
         part.write_bytes(b"")
     with pytest.raises(RaysimError, match=words):
         quietly(plan)
+
+
+def _stopped_after(round_index, plan):
+    """Run a plan, and end it unfinished after a round."""
+
+    def stop(record):
+        if record.round_index == round_index:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+
+
+def _change_a_digit(path):
+    """Of the last number above 0 that the second line of a table has."""
+    head, line, rest = path.read_text().split("\n", 2)
+    cell = max(index for index, digit in enumerate(line) if digit in "123456789")
+    path.write_text("\n".join([head, f"{line[:cell]}{int(line[cell]) % 9 + 1}{line[cell + 1 :]}", rest]))
+
+
+def _rewrite(path):
+    """One number of a table of clients, in a file that is whole."""
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("weight")
+    weights = table.column("weight").to_numpy() + 0.5
+    pq.write_table(table.set_column(place, "weight", [weights]), path)
+
+
+CHANGES = {
+    "progress.csv": ("progress.csv", _change_a_digit),
+    "clients.parquet": ("clients.parquet/rounds-000001-000001.parquet", _rewrite),
+    "arrays": ("arrays/round_00001.npz", lambda path: np.savez_compressed(path, **{"fedvg.norms": np.ones((2, 2))})),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believed(kind, root, tmp_path):
+    plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
+    _stopped_after(2, plan)
+    file, change = CHANGES[kind]
+    change(tmp_path / "a" / file)
+    words = (
+        rf"^run 'a' cannot be resumed: {kind} changed since the checkpoint after round 3 in [^\n]*\. Put the file back"
+    )
+    with pytest.raises(RaysimError, match=words):
+        quietly(plan)
+    for path in (tmp_path / "a").glob(
+        "checkpoints/round-*/checkpoint.json"
+    ):  # as versions without these checksums wrote it
+        fields = {
+            name: value for name, value in json.loads(path.read_text()).items() if name not in ("records", "self")
+        }
+        path.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
+    assert quietly(plan)["rounds"] == 4
+
+
+def test_what_a_killed_process_left_after_its_checkpoint_changes_nothing(root, tmp_path):
+    plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
+    _stopped_after(1, plan)
+    folder = tmp_path / "a"
+    with open(folder / "progress.csv", "a") as file:  # two rows that no checkpoint knows, the second one torn
+        line = (folder / "progress.csv").read_text().splitlines()[-1]
+        file.write(f"2{line[1:]}\n3{line[1 : len(line) - 4]}")
+    (folder / "arrays" / "round_00002.npz").write_bytes(b"PK")
+    whole = quietly(plan_of(root, ["fedvg"], rounds=4, name="b", storage=str(tmp_path)))
+    assert quietly(plan)["params_sha256"] == whole["params_sha256"]
+    assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "b"))

@@ -19,10 +19,10 @@ from raysim.engine.metrics import cohort_metrics, evaluation, spread
 from raysim.engine.plan import ClientBlock
 from raysim.plan.build import open_federation, sizes_of
 from raysim.plan.check import check
+from raysim.plan.find import further_metrics
 from raysim.running.record import judged
 from raysim.running.runner import execute
 from raysim.training.evaluate import Score
-from raysim.plan.find import further_metrics
 from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
 
 NO_FUNCTION = 3
