@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from safetensors.numpy import load, save
 
 from raysim.core.errors import RaysimError
 from raysim.engine.messages import Packed, Snapshot
-from raysim.folders.files import sync_folder, write_file
+from raysim.folders.files import part_of, sync_folder, write_file
 
 ARRAY = "__array__"
 
@@ -27,6 +28,9 @@ SUFFIXES = (".safetensors", ".json")
 
 #: Of the files; checkpoints of another form are not read.
 FORM = 2
+
+#: Names of client memories, below the folder of checkpoints.
+MEMORY = re.compile(r"memory/client-\d{6,}-\d{6,}")
 
 #: What reading a damaged file raises.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
@@ -78,8 +82,7 @@ class CheckpointStore:
             self._digests[name] = _write_tree(self.folder / name, memory)
             self._memories[client] = name
         target = self.folder / f"round-{next_round:06d}"
-        building = self.folder / f".{target.name}.{os.getpid()}.part"
-        shutil.rmtree(building, ignore_errors=True)
+        building = part_of(target)
         digest = _write_tree(building / "server", vars(snapshot))
         used = self._memories.values()
         self._digests = {name: self._digests[name] for name in used}
@@ -129,6 +132,8 @@ class CheckpointStore:
         if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
             raise ValueError("checkpoint.json is not as it was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}
+        if strange := [name for name in names.values() if not MEMORY.fullmatch(name)]:
+            raise ValueError(f"{strange[0]!r} is no client memory")
         digests = dict(fields["sha256"])
         snapshot = Snapshot(**_read_tree(folder / "server", digests.pop("server")))
         for name in names.values():

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def part_of(path: Path) -> Path:
+    """Where to write what is to take the place of `path`: a name beside it that nobody else has.
+
+    Drawn and not made of the process's number, which is 1 in every container.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
@@ -16,7 +25,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     Folders above it are made where they are missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part_of(path)
     try:
         yield temporary
         sync_file(temporary)

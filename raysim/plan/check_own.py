@@ -74,15 +74,14 @@ def prepare_by_name(
     Raises:
       ConfigError: no such function, or wrong options. DataError, OwnCodeError: as `prepare_own`.
     """
-    if Path(save_as).name != save_as:
-        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
+    path = set_path(root, save_as)
     if save_as in SOURCES:
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
     if faults := own_faults("reader", {name: options}, find_reader):
         raise ConfigError(faults, "the command line")
     read = own_function(name, "reader")
-    return prepare_own(save_as, read, set_path(root, save_as), files, options, again=again)
+    return prepare_own(save_as, read, path, files, options, again=again)
 
 
 def logger_faults(specs: Sequence[object]) -> list[Fault]:

@@ -239,6 +239,23 @@ def test_an_edited_round_number_is_damage(tmp_path):
     assert CheckpointStore(tmp_path).latest().next_round == 2
 
 
+@pytest.mark.parametrize("name", ["../outside", "/{}/outside", "memory/../../outside", "round-000002/server"])
+def test_a_memory_outside_of_its_folder_is_not_read(name, tmp_path):
+    _stored(tmp_path / "checkpoints")
+    file, name = tmp_path / "checkpoints" / "round-000003" / "checkpoint.json", name.format(tmp_path)
+    fields = json.loads(file.read_text())
+    del fields["self"]
+    for suffix in (".json", ".safetensors"):  # sound files, by their checksums
+        memory = tmp_path / "checkpoints" / f"memory/client-000001-000003{suffix}"
+        (tmp_path / f"outside{suffix}").write_bytes(memory.read_bytes())
+    fields["sha256"][name] = fields["sha256"][fields["memories"]["1"]]
+    fields["memories"]["1"] = name
+    file.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
+    said = []
+    assert CheckpointStore(tmp_path / "checkpoints").latest(said.append).next_round == 2
+    assert f"{name!r} is no client memory" in said[0]
+
+
 def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     _stored(tmp_path)
     for path in tmp_path.glob("round-*/server.safetensors"):
