@@ -22,9 +22,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
-from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
-from raysim.folders.checksums import RecordChain, read_seal, seal_of
+from raysim.folders.checksums import read_seal, seal_of
 from raysim.folders.files import file_digest, replaced_file, write_file
 from raysim.folders.logged_arrays import LoggedArrays
 
@@ -168,7 +167,7 @@ class RunFolder:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
             results = (self.progress, self.confusion, self.summary, self.model)
-            message = f"{message}\n{seal_of(self.path, [*results, *self._parts(), *self._array_files().values()])}"
+            message = f"{message}\n{seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
         write_file(self.path / mark, message.encode())
 
     def check_unchanged(self, *paths: Path) -> None:
@@ -281,51 +280,25 @@ class RunFolder:
             pq.write_table(table, temporary)
         return part
 
-    def _parts(self) -> list[Path]:
+    def client_parts(self) -> list[Path]:
+        """The files of clients.parquet, in the order of rounds."""
         return sorted(self.clients.glob("rounds-*.parquet"))
 
     def client_rows(self) -> pa.Table | None:
         """All parts as one table, in the order of rounds; None if there is none. Raises DataError: one was changed."""
-        parts = [self.clients] if self.clients.is_file() else self._parts()
+        parts = [self.clients] if self.clients.is_file() else self.client_parts()
         self.check_unchanged(*parts)
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
 
     def drop_clients(self, first_round: int) -> None:
         """Delete rows of rounds from `first_round` on."""
-        for part in self._parts():
+        for part in self.client_parts():
             table = pq.read_table(part)
             kept = table.filter(pc.less(table.column("round"), first_round))
             if len(kept) < len(table):
                 part.unlink()
                 if len(kept):
                     self.append_clients(kept)
-
-    def missing_records(self, before: int) -> str:
-        """What is missing, in words, of the rows of all rounds below `before`, or is damaged; empty if nothing is."""
-        whole = set(range(before))
-        lacking = whole - {int(row["round"]) for row in self.progress_rows()}
-        if lacking:
-            return f"{self.progress.name} lacks {_rounds(lacking)}"
-        found: set[int] = set()
-        for part in self._parts():
-            try:
-                found |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
-            except (pa.ArrowInvalid, OSError) as error:
-                return f"{part.parent.name}/{part.name} is damaged ({error})"
-        return f"{self.clients.name} lacks {_rounds(whole - found)}" if whole - found else ""
-
-    def record_chain(self, before: int) -> RecordChain:
-        """The chain over the records of all rounds below `before`, as they lie here. Raises RaysimError, OSError."""
-        chain = RecordChain()
-        for row in self.progress_rows(before):
-            chain.add_row(self.progress.name, row)
-        for part in self._parts():
-            if int(part.stem.rpartition("-")[2]) < before:
-                chain.add_file(self.clients.name, part)
-        for round_index, path in self._array_files().items():
-            if round_index < before:
-                chain.add_file(self.arrays.name, path)
-        return chain
 
     def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> Path:
         """arrays/round_00012.npz: what methods logged in a round; its path."""
@@ -335,7 +308,7 @@ class RunFolder:
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
         return path
 
-    def _array_files(self) -> dict[int, Path]:
+    def array_files(self) -> dict[int, Path]:
         """Round -> its arrays, for every round that has any, in their order."""
         paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
         return dict(sorted(paths.items()))
@@ -346,7 +319,7 @@ class RunFolder:
         Raises:
           DataError: a file is damaged or was changed; also when an array of it is looked at.
         """
-        for index, path in self._array_files().items():
+        for index, path in self.array_files().items():
             self.check_unchanged(path)
             arrays = LoggedArrays(path)
             try:
@@ -360,9 +333,3 @@ def _column(values: np.ndarray) -> pa.Array:
     kind = pa.from_numpy_dtype(values.dtype)
     content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
-
-
-def _rounds(numbers: set[int]) -> str:
-    listed = sorted(numbers)
-    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
-    return round_name(listed[0]) + more

@@ -18,6 +18,7 @@ from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.engine.metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
+from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
 from raysim.running.album import Album, Picture
 from raysim.running.board import Board
@@ -69,7 +70,7 @@ class Recorder:
         self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
         self._open_progress()
         folder.drop_clients(first_round)
-        self._chain = folder.record_chain(first_round)
+        self._chain = record_chain(folder, first_round)
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
         self._arrays: list[Path] = []  # likewise
         self._confusion: np.ndarray | None = None  # likewise

@@ -29,6 +29,7 @@ from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.folders.files import write_file
+from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder, changes
 from raysim.folders.storage import held, open_run_folder
 from raysim.models.trained import trained_tensors
@@ -203,7 +204,7 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         _say(
             f"run {name!r} has no checkpoint yet (one is written every {config.checkpoint.every_s:g} s): it begins again"
         )
-    if checkpoint is not None and (damage := _damaged_records(folder, checkpoint)):
+    if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {name!r} cannot be resumed: {damage}", where, remedy)
     if is_longer or has_other_stop:
@@ -224,16 +225,6 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
     if plan.manifest.test_sizes is not None and "test_sizes" not in before:  # older versions left it out
         text = f"{run} does not say whose its test rows are; an older version began it"
     return Fault(key, f"{text}; choose another name")
-
-
-def _damaged_records(folder: RunFolder, checkpoint: Checkpoint) -> str:
-    """What is missing or changed, in words, of the records of the rounds before a checkpoint; empty if nothing is."""
-    if missing := folder.missing_records(checkpoint.next_round):
-        return missing
-    links = folder.record_chain(checkpoint.next_round).links
-    changed = sorted(kind for kind, link in checkpoint.records.items() if links.get(kind) != link)
-    since = f"since the checkpoint after {round_name(checkpoint.next_round - 1)}"
-    return f"{' and '.join(changed)} changed {since}" if changed else ""
 
 
 def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
