@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.core.settings import Settings
+from raysim.core.texts import visible
 from raysim.folders.checksums import read_seal, seal_of
 from raysim.folders.files import file_digest, replaced_file, write_file
 from raysim.folders.logged_arrays import LoggedArrays
@@ -160,7 +161,8 @@ class RunFolder:
             path = self.path / mark
             if path.is_file():  # a folder of that name is no mark
                 text = path.read_text(errors="replace")
-                return Status(name, (text if mark == "COMPLETED" else text.strip()).partition("\n")[0])
+                message = (text if mark == "COMPLETED" else text.strip()).partition("\n")[0]
+                return Status(name, visible(message))
         return Status("unfinished")
 
     def mark(self, mark: Mark, message: str = "") -> None:

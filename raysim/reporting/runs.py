@@ -13,6 +13,7 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import DataError, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label
@@ -102,7 +103,7 @@ def _mapping(files: RunFolder, path: Path) -> Settings:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RaysimError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return all_visible(content) if isinstance(content, dict) else {}
 
 
 def label(runs: Sequence[Run]) -> list[Run]:

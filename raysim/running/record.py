@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
+from raysim.core.texts import cells
 from raysim.engine.metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain
@@ -178,8 +179,8 @@ class Recorder:
         """confusion.csv: test examples by true class (row) and predicted class."""
         with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["true class", *self.classes])
-            writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
+            writer.writerow(cells(["true class", *self.classes]))
+            writer.writerows(cells([name, *row]) for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
     def _pictures(self, record: RoundRecord) -> Iterator[Picture]:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
