@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,13 +65,29 @@ def start(path, *overrides):
 
 
 def listening(process):
-    """Addresses at which a process and its children take connections."""
+    """(address, port) pairs at which a process and its children take connections."""
     found = []
     for member in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             found += member.net_connections("tcp")
-    there = [connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN]
-    return {address.removeprefix("::ffff:") for address in there}
+    there = [connection.laddr for connection in found if connection.status == psutil.CONN_LISTEN]
+    return {(address.ip.removeprefix("::ffff:"), address.port) for address in there}
+
+
+def answers(address, port):
+    """Whether a connection is taken."""
+    try:
+        with socket.create_connection((address, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def outward_addresses():
+    """The addresses under which other machines know this one, and one of the loopback that nobody should listen at."""
+    known = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
+    outward = [each.address for each in known if each.family == socket.AF_INET and not each.address.startswith("127.")]
+    return [*outward, "127.0.0.2"]  # who listens at 0.0.0.0 is reached there, too, on a machine without a network
 
 
 @pytest.mark.slow
@@ -83,8 +100,11 @@ def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path)
     while time.monotonic() < deadline and not list(folder.glob("checkpoints/round-00000[3-9]")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
-    # Nobody reaches a local Ray from other machines.
-    assert listening(process) <= {"127.0.0.1", "::1"}
+    # Nobody reaches a local Ray from other machines: tried at every port.
+    places = listening(process)
+    assert {address for address, _ in places} <= {"127.0.0.1", "::1"}
+    assert any(answers("127.0.0.1", port) for _, port in places) == (backend == "ray")
+    assert not [(address, port) for address in outward_addresses() for _, port in places if answers(address, port)]
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + signal.SIGTERM), output
