@@ -15,6 +15,7 @@ from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.names import name_fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
 
@@ -160,7 +161,6 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
     cohort, local = config.cohort, config.local
     size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
     decay = f"{local.lr_decay:g} has no effect with schedule {local.schedule}"
-    folders = (config.name or "").split("/")
     return {
         Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
         Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
@@ -178,7 +178,6 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
         Fault("local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"): (
             None not in (local.steps, local.epochs)
         ),
-        Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"): bool({".", ".."} & {*folders}),
     }
 
 
@@ -243,14 +242,20 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
 
 
 def _unusable_paths(config: Config) -> dict[Fault, bool]:
-    """Names of files and folders that no system takes."""
+    """Names of files and folders that no system takes, or that would lead out of the folder they are put in."""
     data = config.data
     external = data.validation_set.external.name
-    named = [("name", config.name), ("storage", config.storage), ("partition.file", config.partition.file)]
-    named += [("data.name", data.name), ("data.root", data.root), ("data.files", data.files)]
-    named += [("data.validation_set.external.name", external), ("model.pretrained", config.model.pretrained)]
-    named += [("data.test_sets", name) for name in data.test_sets]
-    return {Fault(key, text): True for key, path in named if path and (text := _path_fault(key, path))}
+    sets = [("data.name", data.name), ("data.validation_set.external.name", external)]
+    sets += [("data.test_sets", name) for name in data.test_sets]
+    names = [("name", config.name), *sets]
+    paths = [("storage", config.storage), ("partition.file", config.partition.file), ("data.root", data.root)]
+    paths += [("data.files", data.files), ("model.pretrained", config.model.pretrained)]
+    faults = {
+        Fault(key, f"{text}, got {name!r}"): True
+        for key, name in names
+        if name is not None and (text := name_fault(name, has_folders=key == "name"))
+    }
+    return faults | {Fault(key, text): True for key, path in names + paths if path and (text := _path_fault(key, path))}
 
 
 def _path_fault(key: str, path: str) -> str:

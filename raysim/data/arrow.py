@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
+from raysim.core.texts import all_visible, visible
 from raysim.data.faults import check_range, full_disk
 from raysim.folders.files import replaced_file
 
@@ -74,7 +75,7 @@ class SetInfo:
     def read(path: Path) -> SetInfo:
         """The description of the set whose Arrow file is `path`; descriptions from before a field have its default."""
         fields = json.loads(describe(path).read_text())
-        lists = {key: tuple(fields[key]) for key in ("classes", "shape", "domains") if key in fields}
+        lists = {key: tuple(all_visible(fields[key])) for key in ("classes", "shape", "domains") if key in fields}
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
@@ -127,7 +128,7 @@ def write_set(
     Raises:
       DataError: a label outside the classes, images of different shapes, no example at all, or no space on the disk.
     """
-    classes, domains = tuple(classes), tuple(domains)
+    classes, domains = tuple(map(visible, classes)), tuple(map(visible, domains))
     limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
@@ -234,6 +235,9 @@ class ImageSet:
         self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
+            raise DataError(what, str(path), again)
+        for shape in {batch.images.shape[1:] for batch in self.batches} - {self.info.shape}:
+            what = f"images of shape {shape} where the description says {self.info.shape}"
             raise DataError(what, str(path), again)
 
     def __len__(self) -> int:

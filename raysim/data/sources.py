@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from raysim.core.errors import DataError, did_you_mean
+from raysim.core.names import name_fault
 from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
@@ -183,7 +184,13 @@ SOURCES: dict[str, Source] = {
 
 
 def set_path(root: Path, name: str) -> Path:
-    """Where the Arrow file of a set lies below a data root."""
+    """Where the Arrow file of a set lies below a data root.
+
+    Raises:
+      DataError: the name would lead out of the root.
+    """
+    if fault := name_fault(name):
+        raise DataError(f"a set cannot be called {name!r}", "", f"its name {fault}")
     return root / name / f"{name}.arrow"
 
 
@@ -212,8 +219,6 @@ def prepare(
         mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones"
         raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
-    if Path(save_as).name != save_as:
-        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"

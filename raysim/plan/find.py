@@ -103,7 +103,7 @@ def _own_metric(metric: Metric) -> Metric:
 
     def call(labels: np.ndarray, logits: np.ndarray) -> float:
         with own_errors(metric):
-            value = metric(labels, logits)
+            value = metric(labels.copy(), logits.copy())  # it may write into them; other metrics follow
             if not isinstance(value, SupportsFloat):
                 text = f"a metric returned {type(value).__name__}"
                 raise OwnCodeError(text, place_of(metric), "return one number")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from raysim.config import ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.texts import visible
 from raysim.reporting.contents import Report
 from raysim.reporting.document import document
 from raysim.reporting.drawing import captions, draw, figure_faults, kinds
@@ -232,7 +233,9 @@ def write(report: Report, folder: Path, on_note: Callable[[str], None] = lambda 
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(document(report, captions(figures), [*report.notes, *missing]))
+        (folder / "report.md").write_text(
+            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
+        )
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

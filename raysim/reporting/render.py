@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.core.texts import cells as harmless
 from raysim.reporting.metrics import Metric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
@@ -233,8 +234,9 @@ def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:
     name = f"{metric}_pct" if tables[0].metric.is_share else metric
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*labels, *_numbers(cells[0], name)])
-        writer.writerows([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+        writer.writerow(harmless([*labels, *_numbers(cells[0], name)]))
+        rows = ([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+        writer.writerows(map(harmless, rows))
 
 
 def _numbers(cell: Cell, metric: str) -> dict[str, object]:

@@ -13,6 +13,7 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import DataError, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.names import is_network, is_set
 from raysim.reporting.published import Label, is_same
@@ -76,7 +77,7 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 def _read(folder: Path) -> Run:
     files = RunFolder(folder)
-    config, summary, environment = map(_mapping, (files.config, files.summary, files.environment))
+    config, summary, environment = (_mapping(files, path) for path in (files.config, files.summary, files.environment))
     labels = dict(config.get("labels") or {})
     seed = labels.pop("seed", config.get("seed", 0))
     status = _status(files, config, summary)
@@ -97,14 +98,15 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
         return f"damaged: {error.what}"
 
 
-def _mapping(path: Path) -> Settings:
-    """What a file holds; nothing if it cannot be read."""
+def _mapping(files: RunFolder, path: Path) -> Settings:
+    """What a file holds; nothing if it cannot be read, or is not as the run wrote it."""
     try:
+        files.check_unchanged(path)
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RaysimError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return all_visible(content) if isinstance(content, dict) else {}
 
 
 def label(runs: Sequence[Run]) -> list[Run]:

@@ -308,6 +308,14 @@ def test_nine_plus_one_has_one_balanced_client_of_the_same_size():
             divide("nine_plus_one", labels, 10, alpha=0.05, samples_per_client=size)
 
 
+@pytest.mark.parametrize(("scheme", "clients", "most"), [("nine_plus_one", 10, 100), ("joint", 1, 1000)])
+def test_a_minimum_above_what_clients_get_is_refused(scheme, clients, most):
+    labels = np.arange(1000) % 10
+    assert len(divide(scheme, labels, clients, alpha=0.05, min_samples=most)) == clients
+    with pytest.raises(DataError, match=rf"fewer than {most + 1} in partition {scheme}.*min_samples to {most}"):
+        divide(scheme, labels, clients, alpha=0.05, min_samples=most + 1)
+
+
 def test_configuration_offers_every_scheme_and_form():
     names, *_ = get_args(PartitionGroup.model_fields["scheme"].annotation)  # then those of the user's own
     assert set(get_args(names)) == set(SCHEMES)

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import raysim
 from raysim.cli.main import app
-from raysim.core.errors import DataError
+from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
 from raysim.data.arrow import ImageSet, in_batches
 from raysim.data.reader_api import Options
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
+from raysim.plan.check import check
+from raysim.plan.check_own import prepare_by_name
 from tests.support.image_sets import class_tree, pixels, prepared, same
 
 
@@ -93,8 +96,43 @@ def test_options_and_names_that_do_not_apply_are_refused(tmp_path):
         prepare("digits", tmp_path, options=Options(size=8))
     with pytest.raises(DataError, match=r"cifar10 has no option --count. Its options: --download"):
         prepare("cifar10", tmp_path, options=Options(count=8))
-    with pytest.raises(DataError, match="cannot be called"):
-        prepare("digits", tmp_path, save_as="../x")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../outside", "/tmp/outside", "a/b", "a\\b", "a\nb", "a\x1b[2J"])
+def test_a_set_stays_inside_its_root(name, tmp_path):
+    root = tmp_path / "root"
+    name = name.replace("/tmp", str(tmp_path))
+    read = "tests.data.test_sources:two_rows"
+    writes = [
+        lambda: prepare("digits", root, save_as=name or "."),
+        lambda: raysim.arrays(*two_rows(), name=name, root=root),
+        lambda: prepare_by_name(read, name, root, None, [], again=False),
+        lambda: set_path(root, name),
+    ]
+    for write in writes:
+        with pytest.raises(DataError, match=r"^a set cannot be called '.*Its name must be the name of one folder"):
+            write()
+    groups = {"name": {"name": name}, "test_sets": {"test_sets": [name]}, "reader": {"name": name, "reader": read}}
+    external = {"external": {"name": name, "mapping": "stl10_to_cifar10"}}
+    for data in (*groups.values(), {"validation_set": external}):
+        with pytest.raises(
+            ConfigError, match=r"data\.(name|test_sets|validation_set.*): must be the name of one folder"
+        ):
+            check({"data": {"root": str(root), **data}, "resources": {"backend": "serial"}}, "a test")
+    assert {path.name for path in tmp_path.rglob("*.arrow")} <= {"digits.arrow"}  # of the default in its place
+    assert {path.name for path in tmp_path.iterdir()} <= {"root"}
+
+
+def two_rows():
+    """Images and labels, as a reader returns them."""
+    return np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b", "a\n", "/a", "a/", "."])
+def test_a_run_stays_inside_its_storage(name, settings, tmp_path):
+    with pytest.raises(ConfigError, match=r"  name: (must be names of folders|has the wrong form)"):
+        check({**settings, "name": name}, "a test")
+    assert not list(tmp_path.iterdir())
 
 
 def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
