@@ -65,13 +65,13 @@ class Request:
 
     @property
     def root(self) -> Path:
-        """The folder (or file) with the source files; DataError if none was given or it does not exist."""
+        """The folder (or file) with the source files; DataError if none was given or it is no file or folder."""
         if self.files is None:
             mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
             raise DataError(f"{self.name} needs its source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
-        if not self.files.exists():
+        if not (self.files.is_file() or self.files.is_dir()):  # a pipe would be waited for, a device read without an end
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
         return self.files
 

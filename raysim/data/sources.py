@@ -19,6 +19,7 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -216,7 +217,7 @@ def prepare(
             path,
             save_as,
             contents.classes,
-            _counted(contents, on_progress),
+            _counted(contents, path.parent, on_progress),
             source=source.description,
             domains=contents.domains,
             source_checksum=files_checksum(contents.files),
@@ -225,9 +226,15 @@ def prepare(
     return made_once(path, there, make)
 
 
-def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:
+def _counted(contents: Contents, folder: Path, on_progress: OnProgress | None) -> Iterator[Batch]:
+    """The batches; DataError at the first one if all of them will not fit on the disk."""
     done = 0
     for batch in contents.batches:
+        if not done and len(batch.images):
+            size_bytes, there = batch.images[0].nbytes * (contents.num_examples or 0), shutil.disk_usage(folder).free
+            if size_bytes > there:
+                what = f"{contents.num_examples:,} images take {size_bytes / 1e9:,.1f} GB, and {there / 1e9:,.1f} GB are free"
+                raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
         yield batch
         done += len(batch.labels)
         if on_progress is not None:
