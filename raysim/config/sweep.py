@@ -87,13 +87,17 @@ def without_null_sweep(raw: Settings) -> Settings:
     """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
     if "tune" not in raw or raw["tune"] is not None:
         return raw
-    kept = {key: value for key, value in (raw.get("scale") or {}).items() if str(key).partition(".")[0] != "tune"}
-    return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
+    scale = raw.get("scale")
+    if not isinstance(scale, Mapping):
+        return _without(raw, ("tune",))
+    kept = {key: value for key, value in scale.items() if str(key).partition(".")[0] != "tune"}
+    return _without(raw, ("tune", "scale")) | ({"scale": kept} if kept else {})
 
 
 def with_own_name(raw: Raw) -> Raw:
     """The same, its name kept when it is scaled: it was given for this very run or sweep."""
-    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if raw.get("scale") else raw
+    scale = raw.get("scale")
+    return {**raw, "scale": {**scale, "name": raw["name"]}} if scale and isinstance(scale, Mapping) else raw
 
 
 def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Trial:

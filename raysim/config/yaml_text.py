@@ -10,13 +10,11 @@ from pathlib import Path
 import yaml
 
 from raysim.core.errors import Fault
+from raysim.core.own_code import MOST_DEPTH
 from raysim.core.reading import regular_file
 
 #: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
 MOST_VALUES = 100_000
-
-#: Groups inside each other.
-MOST_DEPTH = 50
 
 #: Bytes of a file. Recipes have some thousand; PyYAML takes ten seconds for a megabyte.
 MOST_BYTES = 2_000_000
@@ -60,7 +58,13 @@ def load_yaml(text: str) -> object:
         raise ValueError(f"is no valid YAML: {problem}{place}") from error
     except RecursionError as error:
         raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
-    except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML reads tags unchecked: !!int x
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+    ) as error:  # PyYAML reads tags unchecked: !!int x
         raise ValueError(f"is no valid YAML: {error}") from error
 
 
@@ -93,7 +97,9 @@ def unfit_values(raw: object) -> list[Fault]:
             elif isinstance(value, str) and "\0" in value:
                 faults.append(Fault(key, f"must not hold the character NUL, got {value!r}"))
             elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-                faults.append(Fault(key, f"must be a number of at most {MOST_BITS} bits, got one of {value.bit_length()}"))
+                faults.append(
+                    Fault(key, f"must be a number of at most {MOST_BITS} bits, got one of {value.bit_length()}")
+                )
     except RecursionError:
         return [Fault("file", f"is nested too deeply; groups may lie {MOST_DEPTH} deep")]
     return faults

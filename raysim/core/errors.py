@@ -12,7 +12,6 @@ from pathlib import Path
 from raysim.core.rounds import round_name
 from raysim.core.uri import masked
 
-
 #: A word of a message that nobody reads; names of files have 255 letters at most.
 _LONG_WORD = re.compile(r"[^\s/]{300,}")
 

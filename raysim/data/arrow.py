@@ -80,21 +80,24 @@ class SetInfo:
         fields = read_json(describe(path))
         if not isinstance(fields, dict):
             raise ValueError(f"no keys and values but {type(fields).__name__}")
-        lists = {key: tuple(fields[key]) for key in ("classes", "shape", "domains") if key in fields}
-        info = SetInfo(**(fields | lists))
-        numbers = {"shape": info.shape, "num_examples": (info.num_examples,)}
-        texts = {name: (value,) for name, value in vars(info).items() if name not in (*numbers, *lists)}
-        texts |= {"classes": info.classes, "domains": info.domains}
-        wrong = [name for name, values in numbers.items() if not all(type(each) is int and each > 0 for each in values)]
-        wrong += [name for name, values in texts.items() if not all(isinstance(each, str) for each in values)]
-        wrong += [name for name in ("classes",) if not info.classes] + ["shape"] * (len(info.shape) != 3)
-        if wrong:
-            raise ValueError(f"{wrong[0]} is {getattr(info, wrong[0])!r}")
-        return info
+        if wrong := [name for name, value in fields.items() if not _is_sound(name, value)]:
+            raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r:.100}")
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
         """What `read` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """Whether a field of a description has a value of its type."""
+    if name == "shape":
+        return isinstance(value, list) and len(value) == 3 and all(type(each) is int and each > 0 for each in value)
+    if name in ("classes", "domains"):
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return is_list and (bool(value) or name == "domains")
+    return type(value) is int if name == "num_examples" else isinstance(value, str)
 
 
 def describe(path: Path) -> Path:
@@ -272,7 +275,9 @@ class ImageSet:
         limits = {"label": len(self.info.classes), "domain": len(self.info.domains), "split": len(SPLITS)}
         for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
             for column, limit in limits.items():
-                check_range(batch.columns.get(column, NO_VALUES), limit, f"{self.path}, row", first=first, column=column)
+                check_range(
+                    batch.columns.get(column, NO_VALUES), limit, f"{self.path}, row", first=first, column=column
+                )
         for batch in self.batches:
             update(digest, batch)
         if digest.hexdigest() != self.info.checksum:

@@ -71,7 +71,9 @@ class Request:
             raise DataError(f"{self.name} needs its source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
-        if not (self.files.is_file() or self.files.is_dir()):  # a pipe would be waited for, a device read without an end
+        if not (
+            self.files.is_file() or self.files.is_dir()
+        ):  # a pipe would be waited for, a device read without an end
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
         return self.files
 

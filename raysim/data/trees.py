@@ -246,7 +246,10 @@ def decode(
     for source, name in zip(sources, names or sources, strict=True):
         kinds = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
         readable = explained("unreadable image", str(name), "fetch it again, or remove it", *kinds)
-        with readable, Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(Path(source))) as image:
+        with (
+            readable,
+            Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(Path(source))) as image,
+        ):
             if image.mode not in MODES:
                 raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
             rgb = image.convert("RGB")

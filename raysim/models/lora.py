@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from raysim.core.memory import memory_fault
 from raysim.models.imports import importing
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
@@ -50,6 +51,12 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
         )
     if head in adapted:
         raise ValueError(f"model.lora.targets includes the head {head!r}, which is trained whole; leave it out")
+    layers = dict(module.named_modules())
+    entries = sum(
+        sum(weight.shape) for name in adapted if (weight := getattr(layers[name], "weight", None)) is not None
+    )
+    if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
+        raise ValueError(f"adapters of rank {spec.rank} {text}; lower model.lora.rank")
     alpha = spec.rank if spec.alpha is None else spec.alpha
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
     config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]

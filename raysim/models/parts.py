@@ -10,6 +10,9 @@ from torch import nn
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]
 
+#: Layers or blocks of a network whose depth is an option: the deepest ResNet of its paper has 1,202.
+MOST_LAYERS = 2000
+
 
 def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.Module]:
     """make(channels) -> normalisation of images (dims = 2) or of feature vectors (dims = 1); "none": nothing.

@@ -67,9 +67,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights: object = (
-            _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path)
-        )
+        weights: object = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path)
     except Exception as error:  # of two formats and their parsers
         mend = "save a state dict as .safetensors, .pth or .pt"
         raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
@@ -77,7 +75,9 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise ModelError(f"a tensor is called {name!r}", str(path), "save module.state_dict() alone: its names are texts")
+            raise ModelError(
+                f"a tensor is called {name!r}", str(path), "save module.state_dict() alone: its names are texts"
+            )
         is_empty = value.is_meta and not (on_meta and path.suffix == ".safetensors")
         if is_empty or value.layout != torch.strided or value.is_quantized:
             kind = "a meta tensor, which has no values" if is_empty else "a sparse or quantised tensor"
@@ -98,7 +98,9 @@ def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         # An open safetensors file has keys() and cannot be iterated over itself.
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {name: torch.empty(slice.get_shape(), dtype=_type_of(slice.get_dtype())) for name, slice in slices.items()}
+        return {
+            name: torch.empty(slice.get_shape(), dtype=_type_of(slice.get_dtype())) for name, slice in slices.items()
+        }
 
 
 def _type_of(name: str) -> torch.dtype:
@@ -134,7 +136,12 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
     if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
         loaded[first] = loaded[first].sum(1, keepdim=True)
-    if row in loaded and loaded[row].dim() and loaded[row].shape[1:] == own[row].shape[1:] and len(loaded[row]) != len(own[row]):
+    if (
+        row in loaded
+        and loaded[row].dim()
+        and loaded[row].shape[1:] == own[row].shape[1:]
+        and len(loaded[row]) != len(own[row])
+    ):
         for name in [name for name in own if name.startswith(f"{head}.")]:
             del own[name]
             loaded.pop(name, None)
@@ -158,7 +165,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
         raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
     for name in own:
         if name in common and not (loaded[name].is_meta or bool(torch.isfinite(loaded[name]).all())):
-            raise ModelError(f"{name} holds an infinity or NaN", source, "choose weights of a training that did not diverge")
+            raise ModelError(
+                f"{name} holds an infinity or NaN", source, "choose weights of a training that did not diverge"
+            )
     with torch.no_grad():
         for name in common:
             own[name].copy_(loaded[name])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config, sweep
+from raysim.config import Config, TuneGroup, folder_of, lay_over, located, nearest, parse_config, read_config, sweep
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
@@ -110,11 +110,12 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     for override in filter(is_axis, overrides):
         key, _, text = override.partition("=")
         if key.startswith(prefixes):
-            sweep.assign(raw, key, _value(key, text))
+            lay_over(raw, {key: _value(key, text)}, str(path))
         else:
-            kind = "choice" if raw.get("tune", {}).get("search") == "optuna" else "grid_search"
+            group = raw.get("tune")
+            kind = "choice" if isinstance(group, Mapping) and group.get("search") == "optuna" else "grid_search"
             place = sweep.key_of(raw, key) if key in known else f"tune.param_space.{key}"
-            sweep.assign(raw, place, {kind: _options(raw, key, _split(text))})
+            lay_over(raw, {place: {kind: _options(raw, key, _split(text))}}, str(path))
     return raw
 
 

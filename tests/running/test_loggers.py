@@ -126,7 +126,9 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
     assert run.status.name == "completed"
     error = capsys.readouterr().err
     assert error.count("failed") == 1
-    assert re.search(r"recording\.py, line \d+, round: AssertionError: no network, at round 3; the run goes on", error)
+    assert re.search(
+        r"recording\.py, line \d+, in round: AssertionError: no network, at round 3; the run goes on", error
+    )
     (kept,) = json.loads((run.folder / "loggers.json").read_text()).values()
     assert kept["next_round"] == 2
     assert "no network" in kept["fault"]
@@ -142,9 +144,12 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
         ("wandb", r"loggers\[0\]: unknown logger 'wandb'"),
         ("recording:number", r"'recording:number' is no function"),
         ({"recording:make": {"kil_at": 2}}, r"loggers\[0\]\.recording:make.*kil_at"),
-        ("recording:nothing", r"recording\.py, nothing returned int, which has no start and no round and no end"),
-        ({"recording:make": {"fail_in": "make"}}, r"recording\.py, line \d+, make: AssertionError: no licence"),
-        ({"recording:make": {"fail_in": "start"}}, r"recording\.py, line \d+, start: AssertionError: no network"),
+        (
+            "recording:nothing",
+            r"recording\.py, line \d+, in nothing returned int, which has no start and no round and no end",
+        ),
+        ({"recording:make": {"fail_in": "make"}}, r"recording\.py, line \d+, in make: AssertionError: no licence"),
+        ({"recording:make": {"fail_in": "start"}}, r"recording\.py, line \d+, in start: AssertionError: no network"),
     ],
 )
 def test_a_logger_that_cannot_start_ends_the_run_before_its_first_round(settings, spec, message):
