@@ -26,7 +26,7 @@ def memory_fault(num_bytes: int) -> str:
     there = memory_bytes()
     if num_bytes <= there:
         return ""
-    return f"needs at least {_text(num_bytes)} of memory, and this machine has {_text(there)}"
+    return f"would take at least {_text(num_bytes)} of memory, and this machine has {_text(there)}"
 
 
 def _text(num_bytes: int) -> str:

@@ -118,13 +118,13 @@ def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
     images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
+    mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
     if not (
         isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)
     ):
         got = type(found).__name__
         if isinstance(found, np.ndarray):
             got = f"an array of shape {found.shape} and type {found.dtype}"
-        mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
     if not found.size and len(images):
         raise DataError(f"got images of shape {found.shape[1:]}, without a pixel", _where(name), mend)

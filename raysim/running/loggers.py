@@ -124,6 +124,7 @@ class Loggers:
     def _refuse_missing_folder(self, make: Callable[..., object], when: str) -> None:
         """Raises RaysimError."""
         if not self._folder.config.is_file():
+            self._open.clear()  # the end is told to nobody: it would only say the same
             what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
             raise RaysimError(what, str(self._folder.path), "let loggers leave it alone; what was in it is lost")
 
