@@ -112,7 +112,8 @@ def _read_torch(path: Path) -> object:
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
     is_mappable = zipfile.is_zipfile(path)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+    with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
 
 
 def _kind(tensor: Tensor) -> str:

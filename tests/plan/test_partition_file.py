@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import raysim
 from raysim.cli.partitions import partitions, write
 from raysim.core.errors import ConfigError
-from tests.support.federations import SMALL
+from tests.fuzz.verdicts import limited
+from tests.support.federations import SMALL, plan_of
 
 
 @pytest.fixture
@@ -172,3 +174,35 @@ def test_trials_on_files_are_told_apart_and_notice_a_changed_file(settings, tmp_
     write_rows(tmp_path / "b.csv", rows)
     with pytest.raises(ConfigError, match=r"partition\.file: is changed, but finished trial"):
         raysim.tune(given, name="files", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[1, 2]]", r"row 0 is \[1, 2\] instead of keys and values"),
+        ("[NaN]", "row 0 is nan instead of keys and values"),
+        ("3", "it holds int instead of a list of rows"),
+        ("null", "it holds NoneType instead of a list of rows"),
+        ('{"0": 3}', "client 0 has int instead of a list of examples"),
+        ('{"0": [NaN]}', "example nan in row 0 is no whole number"),
+        ("[" * 100_000, "nested too deeply"),
+        (
+            '[{"example": %s, "client": 0}]' % ("9" * 3000),
+            r"example 9{60}\.\.\. \(3,000 letters\) in row 0 is no whole",
+        ),
+        ('[{"example": 0, "client": 9223372036854775808}]', "client 9223372036854775808 in row 0 is no whole number"),
+        ('[{"example": %s, "client": 0}]' % ("9" * 5000), "cannot be read"),
+    ],
+)
+def test_json_that_is_no_partition_is_one_sentence(text, words, root, tmp_path):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(ConfigError, match=words) as error:
+        plan_of(root, partition={"scheme": "file", "file": str(tmp_path / "p.json")})
+    assert len(str(error.value)) < 1000
+
+
+def test_a_partition_file_that_is_a_device_or_a_pipe_is_refused_at_once(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for file in ("/dev/zero", str(tmp_path / "pipe.json")):
+        with limited(20), pytest.raises(ConfigError, match=f"a pipe or a device; give a file.*{file}"):
+            plan_of(root, partition={"scheme": "file", "file": file})
