@@ -83,6 +83,7 @@ class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
     num_examples: for the progress bar; None where it is not known before the end.
+    shape: (height, width, channels), where that is known before the first batch.
     """
 
     classes: tuple[str, ...]
@@ -90,6 +91,7 @@ class Contents:
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:

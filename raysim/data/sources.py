@@ -19,6 +19,7 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -227,15 +228,23 @@ def prepare(
 
 
 def _counted(contents: Contents, folder: Path, on_progress: OnProgress | None) -> Iterator[Batch]:
-    """The batches; DataError at the first one if all of them will not fit on the disk."""
-    done = 0
+    """The batches; DataError as soon as it is known that the disk has no room for all of them."""
+    done, shape = 0, contents.shape
+    _refuse_full_disk(contents, shape, folder)
     for batch in contents.batches:
-        if not done and len(batch.images):
-            size_bytes, there = batch.images[0].nbytes * (contents.num_examples or 0), shutil.disk_usage(folder).free
-            if size_bytes > there:
-                what = f"{contents.num_examples:,} images take {size_bytes / 1e9:,.1f} GB, and {there / 1e9:,.1f} GB are free"
-                raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
+        if not shape:
+            shape = batch.images.shape[1:]
+            _refuse_full_disk(contents, shape, folder)
         yield batch
         done += len(batch.labels)
         if on_progress is not None:
             on_progress(done, contents.num_examples)
+
+
+def _refuse_full_disk(contents: Contents, shape: tuple[int, ...], folder: Path) -> None:
+    """Raises DataError. shape: of an image; empty: not known."""
+    size_bytes = math.prod(shape) * (contents.num_examples or 0) if shape else 0
+    there = shutil.disk_usage(folder).free
+    if size_bytes > there:
+        what = f"{contents.num_examples:,} images take {size_bytes / 1e9:,.1f} GB, and {there / 1e9:,.1f} GB are free"
+        raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
