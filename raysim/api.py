@@ -181,7 +181,7 @@ def _refuse_others(name: str, value: object, kind: Any) -> None:
     """ConfigError for an argument of another kind: a class, or a union of some."""
     if not isinstance(value, kind):
         expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
-        text = f"must be of type {expected}, got {type(value).__name__} {value!r:.100}"
+        text = f"must be of type {expected}, got {type(value).__name__}"
         raise ConfigError([Fault(name, text)], "the call")
 
 

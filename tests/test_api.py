@@ -324,10 +324,10 @@ SELF["group"] = SELF
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda settings: raysim.run(3), "config: must be of type str or Path or Mapping or None, got int 3"),
-        (lambda settings: raysim.run(settings, 3), "overrides: must be of type Mapping or None, got int 3"),
+        (lambda settings: raysim.run(3), "config: must be of type str or Path or Mapping or None, got int"),
+        (lambda settings: raysim.run(settings, 3), "overrides: must be of type Mapping or None, got int"),
         (lambda settings: raysim.run(settings, {3: 4}), "3: is no text; write keys such as local.lr"),
-        (lambda settings: raysim.run(settings, on_round=3), "on_round: must be of type Callable or None, got int 3"),
+        (lambda settings: raysim.run(settings, on_round=3), "on_round: must be of type Callable or None, got int"),
         (lambda settings: raysim.run(SELF), "in a group that contains itself"),
         (lambda settings: raysim.run({**settings, "methods": [SELF]}), "in a group that contains itself"),
         (lambda settings: raysim.run(settings, {"labels": SELF}), "in a group that contains itself"),
@@ -338,10 +338,11 @@ SELF["group"] = SELF
             "rounds: must be a number of at most 1000 bits",
         ),
         (lambda settings: raysim.tune(3), "config: must be of type"),
-        (lambda settings: raysim.tune(settings, callbacks=3), "callbacks: must be of type Sequence, got int 3"),
-        (lambda settings: raysim.report(3), "runs: must be of type Iterable, got int 3"),
-        (lambda settings: raysim.report([3]), r"runs\[0\]: must be of type Run or str or Path, got int 3"),
-        (lambda settings: raysim.report("runs", out=3), "out: must be of type str or Path or None, got int 3"),
+        (lambda settings: raysim.tune(settings, callbacks=3), "callbacks: must be of type Sequence, got int"),
+        (lambda settings: raysim.run(10**5000), "config: must be of type .*, got int"),
+        (lambda settings: raysim.report(3), "runs: must be of type Iterable, got int"),
+        (lambda settings: raysim.report([3]), r"runs\[0\]: must be of type Run or str or Path, got int"),
+        (lambda settings: raysim.report("runs", out=3), "out: must be of type str or Path or None, got int"),
     ],
 )
 def test_arguments_that_python_alone_can_give_are_one_sentence(call, words, settings):
@@ -363,8 +364,8 @@ IMAGES = np.zeros((2, 4, 4), np.uint8)
         ({"domains": [0, 0, 0]}, r"domains of shape \(3,\)"),
         ({"domains": [0.0, np.nan]}, "domains of shape .* and type float64"),
         ({"classes": 3}, "classes are 3"),
-        ({"name": 3}, "name: must be of type str, got int 3"),
-        ({"root": 3}, "root: must be of type str or Path, got int 3"),
+        ({"name": 3}, "name: must be of type str, got int"),
+        ({"root": 3}, "root: must be of type str or Path, got int"),
     ],
 )
 def test_arrays_that_are_no_set_are_one_sentence(given, words, tmp_path):
@@ -384,6 +385,12 @@ def test_arrays_that_are_no_set_are_one_sentence(given, words, tmp_path):
 def test_what_on_round_may_not_return_ends_the_run_with_a_sentence(answer, words, settings):
     with pytest.raises(OwnCodeError, match=words):
         raysim.run(settings, on_round=answer, name="a", quiet=True)
+
+
+def test_loading_what_is_no_path_is_one_sentence():
+    for place in (3, None, 10**5000, ["runs"]):
+        with pytest.raises(DataError, match="no folder but .*Give a path, or a URI"):
+            raysim.load(place)
 
 
 @pytest.mark.parametrize("scale", [3, "rounds", [1]])
