@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
@@ -50,6 +51,12 @@ class Ground:
     def __post_init__(self) -> None:
         self.root = self.folder / "data"
         prepare("digits", self.root)
+        for library in (
+            "peft",
+            "timm",
+            "torchvision",
+        ):  # tens of seconds on a busy machine, which no case is to answer for
+            importlib.import_module(library)
 
     @cached_property
     def hashes(self) -> list[str]:
