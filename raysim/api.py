@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from raysim.config import Config, read_config
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, explained
+from raysim.core.own import place_in, words_of
 from raysim.core.own_code import named, note_of_values
+from raysim.core.rounds import round_name
 from raysim.core.settings import Raw, Settings
 from raysim.folders.storage import local_copy
 from raysim.running.results import Run, Runs
@@ -67,6 +69,7 @@ def run(
     """
     from raysim.terminal import Progress
 
+    _refuse_others("on_round", on_round, Callable | None)
     raw, source = settings_of(config, overrides, settings, scale=scale, tell=_teller(quiet))
     with _signals_as_keyboard_interrupt():
         return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
@@ -93,6 +96,7 @@ def tune(
     """
     from raysim.terminal import LiveLine
 
+    _refuse_others("callbacks", callbacks, Sequence)
     tell = _teller(quiet)
     raw, source = settings_of(config, overrides, settings, scale=scale, tell=tell)
     with _signals_as_keyboard_interrupt():
@@ -121,6 +125,11 @@ def report(
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]
+    _refuse_others("runs", runs, Iterable)
+    runs = list(runs)
+    for number, each in enumerate(runs):
+        _refuse_others(f"runs[{number}]", each, Run | Runs | str | Path)
+    _refuse_others("out", out, str | Path | None)
     folders = [folder for each in runs for folder in _folders_of(each)]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
@@ -162,9 +171,22 @@ def arrays(
     from raysim.data.own_reader import array_contents
     from raysim.data.sources import set_path
 
-    contents = array_contents(np.asarray(images), np.asarray(labels), name, classes, domains)
+    _refuse_others("name", name, str)
+    _refuse_others("root", root, str | Path)
+    given = {"images": images, "labels": labels, "domains": domains}
+    with explained("arrays that are not rectangular", "raysim.arrays", "give every row as many numbers", ValueError):
+        columns = {key: None if values is None else np.asarray(values) for key, values in given.items()}
+    contents = array_contents(**columns, where=name, classes=classes)
     path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "arrays", domains=contents.domains)
+
+
+def _refuse_others(name: str, value: object, kind: Any) -> None:
+    """ConfigError for an argument of another kind: a class, or a union of some."""
+    if not isinstance(value, kind):
+        expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
+        text = f"must be of type {expected}, got {type(value).__name__}"
+        raise ConfigError([Fault(name, text)], "the call")
 
 
 # --- what the command does, too ---------------------------------------------------------------------------------------
@@ -185,11 +207,13 @@ def settings_of(
       where: what the overrides come from, for messages.
       tell: hears what labels of axes, and `scale`, lose to the settings of the call.
     """
+    _refuse_others("config", config, str | Path | Mapping | None)
+    _refuse_others("overrides", overrides, Mapping | None)
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
-        raw, source = named(config or {}), "the call"
-    values = named(overrides or {})
+        raw, source = named({} if config is None else config), "the call"
+    values = named({} if overrides is None else overrides)
     for key, value in named(settings).items():
         values |= _by_dotted_keys(raw, key.replace("__", "."), value)
     return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
@@ -228,7 +252,14 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
-        return on_round(record) if on_round is not None else None
+        try:
+            answer = on_round(record) if on_round is not None else None
+        except SystemExit as error:  # else it would be taken for the end that a signal asks for
+            raise OwnCodeError(words_of(error), place_in(error), "let on_round return 'stop' to end the run") from error
+        if answer is not None and not (isinstance(answer, str) and answer == "stop"):
+            what = f"on_round returned {answer!r}"
+            raise OwnCodeError(what, round_name(record.round_index), "return 'stop' to end the run here, or nothing")
+        return answer
 
     with progress.line as line:
         line.step(f"checking {source}")

@@ -85,7 +85,15 @@ def parse_options(
     Returns:
       (converted options, faults).
     """
-    parsed, faults = validated(options_model(function), dict(options), key)
+    try:
+        model = options_model(function)
+    except (
+        ValueError,
+        TypeError,
+        NameError,
+    ) as error:  # of a built-in such as dict, or of annotations that name nothing
+        return {}, [Fault(key, f"takes no options that could be read ({error}); name a function of your own")]
+    parsed, faults = validated(model, dict(options), key)
     return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 

@@ -115,9 +115,11 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
     """
     for key, value in values.items():
         try:
+            if not isinstance(key, str):
+                raise KeyError("is no text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
-            fault = Fault(key, f"{error.args[0]} in {source}")
+            fault = Fault(str(key), f"{error.args[0]} in {source}")
             raise ConfigError([fault], where) from error
 
 

@@ -72,7 +72,8 @@ def without_null_sweep(raw: Settings) -> Settings:
     """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
     if "tune" not in raw or raw["tune"] is not None:
         return raw
-    kept = {key: value for key, value in (raw.get("scale") or {}).items() if head(key) != "tune"}
+    scale = _mapping(raw.get("scale"))
+    kept = {key: value for key, value in scale.items() if head(str(key)) != "tune"}
     return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
 
 
@@ -163,9 +164,13 @@ def key_of(raw: Raw, axis: str) -> str:
 
 
 def _spaces(raw: Raw) -> dict[str, Raw]:
-    group = raw.get("tune")
-    found = {name: group.get(name) for name in SPACES} if isinstance(group, Mapping) else {}
-    return {name: space for name, space in found.items() if isinstance(space, Mapping)}
+    group = _mapping(raw.get("tune"))
+    return {name: _mapping(group.get(name)) for name in SPACES if isinstance(group.get(name), Mapping)}
+
+
+def _mapping(value: object) -> Raw:
+    """A group of keys as it is; empty for anything else, which the check of the whole names."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _tunes_name(kind: object) -> str:
@@ -225,7 +230,7 @@ def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None
     if not is_listed(domain):
         return None
     (values,) = domain.values()
-    return values if isinstance(values, Mapping) else ((raw.get("tune") or {}).get("settings") or {}).get(axis)
+    return values if isinstance(values, Mapping) else _mapping(_mapping(raw.get("tune")).get("settings")).get(axis)
 
 
 def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str | int | float]:

@@ -10,12 +10,17 @@ from pathlib import Path
 import yaml
 
 from raysim.core.errors import Fault
+from raysim.core.own_code import MOST_DEPTH
+from raysim.core.reading import regular_file
 
 #: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
 MOST_VALUES = 100_000
 
-#: Groups inside each other.
-MOST_DEPTH = 50
+#: Bytes of a file. Recipes have some thousand; PyYAML takes ten seconds for a megabyte.
+MOST_BYTES = 2_000_000
+
+#: Bits of a number: more is no floating-point number, and Python prints no integer of more than 4,300 digits.
+MOST_BITS = 1000
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,6 +58,14 @@ def load_yaml(text: str) -> object:
         raise ValueError(f"is no valid YAML: {problem}{place}") from error
     except RecursionError as error:
         raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+    ) as error:  # PyYAML reads tags unchecked: !!int x
+        raise ValueError(f"is no valid YAML: {error}") from error
 
 
 def flow_parts(text: str) -> list[str]:
@@ -73,6 +86,8 @@ def read_yaml(path: Path) -> object:
       ValueError: it cannot be read, is no text or no YAML; says why.
     """
     try:
+        if (size := regular_file(path).stat().st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes; a configuration has {MOST_BYTES:,} at most")
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"is no text in UTF-8 (byte {error.start}); give a YAML file") from error
@@ -92,6 +107,10 @@ def unfit_values(raw: object) -> list[Fault]:
                 faults.append(Fault(key, f"must be a finite number, got {value}"))
             elif isinstance(value, str) and "\0" in value:
                 faults.append(Fault(key, f"must not hold the character NUL, got {value!r}"))
+            elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+                faults.append(
+                    Fault(key, f"must be a number of at most {MOST_BITS} bits, got one of {value.bit_length()}")
+                )
     except RecursionError:
         return [Fault("file", f"is nested too deeply; groups may lie {MOST_DEPTH} deep")]
     return faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,14 @@ from pathlib import Path
 
 from raysim.core.rounds import round_name
 from raysim.core.uri import masked
+
+#: A word of a message that nobody reads; names of files have 255 letters at most.
+_LONG_WORD = re.compile(r"[^\s/]{300,}")
+
+
+def printed(text: str) -> str:
+    """A message as it is shown: without credentials, and with its longest words cut."""
+    return masked(_LONG_WORD.sub(lambda word: f"{word[0][:60]}... ({len(word[0]):,} letters)", text))
 
 
 class RaysimError(Exception):
@@ -21,7 +30,7 @@ class RaysimError(Exception):
 
     def __str__(self) -> str:
         text = self.what + (f" in {self.where}" if self.where else "")
-        return masked(text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else ""))
+        return printed(text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else ""))
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
@@ -38,7 +47,7 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        return masked(f"{self.key}: {self.message}")
+        return printed(f"{self.key}: {self.message}")
 
 
 class ConfigError(RaysimError):
@@ -98,7 +107,7 @@ class ClientError(RaysimError):
 
     def __str__(self) -> str:
         where = f"{round_name(self.round_index)} (block {self.block}, {self.worker})"
-        return masked(f"client {self.client} failed in {where}: {self.cause}")
+        return printed(f"client {self.client} failed in {where}: {self.cause}")
 
 
 class OutOfMemory(RaysimError):

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: How the names end of what no module holds: with a digest.
 BY_VALUE = re.compile(r".+:.+@[0-9a-f]{8}")
+#: Groups inside each other.
+MOST_DEPTH = 50
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
@@ -158,15 +160,21 @@ def named(settings: Mapping[str, object]) -> Settings:
     Dictionaries and lists are new ones, all else is as it was.
 
     Raises:
-      ConfigError: every function that cannot be sent to other processes.
+      ConfigError: they contain themselves; every function that cannot be sent to other processes.
     """
     faults: list[Fault] = []
 
-    def renamed(value: object, key: str) -> object:
+    def renamed(value: object, key: str, depth: int = 0) -> object:
+        if depth > MOST_DEPTH:
+            fault = Fault(key[:60], f"lies more than {MOST_DEPTH} groups deep, or in a group that contains itself")
+            raise ConfigError([fault], "the call")
         if isinstance(value, Mapping):
-            return {renamed(name, key): renamed(each, f"{key}.{name}".strip(".")) for name, each in value.items()}
+            return {
+                renamed(name, key) if callable(name) else name: renamed(each, f"{key}.{name}".strip("."), depth + 1)
+                for name, each in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [renamed(each, f"{key}[{index}]") for index, each in enumerate(value)]
+            return [renamed(each, f"{key}[{index}]", depth + 1) for index, each in enumerate(value)]
         if isinstance(value, str | int | float | None):
             return value
         from raysim.core.method import Method  # loads PyTorch

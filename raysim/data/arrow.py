@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ from filelock import FileLock
 
 from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
+from raysim.core.memory import memory_fault
+from raysim.core.reading import read_json, regular_file
 from raysim.core.texts import all_visible, visible
 from raysim.data.faults import check_range, full_disk
 from raysim.folders.files import replaced_file
 
 SPLITS = ("train", "validation", "test")
+NO_VALUES = np.empty(0, np.int64)
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set
 KINDS = {"image": np.uint8, "label": np.int64, "domain": np.int64, "split": np.int8}
 
@@ -73,14 +77,32 @@ class SetInfo:
 
     @staticmethod
     def read(path: Path) -> SetInfo:
-        """The description of the set whose Arrow file is `path`; descriptions from before a field have its default."""
-        fields = json.loads(describe(path).read_text())
-        lists = {key: tuple(all_visible(fields[key])) for key in ("classes", "shape", "domains") if key in fields}
+        """The description of the set whose Arrow file is `path`; descriptions from before a field have its default.
+
+        Raises:
+          OSError, ValueError, TypeError: it is missing or damaged.
+        """
+        fields = read_json(describe(path))
+        if not isinstance(fields, dict):
+            raise ValueError(f"no keys and values but {type(fields).__name__}")
+        if wrong := [name for name, value in fields.items() if not _is_sound(name, value)]:
+            raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r:.100}")
+        lists = {name: tuple(all_visible(value)) for name, value in fields.items() if isinstance(value, list)}
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
         """What `read` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """Whether a field of a description has a value of its type."""
+    if name == "shape":
+        return isinstance(value, list) and len(value) == 3 and all(type(each) is int and each > 0 for each in value)
+    if name in ("classes", "domains"):
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return is_list and (bool(value) or name == "domains")
+    return type(value) is int if name == "num_examples" else isinstance(value, str)
 
 
 def describe(path: Path) -> Path:
@@ -172,6 +194,8 @@ def _checked(batch: Batch, shape: tuple[int, ...], limits: Mapping[str, int], na
     images, row = batch.images, f"{name}, row"
     if images.dtype != np.uint8:
         raise DataError(f"pixels of type {images.dtype}", f"{row} {first}", "images must be uint8, 0 to 255")
+    if not all(shape):
+        raise DataError(f"images of shape {shape} without a pixel", f"{row} {first}", "give images with pixels")
     if images.shape[1:] != shape:
         what = f"image of shape {images.shape[1:]} among images of shape {shape}"
         raise DataError(what, f"{name}, from row {first}", "resize them to one size")
@@ -229,9 +253,14 @@ class ImageSet:
         damage = f"its description {describe(path).name} is missing or damaged"
         with explained(damage, path, again, OSError, ValueError, TypeError, AttributeError):
             self.info = SetInfo.read(path)
-        with explained("not a readable Arrow IPC file", path, again, pa.ArrowInvalid, OSError):
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        # What is missing or of another type in a table that somebody made by hand is an error of pyarrow's or of Python's own.
+        kinds = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, AttributeError)
+        with explained("not a readable Arrow IPC file of a set", path, again, *kinds):
+            reader = pa.ipc.open_file(pa.memory_map(str(regular_file(path))))
             self.batches = [Batch.of(columns_of(reader.get_batch(i))) for i in range(reader.num_record_batches)]
+            for name, values in ((name, values) for batch in self.batches for name, values in batch.columns.items()):
+                if values.dtype != KINDS[name]:
+                    raise ValueError(f"column {name} of type {values.dtype}")
         self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
@@ -263,8 +292,14 @@ class ImageSet:
         return np.concatenate(parts) if parts else None
 
     def verify(self) -> None:
-        """Read the whole set; DataError if it does not have the checksum of its description."""
+        """Read the whole set; DataError if it does not have the checksum of its description, or values outside its names."""
         digest = hashlib.sha256()
+        limits = {"label": len(self.info.classes), "domain": len(self.info.domains), "split": len(SPLITS)}
+        for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
+            for column, limit in limits.items():
+                check_range(
+                    batch.columns.get(column, NO_VALUES), limit, f"{self.path}, row", first=first, column=column
+                )
         for batch in self.batches:
             update(digest, batch)
         if digest.hexdigest() != self.info.checksum:
@@ -305,5 +340,12 @@ def in_batches(
 
 
 def batch_rows(shape: tuple[int, ...]) -> int:
-    """Rows of a batch of images of this shape: 4096, fewer where that exceeds BATCH_BYTES, and at least 1."""
-    return max(1, min(4096, BATCH_BYTES // max(1, int(np.prod(shape)))))
+    """Rows of a batch of images of this shape: 4096, fewer where that exceeds BATCH_BYTES, and at least 1.
+
+    Raises:
+      DataError: one image alone does not fit into memory.
+    """
+    size = math.prod(map(int, shape))
+    if text := memory_fault(size):
+        raise DataError(f"an image of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
+    return max(1, min(4096, BATCH_BYTES // max(1, size)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.core.errors import DataError
+from raysim.core.reading import regular_file
 from raysim.data.arrow import KINDS, Batch, SetInfo, batch_rows, describe
 from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, numbered, split_codes
@@ -38,7 +39,7 @@ def read_table(request: Request, *, kind: str) -> Contents:
     tables = []
     for path in files:
         with damaged(path):
-            tables.append(ds.dataset(path, format="ipc" if kind == "arrow" else "parquet"))
+            tables.append(ds.dataset(regular_file(path), format="ipc" if kind == "arrow" else "parquet"))
         missing = {"image", "label"} - set(tables[-1].schema.names)
         if missing:
             raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")

@@ -8,7 +8,6 @@ gets the rest; JSON may then also be an object, client: [examples]. The order of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from raysim.core.errors import DataError, explained
+from raysim.core.reading import read_json
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column, and of examples that nobody has.
@@ -174,11 +174,19 @@ def _columns_of_csv(path: Path) -> _Columns:
 
 
 def _columns_of_json(path: Path) -> _Columns:
-    content = json.loads(path.read_text())
-    if isinstance(content, Mapping):
+    """Raises OSError, ValueError."""
+    content = read_json(path)
+    if isinstance(content, dict):
+        if wrong := [client for client, held in content.items() if not isinstance(held, list)]:
+            raise ValueError(f"client {wrong[0]} has {type(content[wrong[0]]).__name__} instead of a list of examples")
         rows = [{"example": example, "client": int(client)} for client, held in content.items() for example in held]
+    elif isinstance(content, list):
+        rows = content
     else:
-        rows = list(content)
+        raise ValueError(f"it holds {type(content).__name__} instead of a list of rows")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is {row!r} instead of keys and values")
     names = dict.fromkeys(name for row in rows for name in row)
     return _columns({name: [row.get(name) for row in rows] for name in names})
 
@@ -199,6 +207,6 @@ def _whole_numbers(name: str, values: Sequence[object]) -> np.ndarray:
     if name == "client":
         values = [NOBODY if value is None else value for value in values]
     for row, value in enumerate(values):
-        if type(value) is not int:
-            raise ValueError(f"{name} {value!r} in row {row} is no whole number")
+        if type(value) is not int or value.bit_length() > 63:
+            raise ValueError(f"{name} {value!r} in row {row} is no whole number of at most 18 digits")
     return np.array(values, np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +89,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
             what = f"{_numbers(counts)}; {_numbers(facts.examples)} expected"
             raise DataError(f"not the published {name}: {what}", where, _cause_of_counts(counts, facts))
 
-    return Contents(contents.classes, batches(), contents.files, contents.num_examples, contents.domains)
+    return replace(contents, batches=batches())
 
 
 def _counts(batch: Batch, domains: Sequence[str], facts: Facts) -> dict[str, int]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from raysim.core.digest import source_digest
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, explained
 from raysim.core.own import own_errors, place_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
@@ -121,15 +121,14 @@ def _contents(found: object, read: Callable[..., object]) -> Contents:
         raise DataError(
             what, where, f"return (images, labels), or a mapping with these and perhaps {', '.join(known[2:])}"
         )
-    columns = {key: None if found.get(key) is None else np.asarray(found[key]) for key in ("domains", "splits")}
-    return array_contents(
-        np.asarray(found["images"]), np.asarray(found["labels"]), where, found.get("classes"), **columns
-    )
+    with explained("arrays that are not rectangular", where, "give every row as many numbers", ValueError):
+        columns = {key: None if found.get(key) is None else np.asarray(found[key]) for key in known if key != "classes"}
+    return array_contents(**columns, where=where, classes=found.get("classes"))
 
 
 def array_contents(
-    images: np.ndarray,
-    labels: np.ndarray,
+    images: np.ndarray | None,
+    labels: np.ndarray | None,
     where: str,
     classes: Sequence[str] | None = None,
     domains: np.ndarray | None = None,
@@ -143,6 +142,8 @@ def array_contents(
     Raises:
       DataError: other types or shapes.
     """
+    if images is None or labels is None:
+        raise DataError(f"no {'images' if images is None else 'labels'}", where, "give images and labels as arrays")
     if images.ndim not in (3, 4) or images.dtype != np.uint8:
         shape = "(n, height, width) or (n, height, width, channels) uint8"
         raise DataError(f"images of shape {images.shape} and type {images.dtype}", where, f"give them as {shape}")
@@ -150,7 +151,13 @@ def array_contents(
         given = f"labels of shape {labels.shape} and type {labels.dtype} for {len(images)} images"
         raise DataError(given, where, "give one whole number an image")
     images = images[..., None] if images.ndim == 3 else images
+    for column, values in (("domains", domains), ("splits", splits)):
+        if values is not None and (values.shape != labels.shape or not np.issubdtype(values.dtype, np.integer)):
+            given = f"{column} of shape {values.shape} and type {values.dtype} for {len(images)} images"
+            raise DataError(given, where, "give one whole number an image")
     names = classes if classes is not None else numbered(int(labels.max(initial=0)), where)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise DataError(f"classes are {names!r}", where, "give a list of names")
     return Contents(
         tuple(map(str, names)),
         in_batches(images, labels, domains=domains, splits=splits),

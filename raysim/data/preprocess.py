@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from raysim.core.digest import source_digest
 from raysim.core.errors import DataError
+from raysim.core.memory import memory_fault
 from raysim.core.own import place_of
 from raysim.core.own_code import OwnCode, own_function, packed, receive, with_given
 from raysim.core.settings import Raw
@@ -93,6 +95,8 @@ def make_preprocess(
     """
     original = height, width, channels = images.info.shape
     fitted = (size or height, size or width, 3 if is_rgb and channels == 1 else channels)
+    if text := memory_fault(5 * math.prod(fitted)):  # an image in bytes and in floats
+        raise DataError(f"an image of shape {fitted} {text}", "data.preprocess", "lower data.preprocess.resize")
     if not own:
         return Preprocess(original, fitted, fitted)
     few = fit_to(images.take(np.arange(min(NUM_TRIED, len(images))))[0], fitted)
@@ -115,14 +119,16 @@ def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
     images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
+    mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
     if not (
         isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)
     ):
         got = type(found).__name__
         if isinstance(found, np.ndarray):
             got = f"an array of shape {found.shape} and type {found.dtype}"
-        mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
+    if not found.size and len(images):
+        raise DataError(f"got images of shape {found.shape[1:]}, without a pixel", _where(name), mend)
     return found
 
 

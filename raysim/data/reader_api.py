@@ -90,13 +90,15 @@ class Request:
 
     @property
     def root(self) -> Path:
-        """The folder (or file) with the source files; DataError if none was given or it does not exist."""
+        """The folder (or file) with the source files; DataError if none was given or it is no file or folder."""
         if self.files is None:
             mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
             raise DataError(f"{self.name} needs its source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
-        if not self.files.exists():
+        if not (
+            self.files.is_file() or self.files.is_dir()
+        ):  # a pipe would be waited for, a device read without an end
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
         return self.files
 
@@ -106,6 +108,7 @@ class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
     num_examples: for the progress bar; None where it is not known before the end.
+    shape: (height, width, channels), where that is known before the first batch.
     """
 
     classes: tuple[str, ...]
@@ -113,6 +116,7 @@ class Contents:
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:

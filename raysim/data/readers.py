@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from raysim.core.errors import DataError, explained
+from raysim.core.memory import memory_fault
+from raysim.core.reading import regular_file
 from raysim.data.arrow import Batch, batch_rows, in_batches
 from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
@@ -80,12 +83,14 @@ def read_npz(request: Request) -> Contents:
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
-    with damaged(path), open(path, "rb") as file:
+    with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
             raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
+        for _, images, name in keys:
+            _check_counts(archive.zip, images, name, path)
         labels = [_single(archive[name], path) for _, _, name in keys]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
@@ -98,6 +103,21 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
         for (_, images, _), values, code in zip(keys, labels, codes, strict=True)
     )
     return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)))
+
+
+def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
+    """DataError for labels that are not as many as images, or more than memory holds: before they are unpacked."""
+    counts, size_bytes = [], 0
+    for name in (images, labels):
+        with archive.open(f"{name}.npy") as file:
+            shape, _, dtype = _npy_header(file)
+        counts.append(shape[0] if shape else 0)
+        size_bytes = math.prod(shape) * dtype.itemsize
+    if counts[0] != counts[1]:
+        what = f"{counts[0]} images and {counts[1]} labels"
+        raise DataError(what, f"{path}, {images}.npy", "give one label an image")
+    if text := memory_fault(size_bytes):
+        raise DataError(f"{labels} {text}", str(path), "give one number an image")
 
 
 def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
@@ -138,11 +158,8 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
         if len(shape) not in (3, 4) or dtype != np.uint8 or is_fortran:
             what = f"{member} of shape {shape} and type {dtype}"
             raise DataError(what, str(path), "store (n, height, width[, channels]) uint8")
-        if shape[0] != len(labels):
-            what = f"{shape[0]} images and {len(labels)} labels"
-            raise DataError(what, f"{path}, {member}", "give one label an image")
         image = (*shape[1:], 1)[:3]
-        rows, size_bytes = batch_rows(image), int(np.prod(image))
+        rows, size_bytes = batch_rows(image), math.prod(image)
         for start in range(0, shape[0], rows):
             count = min(rows, shape[0] - start)
             data = file.read(count * size_bytes)

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from raysim.core.errors import DataError
+from raysim.core.memory import memory_fault
 from raysim.data.arrow import Batch, batch_rows
 from raysim.data.reader_api import Contents, Request
 
 Plane = np.ndarray  # (n, size, size) float32
+
+#: What a pixel takes while it is drawn: distance, two coordinates, cover, canvas and noise in float32, three bytes.
+PIXEL_BYTES = 43
 
 STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 
@@ -26,8 +30,10 @@ def read_shapes(request: Request) -> Contents:
             limit = f">= {low}" if high is None else f"{low}..{high}"
             raise DataError(f"--{name} must be {limit}, got {numbers[name]}", request.name, "change the option")
     count, size, num_domains = numbers.values()
+    if text := memory_fault(size * size * PIXEL_BYTES):
+        raise DataError(f"an image of {size} x {size} pixels {text}", request.name, "choose a smaller --size")
     batches = shape_batches(count, size=size, seed=options.seed or 0, num_domains=num_domains)
-    return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains])
+    return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains], (size, size, 3))
 
 
 def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[Batch]:

@@ -19,6 +19,8 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -247,7 +249,7 @@ def prepare(
             path,
             save_as,
             contents.classes,
-            _counted(contents, partial(on_progress, "images")),
+            _counted(contents, path.parent, partial(on_progress, "images")),
             source=source.description,
             domains=contents.domains,
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
@@ -266,9 +268,23 @@ def _check_resized(info: SetInfo, resize: Resize) -> None:
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
-def _counted(contents: Contents, on_progress: Callable[[int, int | None], None]) -> Iterator[Batch]:
-    done = 0
+def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int | None], None]) -> Iterator[Batch]:
+    """The batches; DataError as soon as it is known that the disk has no room for all of them."""
+    done, shape = 0, contents.shape
+    _refuse_full_disk(contents, shape, folder)
     for batch in contents.batches:
+        if not shape:
+            shape = batch.images.shape[1:]
+            _refuse_full_disk(contents, shape, folder)
         yield batch
         done += len(batch.labels)
         on_progress(done, contents.num_examples)
+
+
+def _refuse_full_disk(contents: Contents, shape: tuple[int, ...], folder: Path) -> None:
+    """Raises DataError. shape: of an image; empty: not known."""
+    size_bytes = math.prod(shape) * (contents.num_examples or 0) if shape else 0
+    there = shutil.disk_usage(folder).free
+    if size_bytes > there:
+        what = f"{contents.num_examples:,} images take {size_bytes / 1e9:,.1f} GB, and {there / 1e9:,.1f} GB are free"
+        raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raysim.core.errors import DataError, explained
+from raysim.core.reading import read_json, regular_file
 from raysim.data.arrow import Batch, batch_rows
 from raysim.data.faults import damaged
 from raysim.data.reader_api import PARTS, Contents, Request, Resize, need, split_codes
@@ -84,7 +84,9 @@ def read_eurosat(request: Request) -> Contents:
     if table is None:
         return _contents(request, classes, pictures)
     with damaged(table):
-        parts = json.loads(table.read_text())
+        parts = read_json(table)
+        if not isinstance(parts, dict):
+            raise ValueError(f"it holds {type(parts).__name__}")
         splits = {str(row[0]): code for code, part in enumerate(("train", "val", "test")) for row in parts[part]}
     pictures = _with_splits(pictures, splits, root, str(table))
     for name in splits:
@@ -249,7 +251,10 @@ def decode(
     for source, name in zip(sources, names or sources, strict=True):
         kinds = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
         readable = explained("unreadable image", str(name), "fetch it again, or remove it", *kinds)
-        with readable, Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with (
+            readable,
+            Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(Path(source))) as image,
+        ):
             if image.mode not in MODES:
                 raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
             converted = image.convert(mode)

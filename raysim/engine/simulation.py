@@ -136,7 +136,8 @@ def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Ite
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(received[0], next_saved() or None) from error
+        # Code of the user's own may raise it without a signal.
+        raise Interrupted(received[0] if received else signal.SIGINT, next_saved() or None) from error
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from raysim.core.reading import regular_file
+
 
 def part_of(path: Path) -> Path:
     """Where to write what is to take the place of `path`: a name beside it that nobody else has.
@@ -42,8 +44,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
-    """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError."""
-    with open(path, "rb") as file:
+    """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError; for a device, too."""
+    with open(regular_file(path), "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 

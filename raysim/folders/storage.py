@@ -310,8 +310,10 @@ def local_copy(place: str | Path) -> Path:
     """A folder itself; for a URI, a local folder with what runs have left there, brought up to date, without checkpoints.
 
     Raises:
-      DataError: the URI cannot be read.
+      DataError: the URI cannot be read, or the place is neither text nor a path.
     """
+    if not isinstance(place, str | Path):
+        raise DataError(f"no folder but {type(place).__name__}", mend="give a path, or a URI")
     copy = Copy(str(place))
     copy.fetch()
     return copy.folder

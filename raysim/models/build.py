@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.core.memory import memory_fault
 from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
@@ -94,6 +95,8 @@ def try_model(spec: ModelSpec) -> None:
         architecture = find_architecture(spec.name)
         with torch.device("meta"):
             skeleton = _construct(spec)
+        if text := memory_fault(sum(4 * leaf.numel() for leaf in skeleton.parameters())):
+            raise ValueError(f"its parameters {text}")
         if architecture.needs_trial:
             is_own = not architecture.head
             _run(build_model(replace(spec, pretrained=None, lora=None), seed=0) if is_own else skeleton, spec)
@@ -109,8 +112,13 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     height, width, channels = spec.input_shape
     device = next(skeleton.parameters()).device
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
-        logits = skeleton.train()(torch.zeros(2, channels, height, width))
+        torch.manual_seed(0)
+        # Not zeros: a model may divide by the deviation of an image.
+        logits = skeleton.train()(torch.rand(2, channels, height, width))
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes):
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         text = f"{spec.name} gives {given} for 2 images and {spec.num_classes} classes; it must give a logit for each class"
+        raise ConfigError([Fault("model", text)])
+    if not logits.is_meta and not bool(torch.isfinite(logits).all()):
+        text = f"{spec.name} gives logits that are not finite, at its initial values, for random pixels"
         raise ConfigError([Fault("model", text)])

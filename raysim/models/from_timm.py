@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Options, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import unfit_option
+from raysim.models.parts import MOST_LAYERS, unfit_option
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -40,9 +40,10 @@ def vit(
       dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
-    if min(dim, depth, heads, patch) < 1 or dim % heads:
+    if min(dim, depth, heads, patch) < 1 or depth > MOST_LAYERS or dim % heads:
         raise unfit_option(
-            f"dim must be a multiple of heads and all >= 1, got dim {dim}, depth {depth}, heads {heads}, patch {patch}"
+            f"dim must be a multiple of heads, depth <= {MOST_LAYERS} and all >= 1, "
+            f"got dim {dim}, depth {depth}, heads {heads}, patch {patch}"
         )
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
     rates = {"drop_rate": dropout, "drop_path_rate": drop_path}

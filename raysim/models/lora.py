@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.memory import memory_fault
 from raysim.models.imports import importing
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
@@ -54,6 +55,10 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     if head in adapted:
         text = f"{head} is the head, which is trained whole; leave it out"
         raise ConfigError([Fault("model.lora.targets", text)])
+    parts = dict(module.named_modules())
+    entries = sum(sum(weight.shape) for name in adapted if (weight := getattr(parts[name], "weight", None)) is not None)
+    if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
+        raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower it")])
     alpha = spec.rank if spec.alpha is None else spec.alpha
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
     config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]

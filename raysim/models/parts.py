@@ -12,6 +12,9 @@ from raysim.core.errors import ConfigError, Fault
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]
 
+#: Layers or blocks of a network whose depth is an option: the deepest ResNet of its paper has 1,202.
+MOST_LAYERS = 2000
+
 
 def unfit_option(text: str) -> ConfigError:
     """An option of a model that no images would make right."""

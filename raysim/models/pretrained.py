@@ -67,15 +67,26 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights: object = (
-            _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path, on_meta)
-        )
+        weights: object = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path)
     except Exception as error:  # of two formats and their parsers
         mend = "save a state dict as .safetensors, .pth or .pt"
         raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
-    return weights
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise ModelError(
+                f"a tensor is called {name!r}", str(path), "save module.state_dict() alone: its names are texts"
+            )
+        is_empty = value.is_meta and not (on_meta and path.suffix == ".safetensors")
+        if is_empty or value.layout != torch.strided or value.is_quantized:
+            kind = "a meta tensor, which has no values" if is_empty else "a sparse or quantised tensor"
+            raise ModelError(f"{name} is {kind}", str(path), "save dense tensors with their values")
+    return {name: value.to("meta") for name, value in weights.items()} if on_meta else weights
+
+
+#: Beginning of what safetensors calls a type -> a type of that kind; all others are floating-point numbers.
+_KINDS = {"I": torch.int64, "U": torch.int64, "C": torch.complex64, "BO": torch.bool}
 
 
 def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
@@ -86,15 +97,30 @@ def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
         return load_file(path)
     with safe_open(path, framework="pt") as file:
         # An open safetensors file has keys() and cannot be iterated over itself.
-        return {name: torch.empty(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: torch.empty(slice.get_shape(), dtype=_type_of(slice.get_dtype())) for name, slice in slices.items()
+        }
 
 
-def _read_torch(path: Path, on_meta: bool) -> object:
+def _type_of(name: str) -> torch.dtype:
+    return next((kind for start, kind in _KINDS.items() if name.startswith(start)), torch.float32)
+
+
+def _read_torch(path: Path) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
     is_mappable = zipfile.is_zipfile(path)
-    return torch.load(path, map_location="meta" if on_meta else "cpu", weights_only=True, mmap=is_mappable)
+    with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+
+
+def _kind(tensor: Tensor) -> str:
+    """The kind of numbers that a tensor holds: those of one kind are converted into each other."""
+    if tensor.is_floating_point():
+        return "float"
+    return "complex" if tensor.is_complex() else "integer"
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str, source: str) -> None:
@@ -104,14 +130,19 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     number of classes. A first convolution over three channels becomes one over a single channel by summing, which gives
     the same features as repeating the grey image. Counters such as BatchNorm's may be missing.
     Raises:
-      ModelError: names every tensor that does not fit; nothing was copied then.
+      ModelError: names every tensor that does not fit, or that holds an infinity or NaN; nothing was copied then.
     """
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
     loaded = dict(weights)
     first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
     if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
         loaded[first] = loaded[first].sum(1, keepdim=True)
-    if row in loaded and loaded[row].shape[1:] == own[row].shape[1:] and len(loaded[row]) != len(own[row]):
+    if (
+        row in loaded
+        and loaded[row].dim()
+        and loaded[row].shape[1:] == own[row].shape[1:]
+        and len(loaded[row]) != len(own[row])
+    ):
         for name in [name for name in own if name.startswith(f"{head}.")]:
             del own[name]
             loaded.pop(name, None)
@@ -124,10 +155,20 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
         for name in own
         if name in common and loaded[name].shape != own[name].shape
     ]
+    faults += [
+        f"{name} holds {loaded[name].dtype} instead of {own[name].dtype}"
+        for name in own
+        if name in common and _kind(loaded[name]) != _kind(own[name])
+    ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
         mend = "choose the model, its options, model.lora and data.resize as the weights need them"
         raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
+    for name in own:
+        if name in common and not (loaded[name].is_meta or bool(torch.isfinite(loaded[name]).all())):
+            raise ModelError(
+                f"{name} holds an infinity or NaN", source, "choose weights of a training that did not diverge"
+            )
     with torch.no_grad():
         for name in common:
             own[name].copy_(loaded[name])

@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Norm, norm_layer, projector, unfit_option
+from raysim.models.parts import MOST_LAYERS, Norm, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -151,8 +151,9 @@ def resnet20(
     with importing():
         from torchvision.models.resnet import BasicBlock
 
-    if width < 1 or depth < 8 or depth % 6 != 2:
-        raise unfit_option(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
+    if width < 1 or not 8 <= depth <= MOST_LAYERS or depth % 6 != 2:
+        bounds = f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), {MOST_LAYERS} at most"
+        raise unfit_option(f"{bounds}, got {width} and {depth}")
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),

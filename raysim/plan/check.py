@@ -44,7 +44,7 @@ from raysim.plan.build import (
 )
 from raysim.plan.check_data import draw_partition, open_sets, or_faults
 from raysim.plan.check_own import check_metrics, check_own, logger_faults
-from raysim.plan.check_training import stop_faults, training_faults
+from raysim.plan.check_training import memory_faults, stop_faults, training_faults
 from raysim.plan.find import build_methods
 from raysim.plan.resources import check_resources
 from raysim.training.augment import AUGMENTATIONS
@@ -78,6 +78,8 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, rea
     if sets is None:
         raise ConfigError(faults, source)
     info = sets.info
+    if size_faults := memory_faults(config, info.shape):
+        raise ConfigError(faults + size_faults, source)
     spec = model_spec(config, len(info.classes), info.shape)
     spec = spec if ready is None else with_weights(spec, ready.weights, ready.node)
     manifest, partition_faults = or_faults(
@@ -86,6 +88,7 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, rea
     faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
+    faults += memory_faults(config, info.shape, manifest)
     faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
     if faults:
         raise ConfigError(faults, source)
@@ -173,10 +176,16 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
         text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
         faults.append(Fault("data.crop", text))
     if ":" in augment and not faults:
-        pixels = torch.zeros(2, *shape, dtype=torch.uint8)
+        # Not zeros: an augmentation may divide by the deviation of an image.
+        pixels = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         trial = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
         with torch.random.fork_rng(devices=[]):
-            faults += or_faults(trial, "data.augment")[1]
+            images, own_faults = or_faults(trial, "data.augment")
+        faults += own_faults
+        if images is not None and not bool(torch.isfinite(images).all()):
+            faults.append(
+                Fault("data.augment", f"{augment} gives images that are not finite, for random pixels; mend it")
+            )
     return faults
 
 

@@ -8,15 +8,14 @@ returned and before that is written down tells this one round again, with the sa
 
 from __future__ import annotations
 
-import inspect
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypedDict, TypeGuard
 
-from raysim.core.errors import ConfigError, Fault, explained
+from raysim.core.errors import ConfigError, Fault, RaysimError, explained
+from raysim.core.own import place_in, place_of, words_of
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.folders.run_folder import RunFolder
@@ -69,15 +68,15 @@ class Loggers:
             try:
                 logger = make(**options)
                 if missing := [name for name in ("start", "round", "end") if not callable(getattr(logger, name, None))]:
-                    where = f"{_file_of(make)}, {make.__name__}"
-                    text = f"{where} returned {type(logger).__name__}, which has no {' and no '.join(missing)}"
+                    text = f"{place_of(make)} returned {type(logger).__name__}, which has no {' and no '.join(missing)}"
                     raise ConfigError([Fault(key, text)])
                 assert _is_logger(logger)
                 logger.start(self._folder.path, config)
             except ConfigError:
                 raise
-            except Exception as error:  # whatever the user's own code raises
+            except (Exception, SystemExit) as error:  # whatever the user's own code raises
                 raise ConfigError([Fault(key, f"{_place(error, make)}; mend it, or drop the logger")]) from error
+            self._refuse_missing_folder(make, "its start")
             name = json.dumps(spec)
             self._open[name] = make, logger
             self._progress.setdefault(name, {"next_round": 0, "fault": ""})
@@ -109,7 +108,8 @@ class Loggers:
         make, logger = self._open[name]
         try:
             tell(logger, told)
-        except Exception as error:  # whatever the user's own code raises
+        except (Exception, SystemExit) as error:  # whatever the user's own code raises
+            self._refuse_missing_folder(make, when)
             text = f"{_place(error, make)}, at {when}"
             self._say(
                 f"logger {name} failed: {text}; the run goes on without it, and tells it the rest when it is resumed"
@@ -118,7 +118,15 @@ class Loggers:
             del self._open[name]
             self._keep()
             return False
+        self._refuse_missing_folder(make, when)
         return True
+
+    def _refuse_missing_folder(self, make: Callable[..., object], when: str) -> None:
+        """Raises RaysimError."""
+        if not self._folder.config.is_file():
+            self._open.clear()  # the end is told to nobody: it would only say the same
+            what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
+            raise RaysimError(what, str(self._folder.path), "let loggers leave it alone; what was in it is lost")
 
     def _keep(self) -> None:
         self._folder.write_json(self._folder.path / "loggers.json", dict(self._progress))
@@ -137,15 +145,6 @@ def _is_logger(logger: object) -> TypeGuard[Logger]:
     return all(callable(getattr(logger, name, None)) for name in ("start", "round", "end"))
 
 
-def _file_of(make: Callable[..., object]) -> str:
-    try:
-        return inspect.getfile(make)
-    except TypeError:  # an instance with __call__
-        return inspect.getfile(type(make))
-
-
-def _place(error: Exception, make: Callable[..., object]) -> str:
+def _place(error: BaseException, make: Callable[..., object]) -> str:
     """File, line and function of the user's that an exception passed through last, and what it says."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == _file_of(make)] or list(frames)
-    return f"{own[-1].filename}, line {own[-1].lineno}, {own[-1].name}: {type(error).__name__}: {error}"
+    return f"{place_in(error) or place_of(make)}: {words_of(error)}"

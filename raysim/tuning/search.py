@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from raysim.config import Config, sweep
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.reading import read_json
 from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy
@@ -78,7 +79,9 @@ class Search:
         if not self._file.exists():
             return {}
         try:
-            content = json.loads(self._file.read_text())
+            content = read_json(self._file)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds {type(content).__name__}")
             space, points = content["space"], {str(name): dict(values) for name, values in content["trials"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{self._file} is damaged ({error}); delete it to search anew"
@@ -86,7 +89,21 @@ class Search:
         if space != self._space:
             text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
             raise ConfigError([Fault("tune.space", f"{text}; set it back, or choose another name")], "going on")
+        for name, values in points.items():
+            if not self._is_sound(values):
+                text = f"{self._file} is damaged (trial {name!r} has {values!r}); delete it to search anew"
+                raise ConfigError([Fault("tune.search", text)], self._file.parent.name)
         return points
+
+    def _is_sound(self, values: Mapping[str, object]) -> bool:
+        """Whether values have just the axes that count beside each other, each within its range."""
+        counted = counting(self._raw, {axis: values.get(axis) for axis in self._ranges})
+        try:
+            return counted.keys() == values.keys() and all(
+                self._ranges[axis].domain.is_valid(value) for axis, value in values.items()
+            )
+        except TypeError:  # a text among numbers
+            return False
 
 
 def search_faults(raw: sweep.Raw, ranges: Mapping[str, Range]) -> list[Fault]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
@@ -25,7 +26,7 @@ from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from tests.fuzz import configurations
+from tests.fuzz import configurations, hostile, silent
 from tests.fuzz.verdicts import verdict_of
 
 #: Rounds of a run that is damaged or killed, the method lists of those, and where the others stop.
@@ -50,6 +51,12 @@ class Ground:
     def __post_init__(self) -> None:
         self.root = self.folder / "data"
         prepare("digits", self.root)
+        for library in (
+            "peft",
+            "timm",
+            "torchvision",
+        ):  # tens of seconds on a busy machine, which no case is to answer for
+            importlib.import_module(library)
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -198,6 +205,27 @@ def damaged_text(ground: Ground, seed: int) -> str:
         path.unlink()
 
 
+def drawn(ground: Ground, seed: int, kind: str) -> str:
+    """A hostile file, own code, a call of Python, or a case whose wrong result would be a silent one."""
+    rng, here = random.Random(f"{kind}-{seed}"), ground.folder / f"{kind}-{seed}"
+    here.mkdir()
+    raw = configurations.base(str(ground.root), str(here / "runs"))
+    try:
+        if kind == "file":
+            return verdict_of(hostile.hostile_file(rng, raw, here, ground.root))
+        if kind == "code":
+            return verdict_of(hostile.hostile_code(rng, raw))
+        if kind == "call":
+            return verdict_of(hostile.hostile_call(rng, raw, ground.root))
+        if kind == "name":
+            return verdict_of(lambda: hostile.prepared_name(rng, here), right=bool)
+        return verdict_of(
+            lambda: silent.CASES[rng.choice(sorted(silent.CASES))](rng, raw, here, ground.root), right=bool
+        )
+    finally:
+        shutil.rmtree(here, ignore_errors=True)
+
+
 def killed(ground: Ground, seed: int, backend: str) -> str:
     """The command is killed at some moment, once or twice, and given again until it ends."""
     rng, here = random.Random(f"kill-{seed}"), ground.folder / f"killed-{seed}"
@@ -250,6 +278,11 @@ CASES: dict[str, tuple[Callable[[Ground, int], str], int]] = {
     "damaged files": (damaged_file, 500),
     "damaged configuration files": (damaged_text, 500),
     "damaged results": (damaged_result, 200),
+    "hostile files": (partial(drawn, kind="file"), 300),
+    "hostile own code": (partial(drawn, kind="code"), 150),
+    "calls of Python": (partial(drawn, kind="call"), 300),
+    "names of sets": (partial(drawn, kind="name"), 30),
+    "what would be silently wrong": (partial(drawn, kind="silent"), 70),
     "kills, serial": (partial(killed, backend="serial"), 15),
     "kills, Ray": (partial(killed, backend="ray"), 20),
 }

@@ -16,7 +16,7 @@ from raysim.core.settings import assign
 
 #: Values for any key: of wrong types, at the edges, and what a slip of the hand gives.
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 2**31, 2**63, 10**30, -(2**63)),
+    *(None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**9, 10**12, 2**31, 2**63, 10**30, -(2**63), 1 << 20000),
     *(0.0, -0.5, 0.05, 0.5, 0.999, 1.0, 1.5, 1e-300, 1e30, 1e308, float("inf"), float("-inf"), float("nan")),
     *(
         "",
@@ -37,6 +37,7 @@ VALUES: tuple[Any, ...] = (
     *(
         "/proc/self/mem",
         "/dev/null",
+        "/dev/zero",
         "sys:exit",
         "os:getcwd",
         "no_such_module:f",

@@ -22,6 +22,9 @@ def ground(tmp_path_factory):
         ("damaged files", 12),
         ("damaged configuration files", 30),
         ("damaged results", 6),
+        ("hostile files", 25),
+        ("hostile own code", 8),
+        ("calls of Python", 20),
         ("kills, serial", 1),
     ],
 )

@@ -71,6 +71,8 @@ def verdict_of(run: Callable[[], object], *, right: Callable[[object], bool] = l
             return "right" if right(run()) else "silent wrong result"
     except Hangs:
         return "hang"
+    except KeyboardInterrupt as error:  # which Python's users are told of a signal by
+        return "sentence" if isinstance(error.__cause__, Interrupted) else "traceback: KeyboardInterrupt"
     except (RaysimError, Interrupted) as error:
         text = str(error)
         return "traceback: inside a sentence" if "Traceback" in text or not text.strip() else "sentence"

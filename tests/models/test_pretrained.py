@@ -133,3 +133,46 @@ def test_timms_published_weights_are_fitted_by_timm(tmp_path):
     assert module.pos_embed.shape[1] == 5
     with pytest.raises(ModelError, match="timm has no weights for efficientnet_b7"):
         try_model(spec_of("timm:efficientnet_b7", 64, pretrained="default"))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensor: tensor.long(), "holds torch.int64 instead of torch.float32"),
+        (lambda tensor: tensor.bool(), "holds torch.bool instead of torch.float32"),
+        (lambda tensor: tensor.to(torch.complex64), "holds torch.complex64 instead of torch.float32"),
+    ],
+)
+def test_weights_of_another_kind_of_number_are_refused_by_the_check(change, words, suffix, tmp_path):
+    state = {name: change(tensor) for name, tensor in build_model(spec_of("mlp", 8), seed=1).state_dict().items()}
+    path = tmp_path / f"weights{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    with pytest.raises(ModelError, match=words):
+        try_model(spec_of("mlp", 8, pretrained=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: {index: tensor for index, tensor in enumerate(state.values())}, "a tensor is called 0"),
+        (lambda state: {**state, None: torch.zeros(1)}, "a tensor is called None"),
+        (
+            lambda state: {name: tensor.to("meta") for name, tensor in state.items()},
+            "a meta tensor, which has no values",
+        ),
+        (lambda state: {name: tensor.to_sparse() for name, tensor in state.items()}, "a sparse or quantised tensor"),
+        (lambda state: {**state, "fc2.weight": torch.tensor(1.0)}, r"fc2\.weight is \(\) instead of"),
+    ],
+)
+def test_a_file_that_is_no_state_dict_of_dense_tensors_is_refused_by_the_check(change, words, tmp_path):
+    torch.save(change(build_model(spec_of("mlp", 8), seed=1).state_dict()), tmp_path / "weights.pt")
+    with pytest.raises(ModelError, match=words):
+        try_model(spec_of("mlp", 8, pretrained=str(tmp_path / "weights.pt")))
+
+
+def test_weights_with_nan_are_refused_when_they_are_read(tmp_path):
+    state = build_model(spec_of("mlp", 8), seed=1).state_dict()
+    torch.save({**state, "fc2.bias": state["fc2.bias"] / 0 * 0}, tmp_path / "weights.pt")
+    with pytest.raises(ModelError, match=r"fc2\.bias holds an infinity or NaN in .*weights\.pt"):
+        build_model(spec_of("mlp", 8, pretrained=str(tmp_path / "weights.pt")), seed=0)

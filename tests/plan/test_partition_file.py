@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import raysim
 from raysim.cli.partitions import partitions, write
 from raysim.core.errors import ConfigError
 from raysim.plan.check import check
-from tests.support.federations import SMALL
+from tests.fuzz.verdicts import limited
+from tests.support.federations import SMALL, plan_of
 
 
 @pytest.fixture
@@ -210,3 +212,35 @@ def test_a_file_without_a_training_row_or_with_a_client_below_the_minimum_is_ref
     given = {**partition, "file": write_rows(tmp_path / "b.csv", whole), "min_samples": 900}
     with pytest.raises(ConfigError, match=r"client \d has \d+ examples, fewer than 900 in partition file"):
         check({**settings, "partition": given}, "a test")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[1, 2]]", r"row 0 is \[1, 2\] instead of keys and values"),
+        ("[NaN]", "row 0 is nan instead of keys and values"),
+        ("3", "it holds int instead of a list of rows"),
+        ("null", "it holds NoneType instead of a list of rows"),
+        ('{"0": 3}', "client 0 has int instead of a list of examples"),
+        ('{"0": [NaN]}', "example nan in row 0 is no whole number"),
+        ("[" * 100_000, "nested too deeply"),
+        (
+            '[{"example": %s, "client": 0}]' % ("9" * 3000),
+            r"example 9{60}\.\.\. \(3,000 letters\) in row 0 is no whole",
+        ),
+        ('[{"example": 0, "client": 9223372036854775808}]', "client 9223372036854775808 in row 0 is no whole number"),
+        ('[{"example": %s, "client": 0}]' % ("9" * 5000), "cannot be read"),
+    ],
+)
+def test_json_that_is_no_partition_is_one_sentence(text, words, root, tmp_path):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(ConfigError, match=words) as error:
+        plan_of(root, partition={"scheme": "file", "file": str(tmp_path / "p.json")})
+    assert len(str(error.value)) < 1000
+
+
+def test_a_partition_file_that_is_a_device_or_a_pipe_is_refused_at_once(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for file in ("/dev/zero", str(tmp_path / "pipe.json")):
+        with limited(20), pytest.raises(ConfigError, match=f"a pipe or a device; give a file.*{file}"):
+            plan_of(root, partition={"scheme": "file", "file": file})

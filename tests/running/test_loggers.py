@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim.core.errors import ConfigError, DataError
+from raysim.core.errors import ConfigError, DataError, RaysimError
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
 from raysim.running.loggers import Loggers
@@ -134,7 +134,9 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
     assert run.status.name == "completed"
     error = capsys.readouterr().err
     assert error.count("failed") == 1
-    assert re.search(r"recording\.py, line \d+, round: AssertionError: no network, at round 3; the run goes on", error)
+    assert re.search(
+        r"recording\.py, line \d+, in round: AssertionError: no network, at round 3; the run goes on", error
+    )
     (kept,) = json.loads((run.folder / "loggers.json").read_text()).values()
     assert kept["next_round"] == 2
     assert "no network" in kept["fault"]
@@ -150,9 +152,12 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
         ("wandb", r"loggers\[0\]: unknown logger 'wandb'"),
         ("recording:number", r"'recording:number' is no function"),
         ({"recording:make": {"kil_at": 2}}, r"loggers\[0\]\.recording:make.*kil_at"),
-        ("recording:nothing", r"recording\.py, nothing returned int, which has no start and no round and no end"),
-        ({"recording:make": {"fail_in": "make"}}, r"recording\.py, line \d+, make: AssertionError: no licence"),
-        ({"recording:make": {"fail_in": "start"}}, r"recording\.py, line \d+, start: AssertionError: no network"),
+        (
+            "recording:nothing",
+            r"recording\.py, line \d+, in nothing returned int, which has no start and no round and no end",
+        ),
+        ({"recording:make": {"fail_in": "make"}}, r"recording\.py, line \d+, in make: AssertionError: no licence"),
+        ({"recording:make": {"fail_in": "start"}}, r"recording\.py, line \d+, in start: AssertionError: no network"),
     ],
 )
 def test_a_logger_that_cannot_start_ends_the_run_before_its_first_round(settings, spec, message):
@@ -214,3 +219,73 @@ def test_examples_of_the_documentation(settings, tmp_path, library, monkeypatch)
     ends = [name for name, _ in stand_in.calls if name in ("finish", "end_run")]
     assert len(ends) == 2
     sys.modules.pop(f"{library}_logger")
+
+
+HOSTILE = """
+import shutil, sys
+
+class Logger:
+    def __init__(self, where, act):
+        self.where, self.act = where, act
+    def do(self, where):
+        if where == self.where:
+            if self.act == "exit":
+                sys.exit(3)
+            if self.act == "interrupt":
+                raise KeyboardInterrupt
+            shutil.rmtree(self.folder, ignore_errors=True)
+    def start(self, folder, config):
+        self.folder = folder
+        self.do("start")
+    def round(self, record):
+        self.do("round")
+    def end(self, summary):
+        self.do("end")
+
+def make(*, where: str, act: str):
+    return Logger(where, act)
+
+def leave():
+    sys.exit(4)
+"""
+
+
+def hostile(settings, where: str, act: str) -> raysim.Run:
+    Path("hostile.py").write_text(HOSTILE)
+    spec = {"hostile:make": {"where": where, "act": act}}
+    return raysim.run({**settings, "rounds": 2}, loggers=[spec], checkpoint={"every_s": 0}, name=where, quiet=True)
+
+
+def test_a_loggers_exit_is_a_fault_of_that_logger_and_no_signal(settings, capsys):
+    with pytest.raises(ConfigError, match=r"loggers\[0\]: .*hostile\.py, line \d+, in do: SystemExit: 3; mend it"):
+        hostile(settings, "start", "exit")
+    with pytest.raises(ConfigError, match=r"hostile\.py, line \d+, in leave: SystemExit: 4"):
+        raysim.run(settings, loggers=["hostile:leave"], name="b", quiet=True)
+    for where in ("round", "end"):
+        assert hostile(settings, where, "exit").status.name == "completed"
+        assert "in do: SystemExit: 3, at" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("where", ["start", "round", "end"])
+def test_a_logger_that_deletes_the_run_directory_is_named(where, settings):
+    with pytest.raises(RaysimError, match=r"run directory, or its config\.yaml, is gone after .*hostile\.py.* at "):
+        hostile(settings, where, "delete")
+
+
+def test_an_interrupt_that_a_logger_raises_ends_the_run_as_ctrl_c_does(settings):
+    with pytest.raises(KeyboardInterrupt, match="goes on at round"):
+        hostile(settings, "round", "interrupt")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("builtins:print", "print returned NoneType, which has no start"),
+        ("builtins:object", "object returned object, which has no start"),
+        ("builtins:dict", "takes no options that could be read"),
+        ("time:sleep", "takes no options that could be read"),
+    ],
+)
+def test_a_built_in_is_no_logger(name, message, settings):
+    with pytest.raises(ConfigError, match=message):
+        raysim.run(settings, loggers=[name], name="a", quiet=True)

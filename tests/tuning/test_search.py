@@ -136,6 +136,16 @@ def test_command_line_narrows_a_range_to_values(tmp_path):
     assert raw["tune"]["param_space"] == {"seed": {"grid_search": [0, 1]}}
 
 
+@pytest.mark.parametrize("group", [None, [], 3])
+def test_an_axis_on_the_command_line_beside_a_group_that_is_none_is_one_sentence(group, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"tune": group}))
+    with pytest.raises(ConfigError, match="tune"):
+        plan_sweep(read_sweep(path, ["tune.param_space.seed={grid_search: [0, 1]}"]), str(path), draws)
+    with pytest.raises(ConfigError, match="tune"):
+        plan_sweep(read_sweep(path, ["seed=0,1"]), str(path), draws)
+
+
 # --- a search that learns ---------------------------------------------------------------------------------------------
 
 
@@ -165,6 +175,30 @@ def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path)
     assert not {t.values["local.lr"] for t in other.trials} & {t.values["local.lr"] for t in again.trials}
     with pytest.raises(ConfigError, match=r"tune\.space: is .* but the search in .* is one of"):
         searched(root, tmp_path / "ended", {**tune, "space": LR})
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: [], "it holds list"),
+        (lambda content: {"space": content["space"]}, "trials"),
+        (lambda content: {**content, "trials": [1]}, "is damaged"),
+        (lambda content: {**content, "trials": {"a": {}}}, r"trial 'a' has \{\}"),
+        (lambda content: {**content, "trials": {"a": {"local.lr": 0.1, "x": 1}}}, "trial 'a' has"),
+        (lambda content: {**content, "trials": {"a": {"local.lr": 7.0}}}, "trial 'a' has"),
+        (lambda content: {**content, "trials": {"a": {"local.lr": "0.1"}}}, "trial 'a' has"),
+        (lambda content: {**content, "trials": {"a": {"local.lr": None}}}, "trial 'a' has"),
+    ],
+)
+def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):
+    tune = {"search": "optuna", "num_samples": 2, "space": LR}
+    sweep = searched(root, tmp_path, tune)
+    sweep.folder.mkdir(parents=True)
+    sweep.search.grown(sweep, {})
+    content = json.loads((sweep.folder / FILE).read_text())
+    (sweep.folder / FILE).write_text(json.dumps(damage(content)))
+    with pytest.raises(ConfigError, match=rf"tune\.search: .*search\.json is damaged .*{words}|{words}.*delete it"):
+        searched(root, tmp_path, tune)
 
 
 def test_choices_that_differ_in_nothing_that_counts_are_one_run(root, tmp_path):

@@ -1,0 +1,37 @@
+"""Whether what a setting asks for fits into memory at all: told by an estimate before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+#: Where Linux has the limit of a container, in its second and its first form.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@cache
+def memory_bytes() -> int:
+    """Memory of this machine, or of the container that the process is in."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for limit in LIMITS:
+        with suppress(OSError, ValueError):  # "max"
+            sizes.append(int(limit.read_text()))
+    return min(sizes)
+
+
+def memory_fault(num_bytes: int) -> str:
+    """Why so many bytes cannot be held, in words; "" if they can be. To be asked with a lower bound."""
+    there = memory_bytes()
+    if num_bytes <= there:
+        return ""
+    return f"would take at least {_text(num_bytes)} of memory, and this machine has {_text(there)}"
+
+
+def _text(num_bytes: int) -> str:
+    """A number of bytes in the largest unit that it fills."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB")):
+        if num_bytes >= 1000**power:
+            return f"{num_bytes / 1000**power:,.1f} {unit}"
+    return f"{num_bytes:,} bytes"

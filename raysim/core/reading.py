@@ -1,0 +1,40 @@
+"""Files that somebody else may have written: only regular ones are opened, and JSON is read with a bound on its depth."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+
+def regular_file(path: Path) -> Path:
+    """The path of a file. A pipe would be waited for, and a device such as /dev/zero be read without an end.
+
+    Raises:
+      OSError: there is none, or what is there is no regular file.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        is_folder = stat.S_ISDIR(mode)
+        number = errno.EISDIR if is_folder else errno.EINVAL
+        raise OSError(number, os.strerror(number) if is_folder else "a pipe or a device; give a file", str(path))
+    return path
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file says. Raises OSError, ValueError."""
+    return load_json(regular_file(path).read_bytes())
+
+
+def load_json(text: str | bytes) -> object:
+    """What a JSON text says.
+
+    Raises:
+      ValueError: it is no JSON, or nested more deeply than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
