@@ -309,7 +309,7 @@ def test_typed_sample_runs(settings):
 def test_a_run_is_not_written_into_a_sweep_and_a_damaged_summary_is_one_sentence(settings, tmp_path):
     folder = raysim.run(settings, name="a", quiet=True).folder
     (folder / "summary.json").write_text("")
-    with pytest.raises(DataError, match=r"summary.json is damaged .*Delete this folder to run it anew"):
+    with pytest.raises(DataError, match=r"summary.json is not as the run wrote it .*delete this folder to run it anew"):
         raysim.run(settings, name="a", quiet=True)
     (tmp_path / "runs" / "swept").mkdir()
     (tmp_path / "runs" / "swept" / "sweep.yaml").write_text("")
@@ -341,7 +341,7 @@ SELF["group"] = SELF
         (lambda settings: raysim.tune(settings, callbacks=3), "callbacks: must be of type Sequence, got int"),
         (lambda settings: raysim.run(10**5000), "config: must be of type .*, got int"),
         (lambda settings: raysim.report(3), "runs: must be of type Iterable, got int"),
-        (lambda settings: raysim.report([3]), r"runs\[0\]: must be of type Run or str or Path, got int"),
+        (lambda settings: raysim.report([3]), r"runs\[0\]: must be of type Run or Runs or str or Path, got int"),
         (lambda settings: raysim.report("runs", out=3), "out: must be of type str or Path or None, got int"),
     ],
 )

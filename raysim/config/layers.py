@@ -48,6 +48,8 @@ def layered(
     Raises:
       ConfigError: a value that cannot be set; one that makes two labels of an axis the same run; an axis without a say.
     """
+    if odd := [key for key in values if not isinstance(key, str)]:
+        raise ConfigError([Fault(str(key), "is no text; write keys such as local.lr") for key in odd], where)
     before_scale = {
         key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)
     }
@@ -280,7 +282,8 @@ def _as_list(library: Raw, shrunk: Raw, axis: str, value: object) -> list[object
 
 def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], where: str) -> None:
     """Leave these labels or values of an axis, in place; one that the file does not have is made."""
-    kind = "choice" if (raw.get("tune") or {}).get("search") == "optuna" else "grid_search"
+    group = raw.get("tune")
+    kind = "choice" if isinstance(group, Mapping) and group.get("search") == "optuna" else "grid_search"
     named = {**labels_of(library, axis), **labels_of(raw, axis)}
     values: object = list(choices)
     if named:
@@ -291,7 +294,8 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
             raise ConfigError(faults, where)
         values = {labels[str(choice)]: named[labels[str(choice)]] for choice in choices}
     is_there = axis in sweep.axes_as_written(raw)
-    assign(raw, sweep.key_of(raw, axis) if is_there else f"tune.param_space.{axis}", {kind: values})
+    place = sweep.key_of(raw, axis) if is_there else f"tune.param_space.{axis}"
+    lay_over(raw, {place: {kind: values}}, where, where=where)
 
 
 def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: str, tell: Tell) -> None:

@@ -136,7 +136,14 @@ def test_command_line_narrows_a_range_to_values(tmp_path):
     assert raw["tune"]["param_space"] == {"seed": {"grid_search": [0, 1]}}
 
 
-@pytest.mark.parametrize("group", [None, [], 3])
+def test_an_axis_on_the_command_line_begins_a_sweep_where_there_is_none(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"tune": None}))
+    for axis in ("tune.param_space.seed={grid_search: [0, 1]}", "seed=0,1"):
+        assert len(plan_sweep(read_sweep(path, [axis]), str(path), draws).trials) == 2
+
+
+@pytest.mark.parametrize("group", [[], 3])
 def test_an_axis_on_the_command_line_beside_a_group_that_is_none_is_one_sentence(group, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({"tune": group}))
