@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from raysim.config import Config, read_config
+from raysim.config import Config, path_to_write, read_config
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
@@ -20,6 +20,9 @@ from raysim.core.own import place_in, words_of
 from raysim.core.own_code import named, note_of_values
 from raysim.core.rounds import round_name
 from raysim.core.settings import Raw, Settings
+from raysim.data.arrow import write_set
+from raysim.data.own_reader import array_contents
+from raysim.data.sources import set_path
 from raysim.folders.storage import local_copy
 from raysim.running.results import Run, Runs
 
@@ -165,11 +168,6 @@ def arrays(
       DataError: other types or shapes, labels outside the classes.
     """
     import numpy as np
-
-    from raysim.config import path_to_write
-    from raysim.data.arrow import write_set
-    from raysim.data.own_reader import array_contents
-    from raysim.data.sources import set_path
 
     _refuse_others("name", name, str)
     _refuse_others("root", root, str | Path)

@@ -97,3 +97,69 @@ def test_file_imports_only_from_rooms_below_its_own(name):
 def test_experiment_of_livar_is_not_imported_with_the_methods():
     code = "import sys, methods, raysim.cli.main; sys.exit('raysim.tuning.calibrate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# --- imports inside functions -----------------------------------------------------------------------------------------
+
+SLOW = {  # libraries that take 50 ms and more to load
+    *(
+        "torch",
+        "torchvision",
+        "timm",
+        "peft",
+        "medmnist",
+        "shap",
+        "sklearn",
+        "scipy",
+        "pandas",
+        "matplotlib",
+        "optuna",
+        "ray",
+    ),
+    *("PIL", "tensorboard", "mlxtend", "IPython", "pyarrow", "pydantic", "yaml", "typer", "rich", "numpy", "filelock"),
+}
+#: (file, what it imports inside a function) -> why, beside libraries and modules that are slow to load.
+INSIDE = {("raysim/__init__.py", "raysim.core.own_code"): "`import raysim` loads nothing that it may not need"}
+
+
+def _imported(nodes) -> set[str]:
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
+            names |= whole or {node.module}
+    return names
+
+
+def _at_the_top(tree: ast.Module) -> set[str]:
+    return _imported(tree.body)
+
+
+def _loads(module: str, tops: dict[str, set[str]]) -> set[str]:
+    """Slow libraries that come with a module."""
+    seen, waiting, slow = set(), [module], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name.split(".")[0] in SLOW:
+            slow.add(name.split(".")[0])
+        waiting += tops.get(name, ())
+    return slow
+
+
+def test_only_what_is_slow_to_load_is_imported_inside_functions():
+    trees = {name: ast.parse((ROOT / name).read_text()) for name in FILES}
+    names = {file: module for module, file in MODULES.items()}
+    tops = {names[file]: _at_the_top(tree) for file, tree in trees.items()}
+    inside = set()
+    for file, tree in trees.items():
+        here = _loads(names[file], tops)
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        for module in set().union(*(_imported(ast.walk(function)) for function in functions)):
+            if module in MODULES and not _loads(module, tops) - here:
+                inside.add((file, module))
+    assert inside == set(INSIDE)

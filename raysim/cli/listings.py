@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from raysim.core.errors import MethodError
 from raysim.core.options import options_of, text_of
+from raysim.core.own import place_of
 from raysim.terminal import out
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def print_function(name: str) -> None:
     Raises:
       MethodError: there is no such method.
     """
-    from raysim.core.own import place_of
     from raysim.models import MODELS
     from raysim.plan.find import find_method
 

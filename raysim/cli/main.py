@@ -19,6 +19,7 @@ from raysim.cli.unexpected import told
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError
 from raysim.core.own_code import refuse_shadows
+from raysim.core.uri import is_uri
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
 
@@ -281,7 +282,6 @@ def report(
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import located_path, path_to_write
-    from raysim.core.uri import is_uri
     from raysim.folders.storage import local_copy, report_folder
     from raysim.reporting.command import show_report
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from raysim.config import Config, nearest
 from raysim.core.direction import Direction, direction_of
 from raysim.core.errors import DataError, explained
 from raysim.folders.run_folder import RunFolder, Status
@@ -120,7 +121,6 @@ class Run:
         """
         from safetensors.torch import load_file
 
-        from raysim.config import Config
         from raysim.models import build_model
         from raysim.plan.build import model_spec
 
@@ -210,7 +210,6 @@ class Runs(Sequence[Run]):
         Raises:
           DataError: no completed run recorded it.
         """
-        from raysim.config import nearest
 
         completed = [run for run in self if run.status.name == "completed"]
         numbers = {run: run._numbers for run in completed}

@@ -36,6 +36,7 @@ from raysim.models.pretrained import read_weights
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.running.runner import changes
+from raysim.terminal import LiveLine
 from raysim.tuning.calibrate_figures import PUBLISHED, draw
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
@@ -206,7 +207,6 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
     if not waiting:
         return
-    from raysim.terminal import LiveLine
     from raysim.tuning.driver import run_sweep  # Tune
 
     trials = []

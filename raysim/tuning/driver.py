@@ -169,7 +169,7 @@ class _Source(Searcher):
             if self.sweep.search is None or not self.sweep.search.num_left:
                 return Searcher.FINISHED
             num_before = len(self.sweep.trials)
-            self.sweep = self.sweep.search.grown(self.sweep, self._scores())
+            self.sweep = self.sweep.grown(self._scores())
             new = [trial for trial in self.sweep.trials[num_before:] if not trial.same_as]
             self._queue.extend(new)
             self.watch.expect(new)

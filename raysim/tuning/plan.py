@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from raysim.config import Config, TuneGroup, folder_of, located, parse_config, parse_overrides, read_config, sweep
 from raysim.config.clashes import clashes, library_faults
@@ -20,41 +18,10 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
 from raysim.tuning.metrics import metric_fault
 from raysim.tuning.planner import Planner, SweepTrial, refusals
+from raysim.tuning.points import Draws, Range
 
 if TYPE_CHECKING:
     from raysim.tuning.search import Search
-
-#: Draws one value of a domain: (generator) -> value.
-Draw = Callable[[np.random.Generator], object]
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a search may choose from on one axis.
-
-    Attributes:
-      at: the value below which that share, in [0, 1), of all draws lies.
-      ends: the least and the greatest value, or every choice.
-      domain: Ray Tune's own.
-    """
-
-    draw: Draw
-    at: Callable[[float], object]
-    ends: tuple[object, ...]
-    domain: Any
-
-
-#: (Tune's name of a domain, its arguments) -> that range; raises ValueError.
-Draws = Callable[[str, object], Range]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What a search knows of a trial. score: None while it runs, NaN where it failed."""
-
-    values: Mapping[str, object]
-    score: float | None
-
 
 #: Trials of a sweep: all are drawn and checked before the first one starts.
 MOST_TRIALS = 10_000
@@ -92,6 +59,12 @@ class Sweep:
     def num_trials(self) -> int:
         """How many there will be, if none is refused."""
         return len(self.trials) + (self.search.num_left if self.search else 0)
+
+    def grown(self, scores: Mapping[str, float | None]) -> Sweep:
+        """The sweep with the trial that its search chooses next, which may be refused. scores: see `Search.choose`."""
+        assert self.search is not None
+        trials, refused = self.search.choose(scores)
+        return replace(self, trials=(*self.trials, *trials), refused={**self.refused, **refused})
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

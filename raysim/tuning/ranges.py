@@ -16,7 +16,7 @@ from ray.tune.search.sample import Categorical
 from scipy.stats import norm
 
 from raysim.config import nearest
-from raysim.tuning.plan import Range, Tried
+from raysim.tuning.points import Range, Tried
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from raysim.config import Config, sweep
 from raysim.core.errors import ConfigError, Fault
@@ -13,8 +12,8 @@ from raysim.core.reading import read_json
 from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy
-from raysim.tuning.plan import Range, Sweep, Tried
 from raysim.tuning.planner import Planner, SweepTrial
+from raysim.tuning.points import Range, Tried
 from raysim.tuning.ranges import optuna_fault, suggest
 
 FILE = "search.json"
@@ -56,8 +55,10 @@ class Search:
         """How many trials it is still to choose."""
         return max(0, self._base.tune.num_samples - len(self.points))
 
-    def grown(self, before: Sweep, scores: Mapping[str, float | None]) -> Sweep:
-        """The sweep with one trial more, or one refused trial more.
+    def choose(
+        self, scores: Mapping[str, float | None]
+    ) -> tuple[Sequence[SweepTrial], Mapping[str, tuple[Fault, ...]]]:
+        """One trial more, or, by its name, the faults of one that is refused.
 
         Args:
           scores: trial -> its score, NaN if it failed, None if it is not known yet; a refused one is missing.
@@ -71,8 +72,7 @@ class Search:
         content = {"space": self._space, "trials": self.points}
         write_file(self._file, (json.dumps(content, indent=1) + "\n").encode())
         self._copy.send()
-        trials, refused = self._planner.plan_all([(name, values)])
-        return replace(before, trials=(*before.trials, *trials), refused={**before.refused, **refused})
+        return self._planner.plan_all([(name, values)])
 
     def _read(self) -> dict[str, dict[str, object]]:
         self._copy.fetch()

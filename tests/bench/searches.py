@@ -16,7 +16,7 @@ import numpy as np
 import raysim
 from raysim.core.errors import RaysimError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.tuning.plan import Tried
+from raysim.tuning.points import Tried
 from raysim.tuning.ranges import draws, suggest
 
 BUDGET, SEEDS = 30, range(5)

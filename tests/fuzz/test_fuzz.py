@@ -25,6 +25,8 @@ def ground(tmp_path_factory):
         ("hostile files", 25),
         ("hostile own code", 8),
         ("calls of Python", 20),
+        ("names of sets", 4),
+        ("what would be silently wrong", 8),
         ("kills, serial", 1),
     ],
 )

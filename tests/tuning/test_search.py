@@ -13,7 +13,8 @@ from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning.outcome import outcome
-from raysim.tuning.plan import Tried, plan_sweep, read_sweep
+from raysim.tuning.plan import plan_sweep, read_sweep
+from raysim.tuning.points import Tried
 from raysim.tuning.ranges import draws, suggest
 from raysim.tuning.search import FILE
 from tests.support.federations import SMALL, raw_config
@@ -160,7 +161,7 @@ def grow(sweep, count, scores):
     """The sweep after so many choices; scores: trial -> score, filled on the way."""
     sweep.folder.mkdir(parents=True, exist_ok=True)
     for _ in range(count):
-        sweep = sweep.search.grown(sweep, scores)
+        sweep = sweep.grown(scores)
         newest = sweep.trials[-1]
         scores[newest.name] = peak(newest.values) if not newest.same_as else scores[newest.same_as]
     return sweep
@@ -201,7 +202,7 @@ def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):
     tune = {"search": "optuna", "num_samples": 2, "space": LR}
     sweep = searched(root, tmp_path, tune)
     sweep.folder.mkdir(parents=True)
-    sweep.search.grown(sweep, {})
+    sweep.grown({})
     content = json.loads((sweep.folder / FILE).read_text())
     (sweep.folder / FILE).write_text(json.dumps(damage(content)))
     with pytest.raises(ConfigError, match=rf"tune\.search: .*search\.json is damaged .*{words}|{words}.*delete it"):
@@ -215,7 +216,7 @@ def test_choices_that_differ_in_nothing_that_counts_are_one_run(root, tmp_path):
     sweep = searched(root, tmp_path, tune)
     sweep.folder.mkdir(parents=True)
     for _ in range(6):
-        sweep = sweep.search.grown(sweep, {})
+        sweep = sweep.grown({})
     assert [bool(trial.same_as) for trial in sweep.trials] == [False] + [True] * 5
     assert len({trial.name for trial in sweep.trials}) == 6
 
