@@ -116,7 +116,3 @@ class OutOfMemory(RaysimError):
 
 class RunExists(RaysimError):
     """The run directory holds a finished run, which is never overwritten."""
-
-
-class RunFinished(RunExists):
-    """The run directory holds exactly the run that was asked for, finished."""

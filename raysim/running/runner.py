@@ -10,6 +10,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -17,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from raysim.config import Config, methods_label
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, RunFinished, explained
+from raysim.core.errors import Fault, RaysimError, explained
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.uri import masked
@@ -37,6 +38,7 @@ from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder
+from raysim.running.resume import RunState, Step, next_step
 from raysim.running.stop import reason_to_stop
 from raysim.terminal import err
 
@@ -61,159 +63,184 @@ def execute(
       RaysimError: what the user can mend; the run directory then holds FAILED with the message.
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
-    config, num_rounds = plan.config, plan.num_rounds
-    folder, stored = open_run_folder(config, _say)
+    folder, stored = open_run_folder(plan.config, _say)
     push = stored.push if stored else lambda: None
     with _file_errors_named(folder), folder.locked(wait_s):
         folder.remove_leftovers()
         if stored:
             stored.pull()
-        store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last)
-        try:
-            checkpoint = open_run(plan, folder, store, stored.uri if stored else "")
-        except RunFinished:
-            with explained("summary.json is damaged", folder.path, "delete this folder to run it anew", ValueError):
-                summary = folder.read_json(folder.summary)
-            on_start(folder.path, summary["rounds"], summary["rounds"])
-            return summary
-        first_round = checkpoint.next_round if checkpoint else 0
+        store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
+        state = run_state(plan, folder, stored.uri if stored else "")
+        step = next_step(state)
+        if step == "show":
+            return _shown(folder, on_start)
+        if step == "begin":
+            _write_begin(plan, folder)
+        checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
         folder.clear("STOPPED", "FAILED")
-        name = "" if config.name else folder.name
+        name = "" if plan.config.name else folder.name
         with held(stored), _failure_marked(folder, name), started_server(plan, folder, on_step) as server:
             if checkpoint is not None:
                 restore(server, checkpoint, store)
+            first_round = checkpoint.next_round if checkpoint else 0
             recorder = Recorder(
                 folder,
                 first_round=first_round,
-                num_rounds=num_rounds,
-                hyperparameters=hyperparameters(config),
+                num_rounds=plan.num_rounds,
+                hyperparameters=hyperparameters(plan.config),
                 blocks=plan.layout.blocks,
                 classes=plan.info.classes,
                 on_step=on_step,
             )
-            loggers = Loggers(config.loggers, folder, _say)
-
-            def saved(next_round: int) -> None:
-                loggers.rounds(recorder.rows, next_round)
-                push()
-
+            loggers = Loggers(plan.config.loggers, folder, _say)
             with closing(recorder), ended(loggers):
-                recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
-                loggers.start(config.model_dump(mode="json"))
-                loggers.rounds(recorder.rows, first_round)
-                push()  # records of rounds after the checkpoint are gone
-                on_start(folder.path, first_round, num_rounds)
-                rounds_run, reason = simulate(
-                    server,
-                    first_round=first_round,
-                    num_rounds=num_rounds,
-                    recorder=recorder,
-                    store=store,
-                    checkpoint_every_s=config.checkpoint.every_s,
-                    on_round=_refusing_early_end(plan, on_round),
-                    reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
-                    on_saved=saved,
-                )
-                recorder.num_rounds = rounds_run
-                write_file(folder.model, save(final_model(plan, server)))
-                facts = {
-                    "methods": config.methods,
-                    "rounds": rounds_run,
-                    "stopped_by": reason,
-                    "num_clients": config.num_clients,
-                    "num_classes": len(plan.info.classes),
-                    "image_shape": list(plan.info.shape),
-                    "params_sha256": server.params_sha256(),
-                    "partition_sha256": plan.manifest.checksum,
-                }
-                summary = recorder.summary(facts)
+                _begin_records(plan, recorder, loggers, first_round, push)
+                on_start(folder.path, first_round, plan.num_rounds)
+                reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
+                summary = _finished(plan, folder, server, recorder, reason)
                 loggers.end(summary)
             folder.mark("COMPLETED", reason)
             return summary
+
+
+def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Settings:
+    """The summary of a run that is finished already."""
+    with explained("summary.json is damaged", folder.path, "delete this folder to run it anew", ValueError):
+        summary = folder.read_json(folder.summary)
+    on_start(folder.path, summary["rounds"], summary["rounds"])
+    return summary
+
+
+def _begin_records(
+    plan: Plan, recorder: Recorder, loggers: Loggers, first_round: int, push: Callable[[], None]
+) -> None:
+    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+    loggers.start(plan.config.model_dump(mode="json"))
+    loggers.rounds(recorder.rows, first_round)
+    push()  # records of rounds after the checkpoint are gone
+
+
+def _rounds(
+    plan: Plan,
+    server: ServerHandle,
+    recorder: Recorder,
+    loggers: Loggers,
+    store: CheckpointStore,
+    first_round: int,
+    push: Callable[[], None],
+    on_round: Callable[[RoundRecord], object],
+) -> str:
+    """Run what is left; why it ended before its last round, or an empty text."""
+    config = plan.config
+
+    def saved(next_round: int) -> None:
+        loggers.rounds(recorder.rows, next_round)
+        push()
+
+    recorder.num_rounds, reason = simulate(
+        server,
+        first_round=first_round,
+        num_rounds=plan.num_rounds,
+        recorder=recorder,
+        store=store,
+        checkpoint_every_s=config.checkpoint.every_s,
+        on_round=_refusing_early_end(plan, on_round),
+        reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
+        on_saved=saved,
+    )
+    return reason
+
+
+def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
+    """The final model and the summary, written."""
+    write_file(folder.model, save(final_model(plan, server)))
+    facts = {
+        "methods": plan.config.methods,
+        "rounds": recorder.num_rounds,
+        "stopped_by": reason,
+        "num_clients": plan.config.num_clients,
+        "num_classes": len(plan.info.classes),
+        "image_shape": list(plan.info.shape),
+        "params_sha256": server.params_sha256(),
+        "partition_sha256": plan.manifest.checksum,
+    }
+    return recorder.summary(facts)
 
 
 def _say(line: str) -> None:
     err.print(line, markup=False)
 
 
-def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "") -> Checkpoint | None:
-    """The checkpoint to go on from if the folder holds such a run; else its configuration is written there.
-
-    A run goes on that is unfinished, or that wants more rounds than it has: more `rounds`, or another `stop`.
-
-    Args:
-      uri: where the run lies, if that is not the folder.
-    Raises:
-      RunFinished: just this run is finished. RunExists: another finished run, one with fewer rounds to go on to, or an
-      unfinished one with resume=never or a damaged configuration. ConfigError: a run
-      with another configuration or other data, or more rounds where the length of the run decides its earlier rounds.
-    """
-    config, name, where = plan.config, folder.name, uri or str(folder.path)
-    other = "choose another name, or delete that folder"
-    if (folder.path / "sweep.yaml").exists():
-        raise RunExists(f"{name!r} is a sweep, not a run", where, "choose another name")
-    is_finished, weights = folder.status.name == "completed", plan.weights_sha256
-    now = config.model_dump(mode="json")
-    if not folder.config.exists():
-        if is_finished:
-            raise RunExists(f"run {name!r} is finished", where, other)
-        write_partition(folder, plan.manifest, plan.info)
-        write_file(folder.weights, weights.encode())
-        folder.write_config(now)
-        return None
-    if config.resume == "never" and not is_finished:
-        raise RunExists(f"run {name!r} exists, unfinished, and resume is never", where, f"set resume=auto, {other}")
+def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
+    """What the folder holds, beside what the plan asks for. uri: where the run lies, if that is not the folder."""
+    config = plan.config
+    state = RunState(
+        folder.name,
+        uri or str(folder.path),
+        has_config=folder.config.exists(),
+        is_sweep=(folder.path / "sweep.yaml").exists(),
+        is_finished=folder.status.name == "completed",
+        resumes=config.resume == "auto",
+        rounds=config.rounds,
+    )
+    if state.is_sweep or not state.has_config:
+        return state
     try:
         before = folder.read_config()
         partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
         is_same_partition = partition["checksum"] == plan.manifest.checksum
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
-        if is_finished:
-            raise RunExists(f"run {name!r} is finished", where, other) from error
-        text = f"run {name!r} cannot be resumed: its config.yaml or partition.json is damaged ({error})"
-        raise RunExists(text, where, other) from error
-    is_longer = config.rounds > rounds_before
-    rows, has_other_stop = folder.progress_rows(), now["stop"] != before.get("stop")
-    goes_on = len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every)
-    kind = "finished run" if is_finished else "unfinished run"
-    faults = [
-        Fault(key, f"is {new!r}, but the {kind} in {where} has {old!r}; set it back, or choose another name")
-        for key, old, new in changes(before, now)
-        if key != "rounds" or not is_longer
-    ]
-    is_wanted = config.resume == "auto" and (is_longer or (has_other_stop and goes_on))
-    is_same = not faults and not has_other_stop and config.resume == "auto"
-    if is_finished and not is_wanted and not is_same and {fault.key for fault in faults} <= {"rounds"}:
-        raise RunExists(f"run {name!r} is finished", where, f"raise rounds to go on with it, {other}")
-    if is_longer and (cause := plan.depends_on_length):
-        text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
-        faults.append(Fault("rounds", text))
-    if not faults and not is_same_partition:
-        faults.append(_other_partition(plan, partition, f"the {kind} in {where}"))
-    if not faults and folder.weights.is_file() and folder.weights.read_bytes() != weights.encode():
-        text = f"the weights in {config.model.pretrained or 'no file'} changed since the {kind} in {where} began"
-        faults.append(
-            Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
-        )
-    if faults:
-        raise ConfigError(faults, f"resuming {name!r}")
-    if is_finished and not is_wanted:
-        raise RunFinished(f"run {name!r} is finished", where)
+        return replace(state, damage=str(error))
+    now, rows = config.model_dump(mode="json"), folder.progress_rows()
+    return replace(
+        state,
+        rounds_before=rounds_before,
+        has_other_stop=now["stop"] != before.get("stop"),
+        goes_on=len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every),
+        changes=tuple(changes(before, now)),
+        depends_on_length=plan.depends_on_length,
+        other_partition=None if is_same_partition else _other_partition(plan, partition, state.kind),
+        other_weights=_other_weights(plan, folder, state.kind),
+    )
+
+
+def _write_begin(plan: Plan, folder: RunFolder) -> None:
+    """Write what says which run lies in the folder."""
+    write_partition(folder, plan.manifest, plan.info)
+    write_file(folder.weights, plan.weights_sha256.encode())
+    folder.write_config(plan.config.model_dump(mode="json"))
+
+
+def _checkpoint(
+    plan: Plan, folder: RunFolder, store: CheckpointStore, state: RunState, step: Step
+) -> Checkpoint | None:
+    """The checkpoint to go on from; a run with more rounds, or another `stop`, loses the marks of its end.
+
+    Raises:
+      RaysimError: the records of the rounds before it were changed.
+    """
     checkpoint = store.latest(_say)
-    if checkpoint is None and rows:
-        _say(
-            f"run {name!r} has no checkpoint yet (one is written every {config.checkpoint.every_s:g} s): it begins again"
-        )
+    if checkpoint is None and folder.progress_rows():
+        every = f"one is written every {plan.config.checkpoint.every_s:g} s"
+        _say(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "put the file back, or delete this folder to run it anew"
-        raise RaysimError(f"run {name!r} cannot be resumed: {damage}", where, remedy)
-    if is_longer or has_other_stop:
-        folder.write_config(now)
-    if is_finished:
+        raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
+    if step == "extend":
+        folder.write_config(plan.config.model_dump(mode="json"))
+    if state.is_finished:
         folder.clear("COMPLETED")
         for result in (folder.summary, folder.model):  # of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint
+
+
+def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
+    """For a run whose pretrained weights are not those that it began with. run: what to call it."""
+    if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
+        return None
+    text = f"the weights in {plan.config.model.pretrained or 'no file'} changed since {run} began"
+    return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
 
 
 def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
