@@ -9,10 +9,8 @@ from pathlib import Path
 
 from raysim.config.schema import Config
 from raysim.core.errors import DataError
+from raysim.core.names import LONGEST_NAME
 from raysim.core.uri import is_uri
-
-#: Bytes of the name of a file or folder; file systems allow 255, and endings are added.
-LONGEST_NAME = 200
 
 #: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"

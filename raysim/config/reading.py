@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raysim.config.faults import validated
-from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import FORMS, Config, ReportGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, Fault
-from raysim.core.names import name_fault
+from raysim.core.names import LONGEST_NAME, name_fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
 

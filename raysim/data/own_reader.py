@@ -157,7 +157,8 @@ def array_contents(
             raise DataError(given, where, "give one whole number an image")
     names = classes if classes is not None else numbered(int(labels.max(initial=0)), where)
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise DataError(f"classes are {names!r}", where, "give a list of names")
+        given = repr(names) if isinstance(names, str) else type(names).__name__
+        raise DataError(f"classes are {given}", where, "give a list of names")
     return Contents(
         tuple(map(str, names)),
         in_batches(images, labels, domains=domains, splits=splits),

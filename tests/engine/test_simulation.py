@@ -63,7 +63,12 @@ def test_a_run_without_a_name_says_the_name_to_go_on_with(root, tmp_path):
 @pytest.mark.parametrize(("every_s", "saved"), [(0.0, [1, 2, 3]), (1e9, [3])])
 def test_records_are_durable_before_the_checkpoint_that_counts_on_them(every_s, saved):
     done = []
-    record = SimpleNamespace(write=lambda r: None, write_last=lambda r: None, flush=lambda: done.append("records"))
+
+    def flush():
+        done.append("records")
+        return {"rows": str(len(done))}
+
+    record = SimpleNamespace(write=lambda r: None, write_last=lambda r: None, flush=flush)
     server = SimpleNamespace(
         run_round=lambda index: index,
         changed_clients=lambda: [4],
@@ -71,8 +76,9 @@ def test_records_are_durable_before_the_checkpoint_that_counts_on_them(every_s, 
         snapshot=lambda: "snapshot",
     )
 
-    def save(next_round, snapshot, memories):
+    def save(next_round, snapshot, memories, records):
         assert (snapshot, list(memories)) == ("snapshot", [(4, {"of": 4})])
+        assert records == {"rows": str(len(done))}  # what was just written, and no other
         done.append(next_round)
 
     ended = simulation.simulate(

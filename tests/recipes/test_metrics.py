@@ -17,8 +17,9 @@ from tests.support.report_runs import fabricate
 NOT_SAID = "accuracy"
 #: Folder of recipes -> paper.
 FOLDERS = {paper.casefold(): paper for paper in STATED}
-#: Recipes of measurements for which no accuracy is printed: the agreement of the first round's updates.
-OTHERS = {"flfa/figure_4": "accuracy"}
+#: Recipes of measurements for which no accuracy is printed: the agreement of the first round's updates, the mean error of
+#: the feedback and the mean drift over the rounds.
+OTHERS = {"flfa/figure_4": "accuracy", "flfa/feedback_error": "mean", "flfa/layer_drift": "mean:diagnostics/drift"}
 RECIPES = [path for path in sorted(FOLDER.parent.glob("*/*.yaml")) if path.stem != "base"]
 
 
