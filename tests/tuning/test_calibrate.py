@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from raysim.cli.main import app
 from raysim.config import read_config
 from raysim.core.errors import ConfigError
+from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
 from raysim.running.runner import execute
 from raysim.tuning.calibrate import FILE, plan_calibration, rows_of
@@ -123,6 +124,7 @@ def test_rows_find_the_client_that_the_joint_run_is_made_of(calibrated, root, tm
                 share * torch.from_numpy(arrays[f"keep_factors.{layer}.{factor}"][index])
             )
     save_file(joint, tmp_path / "c" / "p0-s0" / "joint" / "model.safetensors")
+    RunFolder(tmp_path / "c" / "p0-s0" / "joint").mark("COMPLETED", "")  # as if the run had written it
     rows = rows_of(plan_calibration(raw_calibration(root, tmp_path), "a test"))
     assert rows.client.tolist() == np.repeat(arrays["livar.importance_a:clients"], 4).tolist()
     assert rows.layer.tolist() == LAYERS * 4
