@@ -22,7 +22,7 @@ def test_fedvg_is_scored_as_released(name):
     for labels, methods, config in trials("fedvg", name):
         assert config.data.split_within_clients
         assert config.data.validation_set.order == "client"
-        (options,) = [m["fedvg"] for m in methods if "fedvg" in m] or [None]
+        (options,) = [m[name] for m in methods for name in ("fedvg", "fedvg_loss") if name in m] or [None]
         is_fedvg = "FedVG" in labels.get("method", "") or bool({"granularity", "score"} & set(labels))
         assert (options is not None) == is_fedvg
         assert options is None or options["as_in"] == "release"
