@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
 from methods.granularity import spread
+from raysim.core.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import RightMap, Weights, normalised
@@ -45,12 +46,12 @@ def fedvg(
     layers: Literal["tensor", "module"] = "tensor",
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
-    val_mode: Literal["train", "eval"] = "train",
+    val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
     every: int = 1,
-    buffers: Literal["layer", "uniform"] = "layer",
-    one_axis: Literal["block", "l2"] = "block",
+    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
+    one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
     as_in: Literal["release"] | None = None,
-    eps: float = 1e-8,
+    eps: Annotated[float, counts_without("score", "cosine")] = 1e-8,
 ) -> Method:
     """A client's weight is inverse to the size of the validation gradient at its model.
 

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from raysim.config.counting import idle_faults
 from raysim.core.errors import Fault, did_you_mean
 from raysim.core.settings import Settings
 
@@ -79,6 +80,8 @@ def parse_options(
       (converted options, faults).
     """
     parsed, faults = validated(options_model(function), dict(options), key)
+    if parsed is not None:
+        faults = idle_faults(parsed, f"{key}.")
     return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from raysim.config.counting import idle_faults
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
-from raysim.config.schema import FORMS, Config, LocalGroup, ReportGroup
+from raysim.config.schema import Config, LocalGroup, ReportGroup
+from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.core.errors import ConfigError, Fault
@@ -105,6 +107,7 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
         config, _ = validated(Config, without(sound, more))
     if config is not None:
         contradictions = _contradictions(config) | _data_contradictions(config) | _unusable_paths(config)
+        contradictions |= dict.fromkeys(idle_faults(config), True)
         unsound = {fault.key.split(".")[0] for fault in faults}
         faults += [
             fault
@@ -129,25 +132,15 @@ def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
 
 
 def _contradictions(config: Config) -> dict[Fault, bool]:
-    """Settings that exclude each other or have no effect, and whether this configuration has them."""
+    """Settings that exclude each other, and whether this configuration has them."""
     cohort, local = config.cohort, config.local
     size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
-    decay = f"{local.lr_decay:g} has no effect with schedule {local.schedule}"
     sets_epochs = local.epochs != LocalGroup().epochs  # the default counts as not set
     folders = (config.name or "").split("/")
     return {
         Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
         Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
             config.cohort_size > config.num_clients
-        ),
-        Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"): (
-            local.nesterov and not local.momentum
-        ),
-        Fault("local.momentum", "has no effect with optimizer adamw, which has its own; drop it"): (
-            local.optimizer == "adamw" and local.momentum > 0
-        ),
-        Fault("local.lr_decay", f"{decay}; set local.schedule to exponential, or drop lr_decay"): (
-            local.schedule != "exponential" and local.lr_decay != 1
         ),
         Fault("local", "steps and epochs are both set; keep one"): local.steps is not None and sets_epochs,
         Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"): bool({".", ".."} & {*folders}),
@@ -159,9 +152,9 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     data, part, chosen = config.data, config.partition, config.data.validation_set
     scheme, _ = name_and_options(part.scheme)
     forms, external = FORMS.get(scheme, ()), chosen.external
-    remedy = f"choose {' or '.join(forms)}" if forms else "drop it"
+    remedy = f"choose {' or '.join(forms)}"
     own, place = chosen.from_clients, "data.validation_set.from_clients"
-    is_changed = chosen.subset < 1 or own.share > 0 or chosen.imbalance is not None or chosen.label_noise > 0
+    is_changed = chosen != ValidationSetGroup(external=external)
     is_official = data.split == "official"
     held_out = f"test {data.test:g} and validation {data.validation:g}"
     names = [data.name, *data.test_sets]
@@ -169,13 +162,10 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     by_client = "client needs validation rows that are the clients' own"
     return {
         Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; {remedy}"): (
-            part.form not in (None, *forms) and not config.is_joint
+            bool(forms) and part.form not in (None, *forms)
         ),
         Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file"): (
             part.scheme == "file" and part.file is None
-        ),
-        Fault("partition.file", f"has no effect with scheme {part.scheme}; set the scheme to file, or drop it"): (
-            part.scheme not in ("file", "joint") and part.file is not None
         ),
         Fault("data", f"{held_out} leave nothing to train on; lower them"): (
             data.test + data.validation >= 1 and not is_official

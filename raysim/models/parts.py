@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
+from raysim.core.counting import counts_with
+
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]
+
+#: Groups of GroupNorm.
+Groups = Annotated[int, counts_with("norm", "group")]
 
 
 def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.Module]:
