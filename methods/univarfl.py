@@ -28,7 +28,7 @@ def univarfl(
     lam: float | None = None,
     eps: Annotated[float, counts_above("mu", 0), counts_with("uniformity", "energy")] = EPS,
     form: Annotated[Form, counts_above("mu", 0), counts_with("uniformity", "energy")] = "masked",
-    variance: Annotated[Variance, counts_above("lam", 0), counts_with("spread", "variance")] = "biased",
+    variance: Annotated[Variance, counts_above("lam", 0)] = "biased",
     spread: Annotated[Spread, counts_above("lam", 0)] = "variance",
     uniformity: Annotated[Literal["energy", "kernel"], counts_above("mu", 0)] = "energy",
     warmup: Annotated[int, counts_above("mu", 0)] = 0,

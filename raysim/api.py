@@ -6,12 +6,13 @@ run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.config import lay_over, read_config
+from raysim.config import lay_over, parse_config, read_config, settled
 from raysim.config.sweep import axes_as_written, scaled, without_null_sweep
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault
@@ -174,15 +175,19 @@ def settings_of(
     else:
         raw, source = named(config or {}), "the call"
 
+    given = {key.replace("__", "."): value for key, value in named(settings).items()}
+
     def lay(raw: Settings) -> Settings:
+        below = copy.deepcopy(raw)
         lay_over(raw, named(overrides or {}), source, where="the call")
-        for key, value in named(settings).items():
-            _lay(raw, key.replace("__", "."), value)
-        return without_null_sweep(raw)
+        for key, value in given.items():
+            _lay(raw, key, value)
+        return settled(without_null_sweep(raw), {**(overrides or {}), **given}, below)
 
     raw = lay(raw)
     if scale:
-        raw = lay(scaled(raw, source))  # what was given for this call goes before the scale, too
+        shrunk = settled(scaled(raw, source), raw["scale"], raw)
+        raw = lay(shrunk)  # what was given for this call goes before the scale, too
     return raw, source
 
 
@@ -207,6 +212,8 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
         raise ConfigError([Fault("tune", text)], source)
+    if faults := _of_other_verbs(raw):
+        raise ConfigError(faults, source)
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
@@ -215,11 +222,25 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
     with progress.line as line:
         line.step(f"checking {source}")
         from raysim.plan.check import check  # loads PyTorch
+        from raysim.plan.splitting import rows_line
         from raysim.running.runner import execute
 
-        execute(check(raw, source), on_start=progress.start, on_round=after, on_step=line.step)
+        plan = check(raw, source)
+        line.say(rows_line(plan.config, plan.manifest))
+        execute(plan, on_start=progress.start, on_round=after, on_step=line.step)
     assert progress.folder is not None
     return Run(progress.folder)
+
+
+def _of_other_verbs(raw: Settings) -> list[Fault]:
+    """Groups that are another verb's, where they set something."""
+    config, _ = parse_config(raw)
+    groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
+    return [
+        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
+        for name, group in groups.items()
+        if group != type(group)()
+    ]
 
 
 def finished_sweep(

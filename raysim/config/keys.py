@@ -23,7 +23,7 @@ def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any
 def _counting(field: Any, counts: Counts | None) -> Any:
     if counts is not None:
         field.metadata.append(counts)
-        field.description += f"; counts with {counts.key} {counts.words}"
+        field.description += f"; counts with {counts.condition}"
     return field
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raysim.config.counting import idle_faults
+from raysim.config.counting import idle_faults, left_idle, remove
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import Config, LocalGroup, ReportGroup
 from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
 
@@ -30,8 +31,9 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     """
     source = str(path) if path else "the command line"
     raw = _read_file(config_file(path), ()) if path else {}
-    lay_over(raw, parse_overrides(overrides), source)
-    return raw
+    below, values = copy.deepcopy(raw), parse_overrides(overrides)
+    lay_over(raw, values, source)
+    return settled(raw, values, below)
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
@@ -51,11 +53,27 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         return raw
     if not isinstance(base, str):
         raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
-    result = _read_file(config_file(base, path.parent), (*above, path.resolve()))
+    below = _read_file(config_file(base, path.parent), (*above, path.resolve()))
+    result = dict(below)
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
-    return result
+    return settled(result, raw, below)
+
+
+def settled(raw: Settings, above: Mapping[str, object], below: Mapping[str, object]) -> Settings:
+    """A configuration without what its lower layer set and its upper layer leaves without effect; a warning names it.
+
+    Args:
+      raw: settings, by dotted keys or in groups, laid over a configuration: `above` over `below`.
+    """
+    idle = left_idle(raw, Config, (above, below))
+    if idle:
+        raw = copy.deepcopy(raw)
+        remove(raw, idle)
+        texts = (f"{key} {reason}" for key, reason in idle.items())
+        warnings.warn(f"left out: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
+    return raw
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:
@@ -65,17 +83,26 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
       ConfigError: a malformed one.
     """
     values: Settings = {}
+    faults: list[Fault] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(
                 [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
             )
+        key = key.strip()
+        faults += [
+            Fault(before, f"is overwritten by {override!r} behind it; write it behind that, or drop it")
+            for before in values
+            if before == key or before.startswith(f"{key}.")
+        ]
         try:
-            values[key.strip()] = load_yaml(text)
+            values[key] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
+    if faults:
+        raise ConfigError(faults, "the command line")
     return values
 
 

@@ -71,12 +71,26 @@ class DataGroup(Group):
         "data",
         "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
     )
-    split: Literal["fraction", "official"] = key(
-        "fraction", "official: the set's own test rows, and validation rows if it has any"
+    split: Literal["auto", "fraction", "official", "file"] = key(
+        "auto",
+        "official: the set's own test rows, and validation rows if it has any; fraction: as test and validation say; file: as "
+        "partition.file says; auto: file where that has a column split; else official where the set has test rows of its own, "
+        "unless test or split_within_clients is given; else fraction",
     )
-    split_within_clients: bool = key(False, "partition first, then hold out inside each client")
-    test: float = key(0.25, "fraction held out for testing; not with split official", ge=0, lt=1)
-    validation: float = key(0.10, "fraction held by the server for validation", ge=0, lt=1)
+    split_within_clients: bool = key(
+        False, "partition first, then hold out inside each client", counts=counts_without("data.split", "file")
+    )
+    test: float = key(
+        0.25, "fraction held out for testing", ge=0, lt=1, counts=counts_with("data.split", "fraction", "auto")
+    )
+    validation: float = key(
+        0.10,
+        "fraction held by the server for validation; with split official, where the set has no validation rows of its own, and "
+        "unless it is given only where a method or a metric uses them",
+        ge=0,
+        lt=1,
+        counts=counts_without("data.split", "file"),
+    )
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "what the server's validation set is made of")
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
@@ -85,7 +99,9 @@ class DataGroup(Group):
     normalise: str = key("none", "channel statistics that inputs are normalised by, by name")
     resize: int | None = key(None, "height and width that images are resized to", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
-        "bilinear", "how images, and an augmentation's boxes, are resized"
+        "bilinear",
+        "how images, and an augmentation's boxes, are resized",
+        counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
     )
     crop: int | None = key(None, "height and width of the crop: central, or the augmentation's", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")

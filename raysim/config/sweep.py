@@ -33,9 +33,11 @@ import copy
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from raysim.config.counting import left_idle, remove
+from raysim.config.schema import Config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw, Settings, assign
 
@@ -57,11 +59,17 @@ SCALED = "_scaled"
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a sweep. values: axis -> chosen label or value."""
+    """One configuration of a sweep.
+
+    Attributes:
+      values: axis -> chosen label or value.
+      idle: key -> reason, of settings that have no effect in this trial and are left out of it.
+    """
 
     name: str
     values: dict[str, object]
     raw: Settings
+    idle: Mapping[str, str] = field(default_factory=dict)
 
 
 def scaled(raw: Raw, source: str) -> Settings:
@@ -107,19 +115,24 @@ def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Tri
     space = axes(raw, source)
     result = copy.deepcopy(_without(raw, GROUPS))
     labels: dict[str, object] = {}
+    layers: list[Raw] = [raw]  # the uppermost first
     for axis, value in values.items():
         named = named_settings(raw, axis, space[axis])
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
         _set_all(result, settings, key_of(raw, axis), source)
+        layers.insert(0, settings)
         if not any(str(key).partition(".")[0] == "labels" for key in settings):
             is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
             labels[_short(axis, space)] = value if is_plain else str(value)
     if is_scaled:
         result = _without(scaled({**raw, **result}, source), GROUPS)
+        layers.insert(0, raw["scale"])
     result["labels"] = {**labels, **(result.get("labels") or {})}
-    return Trial(trial_name(values, space), dict(values), result)
+    idle = left_idle(result, Config, layers)
+    remove(result, idle)
+    return Trial(trial_name(values, space), dict(values), result, idle)
 
 
 def grid(raw: Raw, source: str, *, is_scaled: bool = False) -> list[Trial]:

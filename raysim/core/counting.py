@@ -8,7 +8,7 @@ it does not count, it is refused; its default counts as not given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Stands for every `module:function` among the values of `counts_with`.
 OWN = "module:function"
@@ -22,17 +22,25 @@ class Counts:
       key: the setting that decides it: a dotted key of the configuration, or an option beside this one.
       words: which values of that setting, in words.
       is_met: is_met(value of that setting, value of this option).
+      others: further conditions, of which one is enough.
     """
 
     key: str
     words: str
     is_met: Callable[[object, object], bool]
+    others: tuple[Counts, ...] = ()
 
-    def sentence(self, value: object) -> str:
-        """Why an option has no effect where the deciding setting has this value, and how to mend it."""
-        return (
-            f"has no effect with {self.key} {_shown(value)} (counts with {self.words}); drop it, or change {self.key}"
-        )
+    def __or__(self, other: Counts) -> Counts:
+        return replace(self, others=(*self.others, other))
+
+    @property
+    def condition(self) -> str:
+        """When the option counts: "norm group"."""
+        return " or ".join(f"{each.key} {each.words}" for each in (self, *self.others))
+
+    def reason(self, value: object) -> str:
+        """Why an option has no effect where the deciding setting has this value."""
+        return f"has no effect with {self.key} {_shown(value)} (it counts with {self.condition})"
 
 
 def counts_with(key: str, *values: object) -> Counts:

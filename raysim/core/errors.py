@@ -24,6 +24,10 @@ class RaysimError(Exception):
         return masked(text + (f". {self.mend[:1].upper()}{self.mend[1:]}" if self.mend else ""))
 
 
+class SettingIgnored(UserWarning):
+    """A setting has no effect and was left out."""
+
+
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
     """`Did you mean 'fedvg'? ` with the nearest of the known names; empty if none is near. cutoff: as difflib counts."""
     near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)

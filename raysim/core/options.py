@@ -46,7 +46,7 @@ def options_of(make: Callable[..., object]) -> list[Option]:
 def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
     """The meaning with the options beside which it counts."""
     declared = [part for part in get_args(parameter.annotation) if isinstance(part, Counts)]
-    conditions = " and ".join(f"{counts.key} {counts.words}" for counts in declared)
+    conditions = " and ".join(counts.condition for counts in declared)
     return f"{meaning.removesuffix('.')}; counts with {conditions}" if conditions else meaning
 
 

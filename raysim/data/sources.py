@@ -201,6 +201,8 @@ def prepare(
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
+    if files is not None and not source.has_files:
+        raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     path = set_path(root, save_as)
 
     def there() -> SetInfo | None:

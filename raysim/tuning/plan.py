@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config, sweep
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
 from raysim.tuning.metrics import metric_fault
@@ -197,6 +198,9 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
         points = _points(whole, base, lists, ranges, source)
         trials, refused = planner.plan_all(("", values) for values in points)
         _refuse(refused, len(trials), base.tune, source)
+        if idle := planner.idle(trials):
+            texts = (f"{key} {reason}" for key, reason in idle.items())
+            warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search)
     if faults := _tune_faults(base.tune, planned.checked):
         raise ConfigError(faults, source)
