@@ -233,10 +233,13 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
 
 def _of_other_verbs(raw: Settings) -> list[Fault]:
-    """Groups that are another verb's, where they set something."""
+    """Groups that are another verb's, where they set something, and metrics that a report will not find."""
+    from raysim.tuning.metrics import report_faults
+
     config, _ = parse_config(raw)
+    faults = [] if config is None else report_faults(config.report, [config])
     groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
-    return [
+    return faults + [
         Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
         for name, group in groups.items()
         if group != type(group)()

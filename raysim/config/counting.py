@@ -75,7 +75,7 @@ def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[s
     return {
         key: reason
         for key, (counts, reason) in idle.items()
-        if _layer(layers, key) != _layer(layers, counts.key) and not any(_sets(axis, counts.key) for axis in axes)
+        if _layer(layers, key) != _layer(layers, counts.key) and not any(sets(axis, counts.key) for axis in axes)
     }
 
 
@@ -90,16 +90,16 @@ def mappings(value: object) -> Iterator[Raw]:
 
 def _layer(layers: Sequence[Raw], key: str) -> int:
     """The uppermost layer that sets something at a dotted key; the lowest stands for the defaults, too."""
-    return next((place for place, settings in enumerate(layers) if _sets(settings, key)), len(layers) - 1)
+    return next((place for place, settings in enumerate(layers) if sets(settings, key)), len(layers) - 1)
 
 
-def _sets(settings: Raw, key: str) -> bool:
+def sets(settings: Raw, key: str) -> bool:
     """Whether settings by dotted keys, or groups of them, hold a key, or something inside it."""
     for name, value in settings.items():
         path = str(name)
         if path == key or path.startswith(f"{key}."):
             return True
-        if key.startswith(f"{path}.") and isinstance(value, Mapping) and _sets(value, key.removeprefix(f"{path}.")):
+        if key.startswith(f"{path}.") and isinstance(value, Mapping) and sets(value, key.removeprefix(f"{path}.")):
             return True
     return False
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raysim.config.counting import idle_faults, left_idle, remove
+from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import Config, LocalGroup, ReportGroup
@@ -67,7 +67,7 @@ def settled(raw: Settings, above: Mapping[str, object], below: Mapping[str, obje
     Args:
       raw: settings, by dotted keys or in groups, laid over a configuration: `above` over `below`.
     """
-    idle = left_idle(raw, Config, (above, below))
+    idle = {key: reason for key, reason in left_idle(raw, Config, (above, below)).items() if not sets(above, key)}
     if idle:
         raw = copy.deepcopy(raw)
         remove(raw, idle)

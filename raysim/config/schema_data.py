@@ -74,8 +74,8 @@ class DataGroup(Group):
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
         "official: the set's own test rows, and validation rows if it has any; fraction: as test and validation say; file: as "
-        "partition.file says; auto: file where that has a column split; else official where the set has test rows of its own, "
-        "unless test or split_within_clients is given; else fraction",
+        "partition.file says, which goes first; auto: official where the set has test rows of its own and neither test nor "
+        "split_within_clients is given, else fraction",
     )
     split_within_clients: bool = key(
         False, "partition first, then hold out inside each client", counts=counts_without("data.split", "file")

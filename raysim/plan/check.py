@@ -125,9 +125,9 @@ def check_partition(
 
 
 def _split(config: Config, sets: Sets, raw: Mapping[str, object], validates: bool | None) -> tuple[Config, list[Fault]]:
+    """The configuration with its split decided, see `with_split`."""
     is_used = uses_validation(raw) if validates is None else validates
-    decided, faults = or_faults(lambda: with_split(config, sets.images, uses_validation=is_used), "partition")
-    return decided or (config, faults)
+    return with_split(config, sets.images, uses_validation=is_used)
 
 
 def inspect_model(

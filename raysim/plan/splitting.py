@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from raysim.config import Config
-from raysim.config.counting import idle_faults, mappings
-from raysim.core.errors import Fault
+from raysim.config.counting import idle_options, mappings
+from raysim.config.schema_data import DataGroup
+from raysim.core.errors import DataError, Fault, SettingIgnored
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet
 from raysim.data.division import read_division
@@ -18,47 +20,58 @@ from raysim.plan.find import build_methods
 
 
 def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
-    """(the configuration with `data.split` decided, what then has no effect).
+    """(the configuration with `data.split` decided, settings that then have no effect).
 
     Rows of an official split are held out for validation only if something uses them, unless the configuration says how many.
-
-    Raises:
-      DataError: the partition's file cannot be read.
+    A partition file with splits goes before the settings of `data`, which may be those of the run that wrote it: a warning
+    names the ones that are left out.
     """
-    data, rule = config.data, config.data.split
-    splits = images.splits
-    if _file_splits(config, images):
-        rule = "file" if rule == "auto" else rule
-    elif rule == "auto":
-        asks_for_fractions = data.split_within_clients or "test" in data.model_fields_set
-        is_official = splits is not None and {TRAIN, TEST} <= {*np.unique(splits).tolist()} and not asks_for_fractions
-        rule = "official" if is_official else "fraction"
+    data, splits = config.data, images.splits
+    if _file_has_splits(config, images):
+        return _split_by_file(config), []
+    asks_for_fractions = data.split_within_clients or "test" in data.model_fields_set
+    has_tests = splits is not None and {TRAIN, TEST} <= {*np.unique(splits).tolist()}
+    rule = data.split
+    if rule == "auto":
+        rule = "official" if has_tests and not asks_for_fractions else "fraction"
     changes: dict[str, object] = {"split": rule}
     if rule == "official" and not uses_validation and "validation" not in data.model_fields_set:
         changes["validation"] = 0.0
-    config = config.model_copy(update={"data": data.model_copy(update=changes)})
-    return config, _faults(config, images)
+    num_own = 0 if splits is None else int((splits == VALIDATION).sum())
+    faults = []
+    if rule == "official" and num_own and data.validation not in (0, DataGroup().validation):
+        text = f"{data.validation:g} has no effect: {data.name} has {num_own:,} validation rows of its own; drop it"
+        faults.append(Fault("data.validation", f"{text}, or set it to 0"))
+    return config.model_copy(update={"data": data.model_copy(update=changes)}), faults
 
 
-def _file_splits(config: Config, images: ImageSet) -> bool:
-    """Whether the partition's file says what is held out."""
+def _file_has_splits(config: Config, images: ImageSet) -> bool:
+    """Whether the partition's file says what is held out; what is wrong with it is told where the partition is drawn."""
     part = config.partition
     if part.scheme != "file" or part.file is None:
         return False
-    file = read_division(Path(part.file), num_examples=len(images), num_clients=config.num_clients)
+    try:
+        file = read_division(Path(part.file), num_examples=len(images), num_clients=config.num_clients)
+    except DataError:
+        return False
     return file.splits is not None
 
 
-def _faults(config: Config, images: ImageSet) -> list[Fault]:
-    data, faults = config.data, idle_faults(config)
-    if data.split != "file" and _file_splits(config, images):
-        text = f"{data.split} has no effect with the column `split` of {config.partition.file}; drop one of the two"
-        faults.append(Fault("data.split", text))
-    own = 0 if images.splits is None else int((images.splits == VALIDATION).sum())
-    if data.split == "official" and own and data.validation not in (0, type(data)().validation):
-        text = f"{data.validation:g} has no effect: {data.name} has {own:,} validation rows of its own; drop it, or set it to 0"
-        faults.append(Fault("data.validation", text))
-    return faults
+def _split_by_file(config: Config) -> Config:
+    given = {"data.split"} if config.data.split not in ("auto", "file") else set()
+    config = config.model_copy(update={"data": config.data.model_copy(update={"split": "file"})})
+    given |= {key for key in idle_options(config) if key.startswith("data.")}
+    if given:
+        names = ", ".join(sorted(given))
+        warnings.warn(
+            f"left out: {names}; {config.partition.file} says which rows are held out", SettingIgnored, stacklevel=2
+        )
+    defaults = {key: getattr(DataGroup(), key) for key in map(_last, given - {"data.split"})}
+    return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def uses_validation(raw: Raw) -> bool:

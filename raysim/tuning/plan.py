@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.config import Config, TuneGroup, folder_of, located, nearest, parse_config, read_config, sweep
+from raysim.config import (
+    Config,
+    ReportGroup,
+    TuneGroup,
+    folder_of,
+    located,
+    nearest,
+    parse_config,
+    parse_report,
+    read_config,
+    sweep,
+)
 from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
-from raysim.tuning.metrics import metric_fault
+from raysim.tuning.metrics import metric_fault, report_faults
 from raysim.tuning.planner import Planner, SweepTrial, refusals
 
 if TYPE_CHECKING:
@@ -202,7 +213,8 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search)
-    if faults := _tune_faults(base.tune, planned.checked):
+    report = parse_report(whole.get("report"), source)
+    if faults := _tune_faults(base.tune, report, planned.checked):
         raise ConfigError(faults, source)
     return planned
 
@@ -289,8 +301,8 @@ def _points(
                 }
 
 
-def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
-    """What is wrong with the scheduler's settings for these trials."""
+def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
+    """What is wrong with the scheduler's settings and with the metrics for these trials."""
     faults = []
     shortest = min(trial.num_rounds for trial in trials)
     if settings.scheduler is not None and settings.grace_rounds > shortest:
@@ -298,6 +310,7 @@ def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Faul
         faults.append(Fault("tune.grace_rounds", text))
     if text := metric_fault(settings.metric, [trial.config for trial in trials]):
         faults.append(Fault("tune.metric", text))
+    faults += report_faults(report, [trial.config for trial in trials])
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
         if bare:
