@@ -7,19 +7,23 @@ from those without it: in partition, parameters or recorded numbers.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import warnings
-from typing import get_args
+from functools import cache
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
 from pydantic import BaseModel
 
+from methods import METHODS
+from raysim.config.faults import options_model
 from raysim.config.schema import Config
 from raysim.core.errors import ConfigError, SettingIgnored
 from raysim.core.settings import assign
 from raysim.plan.check import check
-from tests.support.federations import server_on
+from tests.support.federations import LORA_VIT, server_on
 
 TINY = {
     "seed": 3,
@@ -249,10 +253,8 @@ def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
         raw = raw_of(root, {**NETWORKS.get(method, NORMED), "methods": [{method: options}], "local.momentum": 0.5})
         return outcome(root, raw)
 
-    silent = []
-    for probe in probes_of(method):
-        if run() is not None and run(probe) == run():
-            silent.append((*probe, ""))
+    assert run() is not None
+    silent = [(*probe, "", "") for probe in probes_of(method) if run(probe) == run()]
     for first, second in itertools.combinations(probes_of(method), 2):
         both = run(first, second) if first[0] != second[0] else None
         silent += [
