@@ -17,7 +17,7 @@ def fedavgm(
     beta: float = 0.9,
     server_lr: float = 1.0,
     form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_above("beta", 0)] = "heavy_ball",
-    as_in: Literal["fl-bench"] | None = None,
+    as_in: Annotated[Literal["fl-bench"] | None, counts_above("beta", 0)] = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.
 

@@ -50,7 +50,10 @@ def fedvg(
     every: int = 1,
     buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
     one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
-    as_in: Literal["release"] | None = None,
+    as_in: Annotated[
+        Literal["release"] | None,
+        counts_without("norm", "update", "update-l1") | counts_with("granularity", "layer", "auto"),
+    ] = None,
     eps: Annotated[float, counts_without("score", "cosine")] = 1e-8,
 ) -> Method:
     """A client's weight is inverse to the size of the validation gradient at its model.
