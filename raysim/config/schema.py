@@ -109,6 +109,8 @@ class StopGroup(Group):
 
 
 class ResourcesGroup(Group):
+    """Those that only Ray uses stay silent in a serial run, so that a file serves both backends."""
+
     backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(

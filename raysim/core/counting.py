@@ -50,7 +50,7 @@ def counts_with(key: str, *values: object) -> Counts:
 
 def counts_without(key: str, *values: object) -> Counts:
     """It counts where another setting has none of these values."""
-    return Counts(key, f"others than {_either(values)}", lambda value, _: _name(value) not in values)
+    return Counts(key, f"other than {_either(values)}", lambda value, _: _name(value) not in values)
 
 
 def counts_above(key: str, bound: float) -> Counts:
