@@ -45,11 +45,13 @@ def value_of(model: object, key: str) -> object:
     return reduce(lambda group, name: getattr(group, name, None), key.split("."), model)
 
 
-def idle_faults(model: BaseModel, prefix: str = "") -> list[Fault]:
-    """The same as faults."""
+def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
+    """The same as faults; without those of which an axis of `tune` decides, which are looked at trial by trial."""
+    axes = list(mappings(tune))
     return [
         Fault(key, f"{reason}; drop it, or change {counts.key}")
         for key, (counts, reason) in idle_options(model, prefix).items()
+        if not any(sets(axis, each.key) for axis in axes for each in (counts, *counts.others))
     ]
 
 

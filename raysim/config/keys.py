@@ -12,18 +12,21 @@ from raysim.core.counting import Counts
 
 def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:
     """A key of a group, with its default, what it means, when it counts (always), and pydantic's bounds of its values."""
-    return _counting(Field(default, description=meaning, **bounds), counts)
+    return _counting(Field(default, description=_described(meaning, counts), **bounds), counts)
 
 
 def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any:
     """A group of keys, at its defaults where it is not given."""
-    return _counting(Field(default_factory=kind, description=meaning), counts)
+    return _counting(Field(default_factory=kind, description=_described(meaning, counts)), counts)
+
+
+def _described(meaning: str, counts: Counts | None) -> str:
+    return meaning if counts is None else f"{meaning}; counts with {counts.condition}"
 
 
 def _counting(field: Any, counts: Counts | None) -> Any:
     if counts is not None:
         field.metadata.append(counts)
-        field.description += f"; counts with {counts.condition}"
     return field
 
 

@@ -134,7 +134,7 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
         config, _ = validated(Config, without(sound, more))
     if config is not None:
         contradictions = _contradictions(config) | _data_contradictions(config) | _unusable_paths(config)
-        contradictions |= dict.fromkeys(idle_faults(config), True)
+        contradictions |= dict.fromkeys(idle_faults(config, tune=raw.get("tune")), True)
         unsound = {fault.key.split(".")[0] for fault in faults}
         faults += [
             fault

@@ -101,7 +101,7 @@ class StopGroup(Group):
         None,
         "rounds without a better test accuracy after which the run ends",
         ge=1,
-        counts=Counts("rounds", "patience + 2 or more", _is_longer),
+        counts=Counts("rounds", "larger than patience + 1", _is_longer),
     )
     seconds: float | None = key(
         None, "seconds of rounds after which the run ends; the only condition that depends on the machine", gt=0
