@@ -1,7 +1,7 @@
 """What mkdocs does besides rendering: pages made from code, pages that lie outside docs, and links between them.
 
 The keys of a configuration (`configuration_keys.md`) come from the schema and are kept in the repository, so that a code
-host shows them; a test compares. Notebooks become Markdown here, equations MathML.
+host shows them; a test compares. The first page is the README. Notebooks become Markdown here, equations MathML.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import logging
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from html import unescape
 from pathlib import Path
@@ -25,10 +26,15 @@ ROOT = DOCS.parent
 KEYS = DOCS / "configuration_keys.md"
 
 #: Pages of the site that lie outside docs: path in the repository -> page.
-OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "cluster/README.md": "cluster.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "cluster/README.md": "cluster.md",
+}
 
 #: What links to these files mean on the site.
-ALIASES = {"README.md": "index.md", "docs": "index.md", "cluster": "cluster.md"}
+ALIASES = {"docs": "index.md", "cluster": "cluster.md"}
 
 log = logging.getLogger("mkdocs.hooks.raysim")  # a warning ends a strict build
 
@@ -37,6 +43,13 @@ SOURCE = "source:"
 
 #: Code, or the target of a link with its fragment.
 CODE_OR_LINK = re.compile(r"(?P<code>^(`{3,}).*?^\2|`[^`\n]+`)|(?<=\]\()(?P<target>[^)\s#]+)", re.DOTALL | re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The address of the repository, where pyproject.toml has one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project.get("urls", {}).get("Repository")
+    return config
 
 
 def on_pre_build(config: MkDocsConfig) -> None:

@@ -19,6 +19,8 @@ from methods.fedprox import fedprox
 from methods.fedrs import fedrs
 from methods.fedsol import fedsol
 from methods.fedvg import fedvg
+from methods.fedvg_cosine import fedvg_cosine
+from methods.fedvg_loss import fedvg_loss
 from methods.feedback import dfa, fa
 from methods.ffa_lora import ffa_lora
 from methods.fisher import fisher
@@ -38,7 +40,18 @@ from raysim.core.method import Method
 #: What they are for -> the methods' functions.
 GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "The four papers": (fedvg, flfa, livar, univarfl),
-    "Weights and server steps": (uniform, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedacg, elastic),
+    "Weights and server steps": (
+        uniform,
+        fedvg_loss,
+        fedvg_cosine,
+        fednova,
+        fedavgm,
+        fedadam,
+        fedyogi,
+        fedadagrad,
+        fedacg,
+        elastic,
+    ),
     "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign),
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),

@@ -77,15 +77,19 @@ def log_feedback(server: ServerView) -> None:
 
 
 def distances_to_mean(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
-    """(K,) float64: ||u_i - mean u||_2 over some leaves, the mean over clients that took a step: exact, and a small map."""
+    """(K,) float64: ||u_i - mean u||_2 over some leaves together, see `layer_distances`."""
+    return torch.stack([torch.linalg.vector_norm(distances) for distances in layer_distances(server, leaves)])
+
+
+def layer_distances(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
+    """(K, leaves) float64: ||u_i - mean u||_2 in each leaf, the mean over clients that took a step: exact, and a small map."""
     spans = [(leaf.offset, leaf.end) for leaf in leaves]
     uniform = normalised(server.is_active.double())
     mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]
-    return torch.stack(server.map_updates(update_distance, (spans, mean.float())))
+    return torch.stack(server.map_updates(update_distances, (spans, mean.float())))
 
 
-def update_distance(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
-    """float64 scalar: L2 distance of one client's update from the mean one, over the shared leaves."""
+def update_distances(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
+    """(leaves,) float64: L2 distance of one client's update from the mean one in each leaf."""
     spans, mean = spans_and_mean
-    distance: Tensor = torch.linalg.vector_norm(update_norms(update - mean, spans))
-    return distance
+    return update_norms(update - mean, spans)

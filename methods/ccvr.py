@@ -49,11 +49,11 @@ def ccvr(
       when: "end": a phase after the last round, with all clients and the final global model; "every_round": on what the
         round's clients see with their own trained models, after everything listed before has made the head.
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
-      epochs: of the SGD that trains the head, over the features drawn; 0 change nothing. The defaults of this SGD are
+      epochs: epochs of the SGD that trains the head, over the features drawn; 0: the head stays. The defaults of this SGD are
         fed-mammoth's.
-      lr, momentum: of that SGD.
-      batch_size: features a step of that SGD.
-      schedule: of that SGD's learning rate, over its steps.
+      lr, momentum: learning rate and momentum of that SGD.
+      batch_size: features in a step of that SGD.
+      schedule: course of that SGD's learning rate over its steps.
       gaussians: "pooled", or "clients": a mixture of the clients' own Gaussians, weighted by class counts.
       covariance: "diagonal" reports variances only: 1 + 2 d numbers per class instead of 1 + d + d (d + 1) / 2.
       loss: cross-entropy, or cross-entropy of logits / (0.1 ||logits||), "normalised".

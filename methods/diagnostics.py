@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from methods.bounds import distances_to_mean, feedback_of, log_feedback
+from methods.bounds import distances_to_mean, feedback_of, layer_distances, log_feedback
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
+from methods.premise import log_premise, premise_of
 from methods.weight_ranks import log_weights
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
@@ -21,7 +22,9 @@ from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
 
-Measure = Literal["drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights"]
+Measure = Literal[
+    "drift", "layer_drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights", "premise"
+]
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
@@ -35,6 +38,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     - drift: (1/K) sum_i ||u_i - mean u||_2 over the K clients that took a step, u_i the concatenated update of all shared
       parameters (FLFA, figure 3); number `drift`.
+    - layer_drift: the same by layer, with the updates of the weight of each linear and convolution layer; array `layer_drift`.
+      Measured only where it is named.
     - agreement: S_l of every linear and convolution layer (FLFA, eq. 14); array `agreement`, and its mean as a number.
     - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
       `singular_values`, number `effective_rank`, see `effective_rank`.
@@ -53,13 +58,17 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
       their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. Not a number where one of the two
       is the same for all. Measured only where it is named.
+    - premise: whether clients with small validation gradients generalise better (FedVG): of each client's model after
+      training the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows; array `premise`, a row a
+      client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. It costs each client
+      passes over both sets, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
     at the one it broadcasts.
 
     Args:
-      every: rounds between measurements: the first round, and, counted from 1, those that it divides.
+      every: measure in the first round, and in every n-th round, counted from 1.
       measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
       ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
@@ -94,6 +103,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
             values["gradient"] = Vector(client.scratch["gradient"])
         if is_due(client.round_index) and client.scratch.get("ops"):
             values |= feedback_of(client, client.scratch["ops"])
+        if is_due(client.round_index) and "premise" in chosen:
+            values["premise"] = premise_of(client)
         return values
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -104,10 +115,14 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
                 log_feedback(server)
             if "weights" in chosen:
                 log_weights(server)
+            if "premise" in chosen:
+                log_premise(server)
             if "drift" in chosen:
                 server.log("drift", local_drift(server))
+            layers = _shared_layers(server.layout)
+            if "layer_drift" in chosen:
+                server.log("layer_drift", layer_drift(server, list(layers.values())), list(layers))
             if "agreement" in chosen:
-                layers = _shared_layers(server.layout)
                 scores = agreements(server, list(layers.values()), "mean")
                 server.log("agreement", scores, list(layers))
                 server.log("agreement_mean", float(scores.mean()))
@@ -128,12 +143,13 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         return {}
 
     needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
+    needs |= {"validation-set", "test-set"} if "premise" in chosen else set()
     return Method(
         "diagnostics",
         init=init,
         forward=forward if "feedback" in chosen else None,
         grads=grads if "gradient" in chosen else None,
-        report=report if chosen & {"gradient", "feedback"} else None,
+        report=report if chosen & {"gradient", "feedback", "premise"} else None,
         server_update=server_update,
         evaluation_override=evaluation_override,
         needs=needs,
@@ -148,6 +164,7 @@ def _missing(layout: Layout) -> dict[str, str]:
         reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
         reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+        reasons["layer_drift"] = "no linear or convolution layer is shared, so none drifts"
     if _classifier(layout) is None:
         reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
     if any(not leaf.is_head for leaf in layout.personal):
@@ -168,6 +185,11 @@ def local_drift(server: ServerView) -> float:
     """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     return float(distances_to_mean(server, leaves)[server.is_active].mean())
+
+
+def layer_drift(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
+    """(leaves,) float64: `local_drift` of each of them."""
+    return layer_distances(server, leaves)[server.is_active].mean(dim=0)
 
 
 def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:

@@ -12,7 +12,11 @@ from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, St
 
 
 def feddyn(
-    *, alpha: float = 0.1, max_grad_norm: float | None = None, as_in: Literal["fl-bench"] | None = None
+    *,
+    alpha: float = 0.1,
+    max_grad_norm: float | None = None,
+    weights: Literal["uniform", "examples"] = "uniform",
+    as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """A linear and a quadratic term that make a client's stationary point agree with the global one.
 
@@ -22,10 +26,11 @@ def feddyn(
                  then h_k <- h_k + (y_k - s)
         server:  w+ = mean_S y_k + h,   h = (1/N) sum over all clients of h_k
     The server's step does not depend on alpha: with alpha -> 0 only the clients become FedAvg's. Participants are
-    averaged uniformly, unless a method that claims the weights replaces or mixes that average; h keeps its own 1/N. The
-    model that is evaluated is the server's (the authors' figures show the mean of every client's latest model). A round
-    in which nobody took a step changes nothing. Buffers and personal leaves have no h. The authors' code also divides
-    alpha by the client's relative size, which is not offered: clients do not know the mean size.
+    averaged uniformly, or as `weights` says, unless a method that claims the weights replaces or mixes that average; h
+    keeps its own 1/N. The model that is evaluated is the server's (the authors' figures show the mean of every client's
+    latest model). A round in which nobody took a step changes nothing. Buffers and personal leaves have no h. The
+    authors' code also divides alpha by the client's relative size, which is not offered: clients do not know the mean
+    size.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: the quadratic term is missing, which pushes y away from 0
     without bound, and participants are averaged by their examples. FedVG's values are alpha 0.1, max_grad_norm 10. Left
@@ -36,15 +41,19 @@ def feddyn(
       alpha: strength of both terms, >= 0. The authors use 0.01 on CIFAR-10, FedVG 0.1.
       max_grad_norm: > 0; as in the authors' code the gradient of loss and linear part, g(y) + alpha (h_k - s), is
         clipped to this L2 norm, and alpha y is added afterwards, like weight decay; they use 10. None: no clipping.
-      as_in: "fl-bench" takes the rule behind FedVG's tables.
+      weights: mean_S: "uniform", 1/K; "examples", by examples, n_k/N, as FedVG's paper describes FedDyn (section 3.2.3).
+      as_in: "fl-bench" takes the rule behind FedVG's tables, and sets weights.
     Raises:
-      ValueError: alpha or max_grad_norm out of range.
+      ValueError: alpha or max_grad_norm out of range, or weights beside as_in.
     """
     if alpha < 0:
         raise ValueError(f"feddyn: alpha must be >= 0, got {alpha}; 0.01 and 0.1 are common")
     if max_grad_norm is not None and max_grad_norm <= 0:
         raise ValueError(f"feddyn: max_grad_norm must be > 0, got {max_grad_norm}; 10 is common, null switches it off")
+    if as_in and weights != "uniform":
+        raise ValueError(f"feddyn: as_in {as_in!r} sets weights; drop one of the two")
     is_quadratic = as_in is None
+    base_weights: Literal["uniform", "examples"] = "examples" if as_in else weights
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"h": torch.zeros_like(params)}
@@ -87,5 +96,5 @@ def feddyn(
         report=report,
         server_update=server_update,
         needs=frozenset({"client-memory"}),
-        base_weights="uniform" if as_in is None else "examples",
+        base_weights=base_weights,
     )

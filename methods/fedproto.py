@@ -32,7 +32,7 @@ def fedproto(
     keeps its prototype.
 
     Args:
-      strength: of the pull to the prototypes, >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
+      strength: strength of the pull to the prototypes, >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
       share: "nothing" is the original, in which every client keeps a model of its own (`clients/personal_accuracy_*`,
         or `clients/expected_personal_accuracy_*` where nobody has own test rows) and the global one, which `server/*`
         score, stays as it began; "weights" averages models as well, which is what LIVAR compares with.

@@ -36,9 +36,9 @@ def fedsol(
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
       form: the two forms of the released code.
-      temperature: of the distillation, T > 0.
+      temperature: T of the distillation, > 0.
       floor: where the gradient is shorter there is no perturbation, >= 0.
-      perturbs: which parameters are moved.
+      perturbs: which parameters the perturbation moves.
       reference_mode: mode of the global model in the distillation; the released code has it in eval mode, but for the
         first client of a run, where it still is in train mode.
     Raises:

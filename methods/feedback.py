@@ -38,7 +38,7 @@ def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", se
       layers: paths of linear and convolution layers, or all.
       scale: let the norm of B follow the weight's, by layer or by output row; see `flfa`.
       init: distribution of B: the layer's default initialiser, or Xavier-uniform.
-      seed: of B; the run's own seed has no part in it.
+      seed: seed of B; the run's own seed has no part in it.
     Raises:
       ValueError: a layer that the model does not have (when the run starts).
     """
@@ -73,7 +73,7 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
 
     Args:
       blocks: paths of the blocks whose input gets the error directly, or all.
-      seed: of R; the run's own seed has no part in it.
+      seed: seed of R; the run's own seed has no part in it.
     Raises:
       ValueError: a block that the model does not have (when the run starts).
     """

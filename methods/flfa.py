@@ -48,10 +48,12 @@ def flfa(
     F from the updates u_{i,l} of this round,
         S_l = (1/K) sum_i cos(u_{i,l}, mean_i u_{i,l})   (eq. 14),
     over the clients that moved the layer; 0 where nobody did or the updates cancel. Round 0 is plain backpropagation.
-    Ties go to the layer that comes first in the model. Logged: S of every candidate, which of them were chosen, and how
-    many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13).
+    Ties go to the layer that comes first in the model. Logged: S of every candidate, which of them were chosen, how
+    many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13), and `is_plain`,
+    1 in rounds that were plain backpropagation: round 0, and those with the first layer alone.
 
-    In the first layer nothing changes, since images need no gradient. A gradient taken at a perturbed point (FedSOL) uses
+    In the first layer nothing changes, since images need no gradient: such a round is that of the methods without FLFA, to the
+    bit, and the first one is warned of. A gradient taken at a perturbed point (FedSOL) uses
     B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation. Where W^r is 0,
     so is B, and a warning says that no error passes the layer in that round.
 
@@ -67,7 +69,7 @@ def flfa(
         clients; "resampled": a new one every round; "direct" (table 4's DFA): the layer's input gets the output error
         through a fixed random matrix, as in `dfa`, instead of anything that comes down through the layer. The paper
         names no details; this is FLFA's rule with e R in the place of B^T δ, and has no scale.
-      seed: of the random feedback.
+      seed: seed of the random feedback.
     Raises:
       ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates; direct with a scale.
     """
@@ -125,6 +127,12 @@ def flfa(
         if chosen == "auto":
             chosen = "lowest" if skewness(scores) > 0 else "highest"
         order = torch.argsort(scores, stable=True, descending=chosen == "highest")[:num_layers].tolist()
+        is_idle = [name == next(iter(feedback_layers(server.layout))) for name in layers]  # its input needs no gradient
+        server.log("is_plain", float(all(is_idle[index] for index in state["layers"])))
+        if all(is_idle[index] for index in order):
+            where = f"flfa: the chosen layer {list(layers)[order[0]]!r} is the first one, whose input needs no gradient"
+            mend = "flfa/is_plain counts such rounds, first_layer: false leaves it out"
+            warnings.warn(f"{where}: the next round is plain backpropagation, to the bit; {mend}", stacklevel=2)
         server.log("agreement", scores, list(layers))
         for rank, index in enumerate(order, start=1):
             server.log("layer" if rank == 1 else f"layer_{rank}", index)

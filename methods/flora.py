@@ -33,7 +33,9 @@ def flora() -> Method:
     FLoRA, Wang et al. 2024 (NeurIPS, arXiv:2409.05976). With stacked factors, B = [B_1 ... B_K], A = [p_1 A_1; ...; p_K A_K],
         Delta W += B A = sum_k p_k B_k A_k    (exactly; FedAvg of both factors has cross terms B_i A_j),
     p_k = n_k / sum n, and W + (alpha / rank) Delta W takes the place of W from then on. In every round A is drawn anew
-    (Kaiming-uniform, one draw for all clients, from the seed and the round) and B is zero. The head is averaged.
+    (Kaiming-uniform, from the seed and the round) and B is zero. The head is averaged. One A is drawn for all clients, which
+    is ours: the authors' code lets each client draw its own. The sum is exact in both; with one A the clients' updates begin in
+    one subspace of rank r, with theirs in K of them.
 
     What travels: up A, B and the head, as with FedAvg; down B, A, the head and Delta W, dense, [d_out, d_in] a layer, once
     there is one. The paper sends the stacked factors of one round, K r (d_in + d_out) numbers a layer, to clients that all took

@@ -6,17 +6,17 @@ run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.config import lay_over, parse_config, read_config, settled
-from raysim.config.sweep import axes_as_written, scaled, without_null_sweep
+from raysim.config import Config, parse_config, read_config
+from raysim.config.layers import Tell, layered, silent
+from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.own_code import named
+from raysim.core.own_code import named, note_of_values
 from raysim.core.settings import Raw, Settings
 from raysim.folders.storage import local_copy
 from raysim.running.results import Run, Runs
@@ -56,18 +56,18 @@ def run(
       overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they go before `config`, and
         each sets its value whole.
       on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
-      scale: lay the file's `scale` settings over it, as --scaled does.
+      scale: lay the file's `scale` settings over it, as --scaled does; what is given here goes before them.
       quiet: no lines about progress.
       settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
-        `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, and functions of
-        your own that return a Method.
+        `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, functions of your
+        own that return a Method, also as {function: options}, and values of type `raysim.Method`.
     Raises:
       ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
       KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call goes on.
     """
     from raysim.terminal import Progress
 
-    raw, source = settings_of(config, overrides, settings, scale=scale)
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=_teller(quiet))
     with _signals_as_keyboard_interrupt():
         return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
 
@@ -91,21 +91,18 @@ def tune(
     Raises:
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
-    from raysim.config.sweep import with_own_name
-    from raysim.terminal import LiveLine, say
+    from raysim.terminal import LiveLine
 
-    raw, source = settings_of(config, overrides, settings)
-    named_raw = with_own_name(raw) if "name" in {**(overrides or {}), **settings} else raw
+    tell = _teller(quiet)
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=tell)
     with _signals_as_keyboard_interrupt():
-        tell = (lambda line: None) if quiet else say
-        line = LiveLine(is_quiet=quiet)
-        sweep, _ = finished_sweep(named_raw, source, tell, line, scale=scale, callbacks=callbacks)
+        sweep, _ = finished_sweep(raw, source, tell, LiveLine(is_quiet=quiet), callbacks=callbacks)
     folders = (sweep.folder / trial.name for trial in sweep.trials)
     return Runs(map(Run, folders), sweep.folder)
 
 
 def report(
-    runs: Run | Runs | str | Path | Iterable[Run | str | Path],
+    runs: Run | Runs | str | Path | Iterable[Run | Runs | str | Path],
     *,
     out: str | Path | None = None,
     **settings: object,
@@ -113,7 +110,7 @@ def report(
     """Tables, tests and figures of finished runs, written to a folder and returned.
 
     Args:
-      runs: runs, or folders of runs, or URIs of such.
+      runs: runs and sweeps, or folders of runs, or URIs of such.
       out: folder for the report; by default `report` in the one folder given, or beside the first of several.
       settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
@@ -124,11 +121,18 @@ def report(
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]
-    folders = [each.folder if isinstance(each, Run) else local_copy(each) for each in runs]
+    folders = [folder for each in runs for folder in _folders_of(each)]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
     common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else folders
     return Report.write(folders, Path(out) if out is not None else default_folder(common), settings)
+
+
+def _folders_of(runs: Run | Runs | str | Path) -> list[Path]:
+    """The folders of one thing to report."""
+    if isinstance(runs, Run):
+        return [runs.folder]
+    return [run.folder for run in runs] if isinstance(runs, Runs) else [local_copy(runs)]
 
 
 def arrays(
@@ -167,39 +171,48 @@ def arrays(
 
 
 def settings_of(
-    config: ConfigSource, overrides: Mapping[str, object] | None, settings: Mapping[str, object], *, scale: bool = False
+    config: ConfigSource,
+    overrides: Mapping[str, object] | None,
+    settings: Mapping[str, object],
+    *,
+    scale: bool = False,
+    where: str = "the call",
+    tell: Tell = silent,
 ) -> tuple[Settings, str]:
-    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take."""
+    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
+
+    Args:
+      where: what the overrides come from, for messages.
+      tell: hears what labels of axes, and `scale`, lose to the settings of the call.
+    """
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
         raw, source = named(config or {}), "the call"
-
-    given = {key.replace("__", "."): value for key, value in named(settings).items()}
-
-    def lay(raw: Settings) -> Settings:
-        below = copy.deepcopy(raw)
-        lay_over(raw, named(overrides or {}), source, where="the call")
-        for key, value in given.items():
-            _lay(raw, key, value)
-        return settled(without_null_sweep(raw), {**(overrides or {}), **given}, below)
-
-    raw = lay(raw)
-    if scale:
-        shrunk = settled(scaled(raw, source), raw["scale"], raw)
-        raw = lay(shrunk)  # what was given for this call goes before the scale, too
-    return raw, source
+    values = named(overrides or {})
+    for key, value in named(settings).items():
+        values |= _by_dotted_keys(raw, key.replace("__", "."), value)
+    return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
 
 
-def _lay(raw: Settings, key: str, value: object) -> None:
-    """Set a dotted key; a dictionary is laid over the group that is there."""
+def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
+    """A setting of the call; a dictionary for a group is laid over it key by key."""
     group: object = raw
     for part in key.split("."):
-        group = group.get(part) if isinstance(group, dict) else None
-    if isinstance(value, dict) and isinstance(group, dict):
-        group.update(value)
-    else:
-        lay_over(raw, {key: value}, "the call", where="the call")
+        group = group.get(part) if isinstance(group, Mapping) else None
+    field = Config.model_fields.get(key)
+    is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
+    if isinstance(value, dict) and is_group:
+        if any("." in str(name) for name in value):  # names of the user's own, as those of axes
+            return {key: {**(group if isinstance(group, Mapping) else {}), **value}}
+        return {f"{key}.{name}": each for name, each in value.items()}
+    return {key: value}
+
+
+def _teller(quiet: bool) -> Tell:
+    from raysim.terminal import say
+
+    return silent if quiet else say
 
 
 def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
@@ -221,6 +234,8 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
 
     with progress.line as line:
         line.step(f"checking {source}")
+        if note := note_of_values(raw):
+            line.say(f"note: {note}")
         from raysim.plan.check import check  # loads PyTorch
         from raysim.plan.splitting import rows_line
         from raysim.running.runner import execute
@@ -252,18 +267,19 @@ def finished_sweep(
     say: Callable[[str], None],
     line: LiveLine,
     *,
-    scale: bool = False,
     callbacks: Sequence[object] = (),
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     with line:
         line.step(f"checking the trials of {source}")
+        if note := note_of_values(raw):
+            line.say(f"note: {note}")
         from raysim.tuning.driver import run_sweep  # loads PyTorch and Ray
         from raysim.tuning.outcome import write_results
         from raysim.tuning.plan import plan_sweep
         from raysim.tuning.ranges import draws
 
-        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws, is_scaled=scale), say, callbacks, line)
+        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws), say, callbacks, line)
         line.step("writing the results")
         write_results(sweep, outcomes)
         return sweep, outcomes

@@ -8,18 +8,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.control import Control
 from rich.errors import LiveError
 from rich.markup import escape
+from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 
 from raysim.core.rounds import round_name
+from raysim.core.texts import visible
 
 if TYPE_CHECKING:
     from raysim.core.settings import Settings
@@ -44,8 +48,26 @@ class Output(Console):
             sys.exit(CLOSED)
 
 
+class Visible(RenderHook):
+    """Control characters in what is printed, as in a label of somebody else's run, are shown and not sent."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) if not isinstance(each, Control) else each for each in renderables]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.inner, options):
+            yield segment if segment.control else Segment(visible(segment.text, keep="\n"), segment.style)
+
+
 out = Output(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+for _console in (out, err):
+    _console.push_render_hook(Visible())
 
 
 def print_table(table: Table) -> None:
@@ -137,9 +159,11 @@ class LiveLine:
         if out.is_jupyter:
             self._notebook_line = _shown(text, self._notebook_line)
         elif self._status is not None:
-            self._status.update(escape(text))
+            self._status.update(escape(visible(text)))
         else:
-            status = Status(escape(text), console=out, refresh_per_second=4)  # more would slow a serial run down
+            status = Status(
+                escape(visible(text)), console=out, refresh_per_second=4
+            )  # more would slow a serial run down
             with suppress(LiveError):  # another thread has the terminal's one live line
                 status.start()
                 self._status = status
@@ -215,18 +239,22 @@ class Progress:
 
 
 class Lines:
-    """Plain lines about work whose end is known: none for what is done in 3 s, and then each waits longer."""
+    """Plain lines about long work: none for what is done in 3 s, and then each waits longer."""
 
     def __init__(self, what: str, say: Callable[[str], None]):
         self._what, self._say = what, say
         self._began = time.monotonic()
         self._next_s = 3.0
 
-    def progress(self, done: int, total: int) -> None:
+    def progress(self, done: int, total: int | None) -> None:
+        """So much is done of a total, which may not be known."""
         spent = time.monotonic() - self._began
-        if spent >= self._next_s and 0 < done < total:
+        if spent >= self._next_s and 0 < done != total:
             self._next_s = 1.5 * spent
-            self._say(f"{self._what}: {100 * done // total} %, {_clock(spent / done * (total - done))} left")
+            share = f"{done:,} so far"
+            if total is not None:
+                share = f"{100 * done // total} %, {_clock(spent / done * (total - done))} left"
+            self._say(f"{self._what}: {share}")
 
 
 def _trainers(folder: Path) -> str:

@@ -224,6 +224,15 @@ def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
     assert said.splitlines()[-1].startswith("stopped by ")
 
 
+def test_long_work_without_a_known_end_counts(monkeypatch):
+    now, said = [0.0], []
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = terminal.Lines("preparing mine, images", said.append)
+    now[0] = 3.0
+    lines.progress(12_000, None)
+    assert said == ["preparing mine, images: 12,000 so far"]
+
+
 def test_long_work_is_told_after_3_seconds_and_then_less_often(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -142,7 +142,9 @@ def layer_coefficients(
       importance: (K, L, 2) float64; is_active: (K,) bool; shares: (K,) float64, n_i / sum n.
     Returns:
       (K, L) float64; columns sum to 1, or are 0 if no client is active. A layer with a non-finite importance gets the
-      shares (as in the released code).
+      shares. That is ours: in the released code an infinite importance is "high" and one that is not a number makes all
+      quantiles so, which puts every client and layer into the middle; its own fallback to the shares asks after the table,
+      whose numbers are finite, and never acts.
     """
     coefficients = torch.zeros(importance.shape[:2], dtype=torch.float64)
     if bool(is_active.any()):

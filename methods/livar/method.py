@@ -234,7 +234,7 @@ class _ImportanceCount:
             for pair in self._adapters
             for leaf in (pair.a, pair.b)
         ]
-        # A step on a non-finite gradient counts 0 (the released code).
+        # A step on a non-finite gradient counts 0: the released code does so for NaN, and takes the largest float for inf.
         self.sums += torch.stack(parts).view(-1, 2).nan_to_num(0.0, 0.0, 0.0)
         self._is_open = False
 

@@ -8,12 +8,13 @@ import time
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
@@ -22,22 +23,7 @@ from raysim.core.own_code import refuse_shadows
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from raysim.core.settings import Raw
-
-
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
-]
-GridOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
-]
-Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
 
 
 def _show_version(is_asked: bool) -> None:
@@ -73,7 +59,7 @@ def _show_warning(
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
+    config: Annotated[str, configuration("a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
@@ -83,11 +69,16 @@ def run(
     """Run a federation and write its run directory."""
     from raysim import api
     from raysim.config import parse_config, parse_overrides
+    from raysim.config.reading import several_values
 
-    raw, source = api.settings_of(config, parse_overrides(overrides or []), {}, scale=is_scaled)
+    values = parse_overrides(overrides or [])
+    raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
     note_home()
     _note_scaled(is_scaled)
     parsed, faults = parse_config(raw)
+    several = several_values(overrides or [], config)
+    if any(fault.key in several for fault in faults):
+        raise ConfigError([several.get(fault.key, fault) for fault in faults], source)
     if print_config:
         import yaml
 
@@ -118,7 +109,7 @@ def run(
 
 @app.command()
 def tune(
-    config: Annotated[str, typer.Argument(help="a YAML file with a `tune` group")],
+    config: Annotated[str, configuration("a YAML file with a `tune` group, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
 ) -> None:
@@ -127,16 +118,16 @@ def tune(
     from raysim.tuning.command import show_sweep
     from raysim.tuning.plan import read_sweep
 
-    raw = _with_own_name(read_sweep(Path(config), overrides or []), overrides)
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
     note_home()
     _note_scaled(is_scaled)
-    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine(), scale=is_scaled)):
+    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
         raise typer.Exit(status)
 
 
 @app.command()
 def calibrate(
-    config: Annotated[str, typer.Argument(help="a YAML file, a run's with a `calibrate` group")],
+    config: Annotated[str, configuration("a YAML file with a `calibrate` group, or a recipe's name")],
     overrides: Overrides = None,
     is_scaled: Scaled = False,
     beside: Annotated[
@@ -144,15 +135,16 @@ def calibrate(
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
-    from raysim.config import located_path, read_config
-    from raysim.config.sweep import scaled
+    from raysim.config import located_path, parse_overrides, read_config
+    from raysim.config.layers import layered
     from raysim.tuning.calibrate import calibrate_and_print
 
-    raw = _with_own_name(read_config(Path(config), overrides or []), overrides)
+    values = parse_overrides(overrides or [])
+    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
     note_home()
     _note_scaled(is_scaled)
     others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(scaled(raw, config) if is_scaled else raw, config, others, out, say)
+    calibrate_and_print(raw, config, others, out, say)
 
 
 def _note_scaled(is_scaled: bool) -> None:
@@ -160,16 +152,13 @@ def _note_scaled(is_scaled: bool) -> None:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 
 
-def _with_own_name(raw: Raw, overrides: Sequence[str] | None) -> Raw:
-    """A name from the command line is the name of a scaled run, too."""
-    from raysim.config.sweep import with_own_name
-
-    return with_own_name(raw) if any(override.startswith("name=") for override in overrides or ()) else raw
+def _note(line: str) -> None:
+    err.print(f"note: {line}", markup=False)
 
 
 @app.command()
 def partition(
-    config: Annotated[str, typer.Argument(help="a YAML file of a run or a sweep")],
+    config: Annotated[str, configuration("a YAML file of a run or a sweep, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
@@ -179,11 +168,11 @@ def partition(
     from raysim.config import path_to_write
     from raysim.tuning.plan import read_sweep
 
-    raw = read_sweep(Path(config), overrides or [])
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=_note)
     folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     with LiveLine() as line:
         line.step(f"drawing the partitions of {config}")
-        drawn = partitions(raw, config, is_scaled=is_scaled)
+        drawn = partitions(raw, config)
     table = Table(title=escape(f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config))
     for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
         table.add_column(column, justify="right" if column else "left")
@@ -213,15 +202,24 @@ def prepare(
     download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
     size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
     count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
-    seed: Annotated[int | None, typer.Option(help="shapes: seed")] = None,
+    seed: Annotated[int | None, typer.Option(help="shapes: seed of the drawings")] = None,
     domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
+    resize: Annotated[
+        Literal["crop", "squash"] | None,
+        typer.Option(
+            help="with --size: cut the middle out of an image (crop, the default), or squash it to the square"
+        ),
+    ] = None,
+    interpolation: Annotated[
+        Literal["bilinear", "bicubic"] | None, typer.Option(help="with --size: bilinear is the default")
+    ] = None,
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
     from raysim.data.reader_api import Options
 
-    options = Options(size, download, count, seed, domains)
+    options = Options(size, download, count, seed, domains, resize, interpolation)
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 
@@ -232,6 +230,7 @@ def methods(
         typer.Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
+            autocompletion=method_names,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
@@ -291,7 +290,7 @@ def report(
     gain: Annotated[
         str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="row that relative times are counted from")] = None,
+    time: Annotated[str | None, typer.Option(help="row whose time is 1 in a table of relative times")] = None,
     target: Annotated[
         str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
     ] = None,
@@ -310,19 +309,13 @@ def report(
     show_report(folders, settings, path_to_write(folder) if folder else None)
 
 
-def _shipped_names() -> list[str]:
-    from raysim.cli.recipes import completions
-
-    return completions()
-
-
 @app.command()
 def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
             help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
-            autocompletion=_shipped_names,
+            autocompletion=shipped_names,
         ),
     ] = None,
     target: Annotated[
@@ -364,13 +357,13 @@ def doctor(
 
 @app.command()
 def submit(
-    config: Annotated[str, typer.Argument(help="a YAML file below the working directory, or a recipe's name")],
+    config: Annotated[str, configuration("a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     verb: Annotated[
         str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
     ] = None,
-    job_id: Annotated[str | None, typer.Option("--id", help="of the job; by default the name of the run")] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="name of the job; by default that of the run")] = None,
     working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
     variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
     waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,

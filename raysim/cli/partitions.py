@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raysim.config import sweep
-from raysim.core.errors import DataError, explained
+from raysim.config.clashes import clashes
+from raysim.core.errors import ConfigError, DataError, explained
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder
@@ -26,7 +27,7 @@ class Partition:
     manifest: Manifest
 
 
-def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = False) -> list[Partition]:
+def partitions(raw: Mapping[str, object], source: str) -> list[Partition]:
     """The different partitions of a file's run, or of the grid of its sweep.
 
     Raises:
@@ -34,7 +35,7 @@ def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = Fals
     """
     different: dict[str, tuple[Mapping[str, object], SetInfo, Manifest]] = {}
     validates = uses_validation(raw)
-    for trial in _trials(raw, source, is_scaled=is_scaled):
+    for trial in _trials(raw, source):
         try:
             info, manifest = check_partition(trial.raw, source, validates=validates)
         except DataError as error:
@@ -51,10 +52,12 @@ def partitions(raw: Mapping[str, object], source: str, *, is_scaled: bool = Fals
     return [Partition(name(chosen), info, manifest) for chosen, info, manifest in different.values()]
 
 
-def _trials(raw: Mapping[str, object], source: str, *, is_scaled: bool) -> Iterable[sweep.Trial]:
+def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
     if sweep.axes_as_written(raw):
-        return sweep.grid(raw, source, is_scaled=is_scaled)
-    return [sweep.Trial("the run", {}, sweep.scaled(raw, source) if is_scaled else dict(raw))]
+        if faults := clashes(raw, source)[0]:
+            raise ConfigError(faults, source)
+        return sweep.grid(raw, source)
+    return [sweep.Trial("the run", {}, dict(raw))]
 
 
 def write(partition: Partition, folder: Path) -> Path:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from raysim.cli.listings import print_columns
 from raysim.config import path_to_write
 from raysim.core.commands import shown
 from raysim.core.errors import DataError
-from raysim.data.arrow import SetInfo
+from raysim.data.arrow import SetInfo, is_prepared
+from raysim.data.facts import FACTS
 from raysim.data.reader_api import Options, ParallelMap, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check_own import prepare_by_name
-from raysim.terminal import LiveLine, out
+from raysim.terminal import Lines, LiveLine, err, out
 
 
 def prepare_and_print(
@@ -57,11 +56,18 @@ def prepare_and_print(
     parallel_map: ParallelMap = map_in_threads
     if use_ray:
         from raysim.data.pipeline import map_with_ray_data as parallel_map
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    if not out.is_terminal:
-        LiveLine().step(f"preparing {save_as or name}")
-    with Bar(*columns, console=out, disable=not out.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"preparing {save_as or name}", total=None)
+    path = set_path(path_to_write(root), save_as or name)
+    if is_prepared(path) and not again:
+        _tell_of_the_one_there(path, files)
+    with LiveLine() as line:
+        line.step(f"preparing {save_as or name}")
+        parts: dict[str, Lines] = {}
+
+        def progress(part: str, done: int, total: int | None) -> None:
+            if part not in parts:
+                parts[part] = Lines(f"preparing {save_as or name}, {part}", line.step)
+            parts[part].progress(done, total)
+
         info = prepare(
             name,
             path_to_write(root),
@@ -70,9 +76,24 @@ def prepare_and_print(
             save_as=save_as,
             options=options,
             parallel_map=parallel_map,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            on_progress=progress,
         )
     _print_set(info, root)
+
+
+def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
+    """That the set is there already, and from where: nobody may take it for what lies below another --root.
+
+    Args:
+      path: its Arrow file; files: --root.
+    """
+    try:
+        source = SetInfo.read(path).read_from
+    except (OSError, ValueError, TypeError):  # damaged: `prepare` says so
+        return
+    unread = f"; {files} is not read" if files is not None and str(files.absolute()) != source else ""
+    origin = f" from {source}" if source else ""
+    err.print(f"note: {shown(path)} was made before{origin}{unread}; --again makes it anew", markup=False)
 
 
 def _known_sets(root: Path) -> dict[str, str]:
@@ -106,6 +127,10 @@ def _print_set(info: SetInfo, root: Path) -> None:
         f"sha256 {info.checksum[:16]}",
         markup=False,
     )
+    if info.name in FACTS:
+        out.print(f"checked: examples, classes, pixels as in {FACTS[info.name].source}", markup=False)
+    if info.resize:
+        out.print(f"resized: {info.resize}")
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
     out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)

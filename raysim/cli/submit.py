@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raysim.cli.doctor import upload
-from raysim.config import is_recipe_name, parse_config, read_config, sweep
+from raysim.config import is_recipe_name, parse_config, parse_overrides, read_config, sweep
+from raysim.config.layers import layered
 from raysim.core.errors import ConfigError, Fault, RaysimError
 from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
@@ -47,16 +48,17 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
     Raises:
       ConfigError: a fault that shows without the cluster's data. RaysimError: no cluster answers.
     """
-    raw = read_sweep(Path(config), overrides)
+    raw = read_sweep(Path(config), overrides, is_scaled=job.is_scaled)
     if job.verb not in (None, *VERBS):
         raise ConfigError([Fault("--verb", f"must be one of {', '.join(VERBS)}, got {job.verb!r}")], "the command line")
     verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
     if verb == "run":
-        raw = read_config(Path(config), overrides)
+        raw = layered(read_config(Path(config)), parse_overrides(overrides), config, is_scaled=job.is_scaled)
         _, faults = parse_config(raw)
         if faults:
             raise ConfigError(faults, config)
-    name, is_named = _name(raw, config, overrides, is_scaled=job.is_scaled)
+    is_named = bool(raw.get("name"))
+    name = str(raw["name"]) if is_named else Path(config).stem + (sweep.SCALED if job.is_scaled else "")
     # Without a name a run gets a new directory each time, and would not go on.
     words = ["python", "-m", "raysim", verb, _below(config, job.working_dir), *overrides]
     words += [] if is_named or verb != "run" else [f"name={name}"]
@@ -67,16 +69,6 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
         raise ConfigError([Fault("--working-dir", line)], "the job")
     job_id = re.sub(r"[^\w.-]+", "-", job.job_id or name)
     return _run_job(job_id, shlex.join(words), job.working_dir, environment, waits=waits)
-
-
-def _name(raw: sweep.Raw, config: str, overrides: Sequence[str], *, is_scaled: bool) -> tuple[str, bool]:
-    """(the name that the run or sweep will have, whether its file or the command line gives it)."""
-    is_given = any(override.startswith("name=") for override in overrides)
-    named = sweep.with_own_name(raw) if is_given else raw
-    whole = sweep.scaled(named, config) if is_scaled else named
-    if whole.get("name"):
-        return str(whole["name"]), True
-    return Path(config).stem + (sweep.SCALED if is_scaled else ""), False
 
 
 def _below(config: str, working_dir: Path) -> str:

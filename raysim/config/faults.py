@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -39,18 +40,24 @@ class Checked(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
+    def _refuse_look_alikes(cls, value: object, info: ValidationInfo) -> object:
         inside = value if isinstance(value, list | tuple) else [value]
         field = cls.model_fields[str(info.field_name)]
         reads_itself = any(isinstance(part, BeforeValidator) for part in field.metadata)  # `off` is false in YAML
         is_truth_value = any(isinstance(each, bool) for each in inside)
-        if is_truth_value and not reads_itself and not _takes_bool(field.annotation):
+        if isinstance(value, str) and _RANGE.match(value) and not _takes(field.annotation, str):
+            raise PydanticCustomError("number_range", "must be one number")  # pydantic reads 0-3 as -3
+        if is_truth_value and not reads_itself and not _takes(field.annotation, bool):
             raise PydanticCustomError("no_bool", "must not be true or false")
         return value
 
 
-def _takes_bool(annotation: object) -> bool:
-    return annotation in (bool, Any, object) or any(map(_takes_bool, get_args(annotation)))
+#: What looks like the numbers from one to another.
+_RANGE = re.compile(r"\s*\d+\s*-\s*\d+\s*$")
+
+
+def _takes(annotation: object, kind: type) -> bool:
+    return annotation in (kind, Any, object) or any(_takes(each, kind) for each in get_args(annotation))
 
 
 class Options(Checked):
@@ -98,7 +105,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence that helps with an unknown name."""
-    return f"{did_you_mean(name, known, cutoff=0.5)}Known: {', '.join(sorted(known))}"
+    return f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -140,6 +147,7 @@ SENTENCES = {
     **{f"float_{why}": "must be a number, got {value!r}{hint}" for why in ("type", "parsing")},
     **{f"bool_{why}": "must be true or false, got {value!r}{hint}" for why in ("type", "parsing")},
     **{f"{kind}_type": "must be a list, got {value!r}{hint}" for kind in ("list", "tuple")},
+    "number_range": "must be one number, got {value!r}{hint}; several are written 0,1,2 behind `raysim tune`",
     "dict_type": "must be a mapping, got {value!r}{hint}",
     "string_type": "must be text, got {value!r}{hint}",
     "string_pattern_mismatch": "has the wrong form, got {value!r}{hint}",
@@ -175,7 +183,12 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
         "message": error["msg"][:1].lower() + error["msg"][1:],
     }
     sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)
-    return Fault(".".join(map(str, (prefix, *place) if prefix else place)), sentence)
+    return Fault(_key((prefix, *place) if prefix else place), sentence)
+
+
+def _key(place: Place) -> str:
+    """A place as messages have it: `data.test_sets[0]`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def _owner(model: type[BaseModel], place: Place) -> type[BaseModel]:

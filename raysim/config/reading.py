@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raysim.config.counting import idle_faults, left_idle, remove, sets
+from raysim.config.counting import idle_faults, left_idle, remove
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
-from raysim.config.schema import Config, LocalGroup, ReportGroup
+from raysim.config.schema import Config, ReportGroup
 from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
-from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
+from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
+from raysim.core.commands import command
 from raysim.core.errors import ConfigError, Fault, SettingIgnored
+from raysim.core.names import name_fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
 
@@ -33,17 +36,22 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     raw = _read_file(config_file(path), ()) if path else {}
     below, values = copy.deepcopy(raw), parse_overrides(overrides)
     lay_over(raw, values, source)
-    return settled(raw, values, below)
+    return settled(raw, (values, below))
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     source = str(path)
     try:
-        raw = read_yaml(path) or {}
+        raw = read_yaml(path)
     except ValueError as error:
         is_missing = "No such file" in str(error)
-        mend = f". {hint(source, recipes())}" if is_missing else ""
+        mend = f". {_neighbours(path) or hint(source, recipes())}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
+    if raw is None:
+        text = (
+            "is empty, and a run of it would be one of defaults alone; write what is to run, for example `rounds: 10`"
+        )
+        raise ConfigError([Fault("file", text)], source)
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
     if not isinstance(raw, dict):
@@ -58,22 +66,31 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
-    return settled(result, raw, below)
+    return settled(result, (raw, below))
 
 
-def settled(raw: Settings, above: Mapping[str, object], below: Mapping[str, object]) -> Settings:
-    """A configuration without what its lower layer set and its upper layer leaves without effect; a warning names it.
+def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
+    """A configuration without what one of its layers set and one above it leaves without effect; a warning names it.
 
     Args:
-      raw: settings, by dotted keys or in groups, laid over a configuration: `above` over `below`.
+      raw: the layers laid over each other.
+      layers: settings by dotted keys or in groups, the uppermost first.
     """
-    idle = {key: reason for key, reason in left_idle(raw, Config, (above, below)).items() if not sets(above, key)}
+    idle = left_idle(raw, Config, layers, is_from_above=True)
     if idle:
         raw = copy.deepcopy(raw)
         remove(raw, idle)
         texts = (f"{key} {reason}" for key, reason in idle.items())
         warnings.warn(f"left out: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     return raw
+
+
+def _neighbours(path: Path) -> str:
+    """`Did you mean m.yaml?` with the YAML files beside a missing one that have nearly its name; empty if none has."""
+    names = sorted(file.name for file in path.parent.glob("*.y*ml"))
+    same = [name for name in names if path.name in (name, Path(name).stem)]
+    near = same or difflib.get_close_matches(path.name, names, n=2, cutoff=0.8)
+    return f"Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:
@@ -100,10 +117,22 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             values[key] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
+            mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     if faults:
         raise ConfigError(faults, "the command line")
     return values
+
+
+def several_values(overrides: Sequence[str], source: str) -> dict[str, Fault]:
+    """Key -> what to tell of an override that would be several values for `raysim tune`, where a run cannot take it as one."""
+    pairs = {key.strip(): text for key, _, text in (override.partition("=") for override in overrides)}
+    faults = {}
+    for key, text in pairs.items():
+        if len(flow_parts(text)) > 1:
+            sweep = command("raysim", "tune", source, f"{key}={text}")
+            faults[key] = Fault(key, f"takes one value in a run, got {text!r}; `{sweep}` runs one after the other")
+    return faults
 
 
 def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
@@ -162,15 +191,14 @@ def _contradictions(config: Config) -> dict[Fault, bool]:
     """Settings that exclude each other, and whether this configuration has them."""
     cohort, local = config.cohort, config.local
     size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
-    sets_epochs = local.epochs != LocalGroup().epochs  # the default counts as not set
-    folders = (config.name or "").split("/")
     return {
         Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
         Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
             config.cohort_size > config.num_clients
         ),
-        Fault("local", "steps and epochs are both set; keep one"): local.steps is not None and sets_epochs,
-        Fault("name", f"must stay inside storage, got {config.name!r}; drop the dots"): bool({".", ".."} & {*folders}),
+        Fault("local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"): (
+            None not in (local.steps, local.epochs)
+        ),
     }
 
 
@@ -232,14 +260,20 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
 
 
 def _unusable_paths(config: Config) -> dict[Fault, bool]:
-    """Names of files and folders that no system takes."""
+    """Names of files and folders that no system takes, or that would lead out of the folder they are put in."""
     data = config.data
     external = data.validation_set.external.name
-    named = [("name", config.name), ("storage", config.storage), ("partition.file", config.partition.file)]
-    named += [("data.name", data.name), ("data.root", data.root), ("data.files", data.files)]
-    named += [("data.validation_set.external.name", external), ("model.pretrained", config.model.pretrained)]
-    named += [("data.test_sets", name) for name in data.test_sets]
-    return {Fault(key, text): True for key, path in named if path and (text := _path_fault(key, path))}
+    sets = [("data.name", data.name), ("data.validation_set.external.name", external)]
+    sets += [("data.test_sets", name) for name in data.test_sets]
+    names = [("name", config.name), *sets]
+    paths = [("storage", config.storage), ("partition.file", config.partition.file), ("data.root", data.root)]
+    paths += [("data.files", data.files), ("model.pretrained", config.model.pretrained)]
+    faults = {
+        Fault(key, f"{text}, got {name!r}"): True
+        for key, name in names
+        if name is not None and (text := name_fault(name, has_folders=key == "name"))
+    }
+    return faults | {Fault(key, text): True for key, path in names + paths if path and (text := _path_fault(key, path))}
 
 
 def _path_fault(key: str, path: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from raysim.config.keys import Group, group, key
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
@@ -16,58 +15,71 @@ from raysim.core.settings import Settings
 
 class LoraGroup(Group):
     rank: int = key(16, "rank of the adapters", ge=1)
-    alpha: float | None = key(None, "adapters are scaled by alpha / rank; the rank if not given", gt=0)
+    alpha: float | None = key(None, "adapters are scaled by alpha / rank; by default alpha is the rank", gt=0)
     targets: list[str] = key(["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], "layers that get adapters", min_length=1)
-    dropout: float = key(0.0, "of the adapters' input while training", ge=0, lt=1)
+    dropout: float = key(0.0, "dropout of the adapters' input in training", ge=0, lt=1)
 
 
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
-    name: str = key("cnn", "model name; the other keys are its options")
+    name: str = key("cnn", "name of the model; keys that are not listed here are its options")
     pretrained: str | None = key(
         None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
     blocks: Literal["residual", "stage", "width"] = key(
         "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
-    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions")
-    head: str | None = key(None, "classifier of a model of your own, by its path; its last nn.Linear if not given")
+    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions; auto: by the model")
+    head: str | None = key(None, "path of the classifier of a model of your own; its last nn.Linear if not given")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
 
 class LocalGroup(Group):
     lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)
-    epochs: float = key(1.0, "local epochs, may be fractional", gt=0)
-    steps: int | None = key(None, "local steps, instead of epochs", ge=1)
-    batch_size: int = key(32, "examples of a local step", ge=1)
+    epochs: float | None = key(1.0, "local epochs; may be a fraction; null beside steps", gt=0)
+    steps: int | None = key(None, "local steps, in place of epochs", ge=1)
+    batch_size: int = key(32, "examples in a local step", ge=1)
     momentum: float = key(
         0.0,
-        "of the client optimiser; begins at zero in every round",
+        "momentum of the client optimiser; zero at the start of every round",
         ge=0,
         lt=1,
         counts=counts_with("local.optimizer", "sgd"),
     )
-    nesterov: bool = key(False, "Nesterov's form of the momentum", counts=counts_above("local.momentum", 0))
-    weight_decay: float = key(0.0, "added to the gradient; with adamw, decoupled from it", ge=0)
+    nesterov: bool = key(False, "true: Nesterov's form of the momentum", counts=counts_above("local.momentum", 0))
+    weight_decay: float = key(0.0, "weight decay: added to the gradient; with adamw, decoupled from it", ge=0)
     lr_decay: float = key(
-        1.0, "learning-rate factor per round", gt=0, le=1, counts=counts_with("local.schedule", "exponential")
+        1.0,
+        "factor of the learning rate from round to round",
+        gt=0,
+        le=1,
+        counts=counts_with("local.schedule", "exponential"),
     )
     schedule: Literal["constant", "exponential", "cosine"] = key(
-        "exponential", "of the learning rate over the rounds; exponential without lr_decay is constant"
+        "exponential", "course of the learning rate over the rounds; exponential without lr_decay is constant"
     )
-    optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; it begins anew in every round")
-    max_grad_norm: float | None = key(None, "gradients are scaled down to this L2 norm", gt=0)
+    optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; every round begins with a new one")
+    max_grad_norm: float | None = key(None, "a gradient with a larger L2 norm is scaled down to this one", gt=0)
     precision: Literal["float32", "bfloat16"] = key(
-        "float32", "of forward and backward passes; parameters, losses, sums and norms stay float32"
+        "float32", "precision of forward and backward passes; parameters, losses, sums and norms stay float32"
     )
     stack: Annotated[
         Literal["auto", "off"],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: tiny dense networks under plain SGD with batch_size <= 16 train up to 8 clients of a client block at once, "
-        "which rounds otherwise",
+        "auto: up to 8 clients of a client block train at once, where the network is tiny and dense, the optimiser plain SGD "
+        "and batch_size at most 16; this rounds differently",
     )
+
+    @model_validator(mode="after")
+    def _count_by_one(self) -> LocalGroup:
+        """The default of epochs counts where neither is given, and does not beside steps."""
+        if self.steps is None and self.epochs is None:
+            self.epochs = 1.0
+        elif self.steps is not None and "epochs" not in self.model_fields_set:
+            self.epochs = None
+        return self
 
 
 class CohortGroup(Group):
@@ -81,14 +93,14 @@ class CohortGroup(Group):
 
 
 class EvaluationGroup(Group):
-    every: int = key(1, "rounds between evaluations; 0: only after the last", ge=0)
-    batch_size: int = key(256, "examples of a batch when models are scored", ge=1)
+    every: int = key(1, "rounds from one evaluation to the next; 0: only after the last", ge=0)
+    batch_size: int = key(256, "examples in a batch when models are scored", ge=1)
     metrics: list[str] = key([], "further metrics of the test set: auroc, or module:function of your own")
 
 
 class CheckpointGroup(Group):
     every_s: float = key(30.0, "seconds between checkpoints; 0: after every round", ge=0)
-    keep_last: int = key(2, "checkpoints that are kept", ge=1)
+    keep_last: int = key(2, "number of latest checkpoints that are kept", ge=1)
 
 
 def _is_longer(rounds: object, patience: object) -> bool:
@@ -114,20 +126,20 @@ class ResourcesGroup(Group):
     backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
-        "auto", "cores and threads of a trainer, serial too; auto: 1"
+        "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
     )
-    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPU fraction of a trainer")
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
         {}, "further resources of a trainer, by the names that Ray was started with, as {mig_1g_10gb: 1}"
     )
     accelerator_type: str | None = key(
         None, "trainers only on nodes with such GPUs, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
     )
-    placement: Literal["pack", "spread"] = key("pack", "trainers on few nodes, or over many")
+    placement: Literal["pack", "spread"] = key("pack", "pack: trainers on few nodes; spread: over many")
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
-        "seconds after which a trainer on Ray that gives no answer is ended, and its clients go to others; "
-        "auto: 20 times the longest answer so far and at least 60; a process that stands still is ended after 60",
+        "seconds without an answer after which a trainer on Ray is ended and its clients go to others; "
+        "auto: 20 times the longest answer so far, and at least 60; a process that stands still is ended after 60",
     )
     wait_s: float = key(3600.0, "seconds that a run waits for room on a busy cluster before it fails", gt=0)
 
@@ -146,30 +158,30 @@ class ResourcesGroup(Group):
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
-        "how ranges are drawn: random, sobol (spread evenly), optuna (learns from finished trials; an extra); grid: there "
-        "are none",
+        "how ranges are drawn: random; sobol: spread evenly; optuna (an extra): learns from finished trials; grid: there are "
+        "no ranges",
     )
-    num_samples: int = key(1, "draws of the ranges; all combinations of the lists are repeated for each", ge=1)
+    num_samples: int = key(1, "draws from the ranges; each of them runs with every combination of the lists", ge=1)
     space: dict[str, Settings] = key(
         {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/config/sweep.py"
     )
     param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/config/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> other axis -> labels of that one with which the axis counts"
+        {}, "axis -> other axis -> labels of the other one; the axis counts with these alone"
     )
-    skip_refused: bool = key(False, "start the other trials where a check refuses some")
+    skip_refused: bool = key(False, "true: where a check refuses some trials, the others start")
     metric: str = key(
         "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
     mode: Direction | None = key(None, BETTER)
-    max_concurrent: int | None = key(None, "trials at a time; as many as there is room for if null", ge=1)
+    max_concurrent: int | None = key(None, "trials at a time; null: as many as there is room for", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(
         1, "rounds that every trial gets before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
     )
     reduction_factor: float = key(
-        4.0, "one trial in so many goes on at each rung", gt=1, counts=counts_with("tune.scheduler", "asha")
+        4.0, "1 of `reduction_factor` trials survives each rung", gt=1, counts=counts_with("tune.scheduler", "asha")
     )
     callbacks: list[str | Settings] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
@@ -190,28 +202,28 @@ class CalibrateGroup(Group):
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
     constraint: Literal["nonnegative", "simplex", "box"] = key(
-        "nonnegative", "of the target coefficients: >= 0, and sum 1, or between 0 and 1"
+        "nonnegative", "target coefficients are >= 0; simplex: with sum 1, too; box: between 0 and 1"
     )
     ridge: float = key(1e-6, "pull of the coefficients to 1/K, as a share of the mean squared update", ge=0)
-    features: Literal["quantile", "raw"] = key("quantile", "importances as ranks inside their run, or as they are")
-    count_feature: bool = key(False, "the client's number of examples as a third feature")
-    trees: int = key(500, "of the random forest", ge=1)
-    min_leaf: int = key(5, "fewest rows in a leaf", ge=1)
-    seed: int = key(0, "of the random forest", ge=0)
+    features: Literal["quantile", "raw"] = key("quantile", "importances as ranks inside their run; raw: as they are")
+    count_feature: bool = key(False, "true: the client's number of examples is a third feature")
+    trees: int = key(500, "trees of the random forest", ge=1)
+    min_leaf: int = key(5, "fewest rows in a leaf of a tree", ge=1)
+    seed: int = key(0, "seed of the random forest", ge=0)
     cuts_a: tuple[Quantile, Quantile] = key(
         (0.25, 0.50), "quantiles of I_A below which it is low, above which it is high"
     )
-    cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same of I_B")
+    cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same for I_B")
 
 
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result."""
 
-    metric: str = key(
-        "accuracy",
+    metric: str | None = key(
+        None,
         "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
         "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
-        "10 % of the rounds)",
+        "10 % of the rounds); if null, `tune.metric` where a sweep sets it, else accuracy",
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
@@ -222,7 +234,7 @@ class ReportGroup(Group):
     rows: str = key("method", "label whose values are the rows")
     columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
     ignore: list[str] = key(
-        [], "labels that make neither columns nor tables, though they vary; runs that differ in them alone are averaged"
+        [], "labels that vary and yet make neither columns nor tables; runs that differ in them alone are averaged"
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
@@ -231,7 +243,7 @@ class ReportGroup(Group):
     )
     baseline: str | None = key(None, "row that the others are tested against, and that the figure gains starts from")
     gain: str | None = key(
-        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of columns over those with that value"
+        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with that value"
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(
@@ -250,11 +262,11 @@ class Config(Group):
         "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
         "docs/storage.md",
     )
-    seed: int = key(0, "of every random draw; it and the configuration decide the result", ge=0)
+    seed: int = key(0, "seed of every random draw; it and the configuration decide the result", ge=0)
     rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
     resume: Literal["auto", "never"] = key("auto", "auto: an unfinished run of this name goes on from its checkpoint")
     on_nonfinite: Literal["error", "skip"] = key(
-        "error", "what follows an update that is not finite: the run ends, or the client is left out of the round"
+        "error", "an update that is not finite ends the run; skip: the round goes on without that client"
     )
     methods: list[str | Settings] = key([], "methods, applied in this order")
     loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
@@ -269,7 +281,7 @@ class Config(Group):
     resources: ResourcesGroup = group(
         ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
-    labels: dict[str, str | int | float] = key({}, "what this run is called in tables, as a sweep writes it")
+    labels: dict[str, str | int | float] = key({}, "what the run is called in tables; a sweep writes them")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; a run ignores it")
     scale: Settings = key({}, "settings laid over the file with --scaled")
@@ -294,13 +306,3 @@ class Config(Group):
             return self.cohort.size
         fraction = 1.0 if self.cohort.fraction is None else self.cohort.fraction
         return max(1, int(self.num_clients * fraction + 1e-9))
-
-
-def method_names(specs: Sequence[str | Settings]) -> list[str]:
-    """The names in a list of methods."""
-    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
-
-
-def methods_label(specs: Sequence[str | Settings]) -> str:
-    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
-    return " + ".join(method_names(specs)) or "fedavg"

@@ -12,7 +12,7 @@ from raysim.core.settings import Settings
 
 
 class ExternalGroup(Group):
-    name: str | None = key(None, "another prepared set that the validation set is taken from")
+    name: str | None = key(None, "prepared set that the validation set is taken from")
     mapping: str | None = key(None, "YAML file with its classes for each class, or the name of one in configs/mappings")
     unique: bool = key(
         True,
@@ -24,14 +24,14 @@ class ExternalGroup(Group):
 class FromClientsGroup(Group):
     share: float = key(
         0.0,
-        "part of the validation set, rounded down, whose classes (and domains) are mixed as in the training rows of some "
-        "clients; held-out rows all the same",
+        "share of the validation set, rounded down, that has classes (and domains) in the proportions of some clients' "
+        "training rows; its rows are held-out ones like the others",
         ge=0,
         le=1,
     )
     clients: list[Annotated[int, Field(ge=0)]] = key(
         [0],
-        "whose mix it is: clients by number, from 0",
+        "clients with these proportions, from 0",
         min_length=1,
         counts=counts_above("data.validation_set.from_clients.share", 0),
     )
@@ -40,15 +40,15 @@ class FromClientsGroup(Group):
 class ValidationSetGroup(Group):
     subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
     from_clients: FromClientsGroup = group(
-        FromClientsGroup, "a share of the validation set that looks like some clients"
+        FromClientsGroup, "a share of the validation set with the proportions of some clients"
     )
     imbalance: float | None = key(
-        None, "rho: half the rows, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
+        None, "rho: at most half of the rows are kept, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
     label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
     order: Literal["stratified", "client"] = key(
         "stratified",
-        "order of the validation batches; client: client after client, an external set's class after class",
+        "order of the validation rows; client: one client after another, and an external set one class after another",
     )
     external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
 
@@ -61,12 +61,12 @@ class PreprocessGroup(Group):
     resize: int | None = key(None, "height and width", ge=1)
     rgb: bool = key(False, "grey images get three channels")
     own: Own | dict[Own, Settings] | None = key(
-        None, "module:function of your own that then gets (n, height, width, channels) uint8 and returns such images"
+        None, "module:function of your own, called last: (n, height, width, channels) uint8 to images of that form"
     )
 
 
 class DataGroup(Group):
-    name: str = key("digits", "which prepared set")
+    name: str = key("digits", "name of the prepared set")
     root: str = key(
         "data",
         "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
@@ -78,32 +78,34 @@ class DataGroup(Group):
         "split_within_clients is given, else fraction",
     )
     split_within_clients: bool = key(
-        False, "partition first, then hold out inside each client", counts=counts_without("data.split", "file")
+        False,
+        "true: partition first, then hold out rows inside each client",
+        counts=counts_without("data.split", "file"),
     )
     test: float = key(
         0.25, "fraction held out for testing", ge=0, lt=1, counts=counts_with("data.split", "fraction", "auto")
     )
     validation: float = key(
         0.10,
-        "fraction held by the server for validation; with split official, where the set has no validation rows of its own, and "
-        "unless it is given only where a method or a metric uses them",
+        "fraction that the server holds for validation; with split official, where the set has no validation rows of its own, "
+        "and unless it is given only where a method or a metric uses them",
         ge=0,
         lt=1,
         counts=counts_without("data.split", "file"),
     )
-    validation_set: ValidationSetGroup = group(ValidationSetGroup, "what the server's validation set is made of")
+    validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
-        None, "what is done to every image once, before it is held; what follows here is done again for every batch"
+        None, "done once to every image, before it is stored; what follows here is done again for every batch"
     )
-    normalise: str = key("none", "channel statistics that inputs are normalised by, by name")
+    normalise: str = key("none", "name of the channel statistics by which inputs are normalised")
     resize: int | None = key(None, "height and width that images are resized to", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",
         "how images, and an augmentation's boxes, are resized",
         counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
     )
-    crop: int | None = key(None, "height and width of the crop: central, or the augmentation's", ge=1)
+    crop: int | None = key(None, "height and width of the crop: the central one, or the augmentation's", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
     augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
     reader: str | Settings | None = key(
@@ -142,10 +144,10 @@ class PartitionGroup(Group):
         gt=0,
         counts=_of_scheme("dirichlet", "quantity", "nine_plus_one", OWN),
     )
-    num_clients: int = key(20, "population", ge=1, counts=NOT_JOINT)
+    num_clients: int = key(20, "number of clients, the population", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
         1,
-        "fewest examples of a client: for training, or in all with data.split_within_clients",
+        "fewest training examples of a client; with data.split_within_clients, fewest examples in all",
         ge=1,
         counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
     )
@@ -159,8 +161,8 @@ class PartitionGroup(Group):
     )
     file: str | None = key(
         None,
-        "CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits go before those of "
-        "data, which then do not count",
+        "CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace those of "
+        "data",
         counts=_of_scheme("file"),
     )
     seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")

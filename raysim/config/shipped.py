@@ -82,6 +82,7 @@ def hint(name: str, known: Iterable[str]) -> str:
     short = {full.partition(":")[2]: full for full in known}
     near = difflib.get_close_matches(name, list(short.values()), n=3, cutoff=0.6)
     near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]
-    near = near or [full for part, full in short.items() if name.lower() in part.lower()][:3]
+    if len(name) > 2:  # fewer letters are in many names
+        near = near or [full for part, full in short.items() if name.lower() in part.lower()][:3]
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     return f"{guess}`raysim recipes` lists the files that come with raysim"

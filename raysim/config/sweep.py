@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.config.counting import left_idle, remove
+from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw, Settings, assign
@@ -46,6 +47,9 @@ LISTED = ("grid_search", "choice")
 
 #: Where a file has its axes.
 SPACES = ("param_space", "space")
+
+#: Keys behind which an axis stands.
+AXES = tuple(f"tune.{name}." for name in SPACES)
 
 #: Keys of the sweep itself: no trial has its own.
 OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
@@ -72,45 +76,20 @@ class Trial:
     idle: Mapping[str, str] = field(default_factory=dict)
 
 
-def scaled(raw: Raw, source: str) -> Settings:
-    """The configuration with its `scale` settings laid over it; its `tune` group may be shrunk by them, too.
-
-    A name gets the ending `_scaled`, unless `scale` sets one: the full run is another one.
-
-    Raises:
-      ConfigError: there is no `scale` group, or one of its keys cannot be set.
-    """
-    settings = raw.get("scale")
-    if not isinstance(settings, Mapping) or not settings:
-        raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
-    name = raw.get("name")
-    if isinstance(name, str) and not name.endswith(SCALED):
-        settings = {"name": f"{name}{SCALED}", **settings}
-    result = copy.deepcopy(dict(raw))
-    _set_all(result, settings, "scale", source)
-    return result
-
-
 def without_null_sweep(raw: Settings) -> Settings:
     """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
     if "tune" not in raw or raw["tune"] is not None:
         return raw
-    kept = {key: value for key, value in (raw.get("scale") or {}).items() if str(key).partition(".")[0] != "tune"}
+    kept = {key: value for key, value in (raw.get("scale") or {}).items() if head(key) != "tune"}
     return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
 
 
-def with_own_name(raw: Raw) -> Raw:
-    """The same, its name kept when it is scaled: it was given for this very run or sweep."""
-    return {**raw, "scale": {**raw["scale"], "name": raw["name"]}} if raw.get("scale") else raw
-
-
-def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Trial:
+def trial(raw: Raw, values: Raw, source: str) -> Trial:
     """The configuration of one trial.
 
     Args:
       raw: with a `tune` group.
       values: axis -> its label (named settings) or its value.
-      is_scaled: `scale` has the last word.
     """
     space = axes(raw, source)
     result = copy.deepcopy(_without(raw, GROUPS))
@@ -121,34 +100,30 @@ def trial(raw: Raw, values: Raw, source: str, *, is_scaled: bool = False) -> Tri
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
-        _set_all(result, settings, key_of(raw, axis), source)
-        layers.insert(0, settings)
-        if not any(str(key).partition(".")[0] == "labels" for key in settings):
-            is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-            labels[_short(axis, space)] = value if is_plain else str(value)
-    if is_scaled:
-        result = _without(scaled({**raw, **result}, source), GROUPS)
-        layers.insert(0, raw["scale"])
+        set_all(result, settings, key_of(raw, axis), source)
+        layers[:0] = _layers(settings)
+        if not any(head(key) == "labels" for key in settings):
+            name, label = _as_label(axis, value, space)
+            labels[name] = label
     result["labels"] = {**labels, **(result.get("labels") or {})}
     idle = left_idle(result, Config, layers)
     remove(result, idle)
     return Trial(trial_name(values, space), dict(values), result, idle)
 
 
-def grid(raw: Raw, source: str, *, is_scaled: bool = False) -> list[Trial]:
+def grid(raw: Raw, source: str) -> list[Trial]:
     """All trials of a sweep whose axes are all lists, in the order of the file, the last axis fastest.
 
     Raises:
       ConfigError: an axis is drawn at random, or something is malformed.
     """
-    shrunk = scaled(raw, source) if is_scaled else raw
-    space = axes(shrunk, source)
-    drawn = [axis for axis, domain in space.items() if next(iter(domain)) not in LISTED]
+    space = axes(raw, source)
+    drawn = [axis for axis, domain in space.items() if not is_listed(domain)]
     if drawn:
         faults = [Fault(key_of(raw, axis), "is drawn at random; a grid needs grid_search") for axis in drawn]
         raise ConfigError(faults, source)
     choices = {axis: options(domain) for axis, domain in space.items()}
-    return [trial(shrunk, values, source, is_scaled=is_scaled) for values in combinations(shrunk, choices)]
+    return [trial(raw, values, source) for values in combinations(raw, choices)]
 
 
 def combinations(raw: Raw, choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
@@ -218,7 +193,7 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
         return f"{key} is the sweep's own, and no trial has another one; drop the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:
         return f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
-    if next(iter(domain)) not in LISTED:
+    if not is_listed(domain):
         return ""
     if not options(domain):
         return "has nothing to choose from; list at least one value"
@@ -227,12 +202,22 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
         return ""
     for label, settings in named.items():
         keys = settings if isinstance(settings, Mapping) else ()
-        own = [key for key in keys if str(key).partition(".")[0] in OF_THE_SWEEP]
+        own = [key for key in keys if head(key) in OF_THE_SWEEP]
         if own:
             return f"{label} sets {own[0]}, which is the sweep's own; drop it"
     unknown = ", ".join(str(label) for label in options(domain) if label not in named)
     known = ", ".join(map(str, named))
     return f"tune.settings.{axis} does not say what {unknown} stands for; known: {known}" if unknown else ""
+
+
+def is_listed(domain: Raw) -> bool:
+    """Whether the values of a domain can be listed; others are drawn."""
+    return next(iter(domain), None) in LISTED
+
+
+def head(key: object) -> str:
+    """The group of a dotted key."""
+    return str(key).partition(".")[0]
 
 
 def options(domain: Raw) -> list[Any]:
@@ -243,16 +228,33 @@ def options(domain: Raw) -> list[Any]:
 
 def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
     """A folder name: "alpha=0.1,method=FedVG" with what no folder name should hold replaced by -."""
-    parts = [f"{_short(axis, space)}={value}" for axis, value in values.items()]
+    parts = ["{}={}".format(*_as_label(axis, value, space)) for axis, value in values.items()]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
 
 
 def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None:
     """label -> settings where the choices are named, in the axis itself or in `tune.settings`; None where they are values."""
-    ((kind, values),) = domain.items()
-    if kind not in LISTED:
+    if not is_listed(domain):
         return None
+    (values,) = domain.values()
     return values if isinstance(values, Mapping) else ((raw.get("tune") or {}).get("settings") or {}).get(axis)
+
+
+def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str | int | float]:
+    """(name of the label, label) of what a trial chose on an axis. A list of methods is the label that reports have for it."""
+    if axis == "methods" and isinstance(value, list):
+        return "method", methods_text(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return _short(axis, space), value
+    return _short(axis, space), str(value)
+
+
+def _layers(settings: Raw) -> list[Raw]:
+    """The settings of a label; above them, those of its keys that lie inside one of its groups: they are set again behind it."""
+    again = {
+        key: value for key, value in settings.items() if any(str(key).startswith(f"{group}.") for group in settings)
+    }
+    return [again, settings] if again else [settings]
 
 
 def _short(axis: str, names: Iterable[str]) -> str:
@@ -265,7 +267,7 @@ def _without(raw: Raw, keys: Collection[str]) -> Settings:
     return {key: value for key, value in raw.items() if key not in keys}
 
 
-def _set_all(raw: Settings, settings: object, where: str, source: str) -> None:
+def set_all(raw: Settings, settings: object, where: str, source: str) -> None:
     """Lay settings over a configuration, in place."""
     if not isinstance(settings, Mapping):
         raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)

@@ -55,6 +55,17 @@ def load_yaml(text: str) -> object:
         raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
 
 
+def flow_parts(text: str) -> list[str]:
+    """The text cut at the commas of a list, as YAML has them: those in brackets, in quotes and in mappings are none of these."""
+    try:
+        node = yaml.compose(f"[{text}]", Loader=_Loader)
+    except (yaml.YAMLError, RecursionError):
+        return [text]  # what reads it as a value says what is wrong
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        return [text]
+    return [text[part.start_mark.index - 1 : part.end_mark.index - 1].strip() for part in node.value]
+
+
 def read_yaml(path: Path) -> object:
     """What a YAML file says.
 

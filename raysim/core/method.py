@@ -142,6 +142,9 @@ class ClientView:
         client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set"). In the
         client's batch size where BatchNorm or dropout make that matter, else in larger batches.
       validation_loss: that mean cross-entropy itself, likewise.
+      accuracy: accuracy("test") or ("validation"): the share of that set's rows that the client's current parameters
+        classify rightly, in eval mode. For measures: a method that acts on test rows has seen them (needs "test-set" or
+        "validation-set").
       initial_state: [num_state] of a network built anew, with random values of this client's own, the same in every
         round.
       generator: this method's own random stream for this client and round.
@@ -165,6 +168,7 @@ class ClientView:
     batches: Batches
     validation_gradient: Callable[[str], Tensor]
     validation_loss: Callable[[str], float]
+    accuracy: Callable[[str], float]
     initial_state: Callable[[], Tensor]
     momentum: float = 0.0
     batch_size: int = 32
@@ -256,7 +260,7 @@ class Method:
         "weights:<leaf>", "backward:<layer>",
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
-      needs: "validation-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
+      needs: "validation-set", "test-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
         "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
       excludes: hook -> why no other method of the run may have that hook.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"

@@ -29,6 +29,14 @@ def is_own(file: str) -> bool:
     return not any(whole == folder or whole.startswith(f"{folder}/") for folder in _OTHERS)
 
 
+def is_own_function(function: Callable[..., object]) -> bool:
+    """Whether a function is written in the user's code."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and is_own(code.co_filename)
+
+
 def place_in(error: BaseException) -> str:
     """ "FILE, line 7, in forward": the innermost place in the user's own code that an error came through; else empty."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):

@@ -1,23 +1,28 @@
-"""Functions of the user's own as a configuration names them: by `module:function`, or sent by value from a notebook."""
+"""Functions and methods of the user's own as a configuration names them: by `module:function`, or sent by value."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
+from raysim.core.digest import source_digest
 from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean
 from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
 from raysim.core.settings import Settings
 
 T = TypeVar("T")
+
+#: How the names end of what no module holds: with a digest.
+BY_VALUE = re.compile(r".+:.+@[0-9a-f]{8}")
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
@@ -47,6 +52,9 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     """
     if name in _BY_VALUE:
         return _BY_VALUE[name]
+    if BY_VALUE.fullmatch(name):
+        text = f"{kind} {name!r} was given from Python as a value, and no file holds it"
+        raise OwnNameError(text, mend="give the same value to raysim.run again")
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -145,7 +153,7 @@ def refuse_shadows() -> None:
 
 
 def named(settings: Mapping[str, object]) -> Settings:
-    """Settings with names in place of functions, wherever these stand: as values, in lists, or as keys of their options.
+    """Settings with names in place of functions and methods, wherever these stand: as values, in lists, or as keys of options.
 
     Dictionaries and lists are new ones, all else is as it was.
 
@@ -159,10 +167,14 @@ def named(settings: Mapping[str, object]) -> Settings:
             return {renamed(name, key): renamed(each, f"{key}.{name}".strip(".")) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return [renamed(each, f"{key}[{index}]") for index, each in enumerate(value)]
-        if not callable(value):
+        if isinstance(value, str | int | float | None):
+            return value
+        from raysim.core.method import Method  # loads PyTorch
+
+        if not isinstance(value, Method) and not callable(value):
             return value
         try:
-            return name_of(value, key)
+            return name_of(partial(_itself, value) if isinstance(value, Method) else value, key)
         except ConfigError as error:
             faults.extend(error.faults)
             return None
@@ -184,16 +196,30 @@ def words(settings: object) -> Iterator[str]:
             yield from words(each)
 
 
+def _itself(value: T) -> T:
+    """What a method's name stands for where the method itself was given: a function that returns it."""
+    return value
+
+
+def note_of_values(settings: object) -> str:
+    """What to say of values in settings that only Python can give again, in a sentence; empty where there is none."""
+    names = list(dict.fromkeys(text for text in words(settings) if BY_VALUE.fullmatch(text)))
+    if not names:
+        return ""
+    subject = f"{', '.join(names)} {'is a value' if len(names) == 1 else 'are values'} given from Python"
+    return f"{subject}; no file holds {'it' if len(names) == 1 else 'them'}, so only the same call from Python goes on"
+
+
 def name_of(function: Callable[..., object], key: str) -> str:
     """`module:function` where an import finds this very function; else a name under which it travels by value,
-    `module:function@digest of its source`.
+    `module:function@digest of its source and of the values in it`.
 
     Raises:
       ConfigError: it cannot be sent to other processes; `key` is where the configuration has it.
     """
     import cloudpickle
 
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__qualname__)
+    module, name = _home_of(function)
     if module == "":  # `raysim.methods.fedprox`: one of ours, known by its name
         return name
     if module not in (None, "__main__") and _imported(module, name) is function:
@@ -209,6 +235,18 @@ def name_of(function: Callable[..., object], key: str) -> str:
     name = f"{module or '__main__'}:{name}@{source_digest(function)}"
     _BY_VALUE[name] = function
     return name
+
+
+def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
+    """(module, name inside it) of a function; a method as a value has its own name, and the module of its first hook."""
+    if isinstance(function, partial) and function.func is _itself:
+        (method,) = function.args
+        hooks = (getattr(method, field.name) for field in fields(method))
+        return next((hook.__module__ for hook in hooks if inspect.isfunction(hook)), None), method.name
+    while isinstance(function, partial):
+        function = function.func
+    kind = type(function)
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", kind.__qualname__)
 
 
 def packed(settings: object) -> OwnCode:
@@ -228,16 +266,6 @@ def receive(own: OwnCode) -> None:
     sys.path.extend(folder for folder in own.folders if folder not in sys.path)
     for name, content in own.functions.items():
         _BY_VALUE[name] = pickle.loads(content)
-
-
-def source_digest(function: Callable[..., object]) -> str:
-    """Eight letters that change with the source: a run does not go on with a function that was edited meanwhile."""
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed at a prompt, or no plain function
-        code = getattr(function, "__code__", None)
-        source = repr((code.co_code, code.co_names, code.co_varnames)) if code else type(function).__qualname__
-    return hashlib.sha256(source.encode()).hexdigest()[:8]
 
 
 def _imported(module: str, name: str) -> object:

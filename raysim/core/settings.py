@@ -26,17 +26,17 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
 
 
 def assign(raw: Settings, key: str, value: object) -> None:
-    """raw[a][b] = value for the key "a.b"; groups on the way are made.
+    """raw[a][b] = value for the key "a.b"; groups on the way are made, also in place of null.
 
     In a list of `name` and `{name: {option: value}}`, such as `methods`, a name stands for its options: "methods.fedvg.norm".
     A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
-    After `tune.param_space.` and `tune.space.` comes an axis, whose own name may hold dots.
+    After `tune.param_space.` and `tune.space.` comes an axis, after `scale.` a key, whose own name may hold dots.
     Raises:
       KeyError: something on the way is a value, not a group, or is not in its list; or a list is to be added that is none, or
         to what is none. Holds a sentence.
     """
-    is_axis = key.startswith(("tune.param_space.", "tune.space."))
-    *parents, last = key.split(".", 2) if is_axis else key.split(".")
+    is_axis = key.startswith(("tune.param_space.", "tune.space.", "scale."))
+    *parents, last = key.split(".", 1 if key.startswith("scale.") else 2) if is_axis else key.split(".")
     group: object = raw
     holder = raw
     for depth, name in enumerate([*parents, last]):
@@ -46,7 +46,9 @@ def assign(raw: Settings, key: str, value: object) -> None:
             raise KeyError(f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is no group of keys")
         holder = found
         if depth < len(parents):
-            group = holder.setdefault(name, {})
+            if holder.get(name) is None:
+                holder[name] = {}
+            group = holder[name]
     value = copy.deepcopy(value)
     if last.endswith("+") and not is_axis:
         last = last.removesuffix("+")

@@ -12,14 +12,14 @@ from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from raysim.core.errors import OwnCodeError
+from raysim.core.hooks import CALLS, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State, Value
-from raysim.core.own import place_of
+from raysim.core.own import is_own_function, place_of
 from raysim.core.weights import Weights
 
 T = TypeVar("T")
@@ -52,6 +52,8 @@ class Stack:
 
     def __init__(self, methods: Iterable[Method] = ()):
         self.methods = tuple(methods)
+        for method in self.methods:
+            check_calls(method)
         self.needs = frozenset(need for method in self.methods for need in method.needs)
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
         self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
@@ -64,7 +66,7 @@ class Stack:
         """
         for method in self.methods:
             if method.partition is not None:
-                wanted = _returned(method.partition(partition), Partition, method, "partition")
+                wanted = returned(method.partition(partition), Partition, method, "partition")
                 frozen = partition.trained - wanted.trained
                 shared = (partition.shared & wanted.shared) - frozen
                 partition = replace(partition, trained=partition.trained - frozen, shared=shared)
@@ -73,7 +75,7 @@ class Stack:
     def init(self, params: Tensor, layout: Layout) -> dict[str, State]:
         """Method name -> its server state at the start of a run. params: [num_params], copied for each method."""
         return {
-            m.name: _returned(m.init(params.clone(), layout), Mapping, m, "init")
+            m.name: returned(m.init(params.clone(), layout), Mapping, m, "init")
             for m in self.methods
             if m.init is not None
         }
@@ -84,8 +86,9 @@ class Stack:
         for method in self.methods:
             if method.broadcast is not None:
                 sent = method.broadcast(Message(params, {}), states.get(method.name, {}))
-                message = _returned(sent, Message, method, "broadcast")
-                params, fields[method.name] = message.params, dict(message.fields)
+                message = returned(sent, Message, method, "broadcast")
+                params = shaped(message.params, params.shape, method, "broadcast", "as the broadcast point")
+                fields[method.name] = dict(message.fields)
         return params, fields
 
     def client_step(
@@ -101,21 +104,19 @@ class Stack:
         ops: dict[str, LayerOp] = {}
         for method in self.methods:
             if method.forward is not None:
-                ops = _returned(method.forward(ops, views[method.name]), Mapping, method, "forward")
+                ops = wrapped(method, "forward", ops, views[method.name])
             if method.loss is not None:
-                loss = _tensors(_returned(method.loss(loss, views[method.name]), Callable, method, "loss"), method.loss)
+                loss = wrapped(method, "loss", loss, views[method.name])
         gradient: GradFn | None = None
         for method in self.methods:
             if method.grads is not None:
-                inner = gradient or gradient_of(loss)
-                wrapped = _returned(method.grads(inner, views[method.name]), Callable, method, "grads")
-                gradient = _tensors(wrapped, method.grads)
+                gradient = wrapped(method, "grads", gradient or gradient_of(loss), views[method.name])
         return ClientStep(ops, loss, gradient)
 
     def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Value]]:
         """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
         return {
-            m.name: _returned(m.report(views[m.name]), Mapping, m, "report")
+            m.name: returned(m.report(views[m.name]), Mapping, m, "report")
             for m in self.methods
             if m.report is not None
         }
@@ -124,7 +125,7 @@ class Stack:
         """The aggregation weights. view_of(method name, weights so far) -> the round as that method sees it."""
         for method in self.methods:
             if method.weigh is not None:
-                weights = _returned(method.weigh(weights, view_of(method.name, weights)), Mapping, method, "weigh")
+                weights = weighed(method, weights, view_of(method.name, weights))
         return weights
 
     def server_update(
@@ -135,8 +136,13 @@ class Stack:
         for method in self.methods:
             if method.server_update is not None:
                 state = states.get(method.name, {})
-                pair = method.server_update(update, state, view_of(method.name))
-                update, states[method.name] = _returned(pair, tuple, method, "server_update")
+                pair = returned(
+                    method.server_update(update, state, view_of(method.name)), tuple, method, "server_update"
+                )
+                if len(pair) != 2:
+                    raise fault_of_hook(method, "server_update", f"returned {len(pair)} values, not (update, state)")
+                update = shaped(pair[0], update.shape, method, "server_update", "as the update")
+                states[method.name] = returned(pair[1], Mapping, method, "server_update")
         return update, states
 
     def evaluation_override(
@@ -147,35 +153,8 @@ class Stack:
         for method in self.methods:
             if method.evaluation_override is not None:
                 override = method.evaluation_override(states.get(method.name, {}), view_of(method.name))
-                tensors |= _returned(override, Mapping, method, "evaluation_override")
+                tensors |= returned(override, Mapping, method, "evaluation_override")
         return tensors
-
-
-def _returned(value: T, kind: object, method: Method, hook: str) -> T:
-    """What a hook returned, if it is of the kind that it must be."""
-    if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or an abstract one such as Mapping
-        name = getattr(kind, "__name__", str(kind))
-        what = f"its {hook} returned {type(value).__name__}, not a {name.lower() if name != 'Partition' else name}"
-        raise OwnCodeError(
-            f"method {method.name}: {what}", place_of(getattr(method, hook)), "see raysim/core/method.py"
-        )
-    return value
-
-
-P = ParamSpec("P")
-
-
-def _tensors(function: Callable[P, Tensor], hook: Callable[..., object]) -> Callable[P, Tensor]:
-    """A loss or gradient function that says so where it returns no tensor."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        value = function(*args, **kwargs)
-        if not isinstance(value, Tensor):
-            what = f"the function that a hook made returned {type(value).__name__}, not a tensor"
-            raise OwnCodeError(what, place_of(hook))
-        return value
-
-    return call
 
 
 # --- a method made of others --------------------------------------------------------------------------------------------
@@ -219,9 +198,9 @@ def chain(name: str, *parts: Method) -> Method:
         partition=where("partition", stack.partition),
         init=where("init", stack.init),
         broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
-        forward=_one_after_another([(part, part.forward) for part in parts]),
-        loss=_one_after_another([(part, part.loss) for part in parts]),
-        grads=_one_after_another([(part, part.grads) for part in parts]),
+        forward=_one_after_another(parts, "forward"),
+        loss=_one_after_another(parts, "loss"),
+        grads=_one_after_another(parts, "grads"),
         report=where("report", report),
         weigh=where("weigh", weigh),
         server_update=where("server_update", server_update),
@@ -234,17 +213,17 @@ def chain(name: str, *parts: Method) -> Method:
 
 
 def _one_after_another(
-    hooks: Iterable[tuple[Method, Callable[[T, ClientView], T] | None]],
-) -> Callable[[T, ClientView], T] | None:
+    parts: Sequence[Method], hook: Literal["forward", "loss", "grads"]
+) -> Callable[[Any, ClientView], Any] | None:
     """The parts' `forward`, `loss` or `grads` as one hook; None where no part has it."""
-    wraps = [(part, wrap) for part, wrap in hooks if wrap is not None]
+    wrapping = [part for part in parts if getattr(part, hook) is not None]
 
-    def run(value: T, view: ClientView) -> T:
-        for part, wrap in wraps:
-            value = wrap(value, _client_inside(view, part))
-        return value
+    def run(inner: Any, view: ClientView) -> Any:
+        for part in wrapping:
+            inner = wrapped(part, hook, inner, _client_inside(view, part))
+        return inner
 
-    return run if wraps else None
+    return run if wrapping else None
 
 
 def _client_inside(view: ClientView, part: Method) -> ClientView:
@@ -274,6 +253,7 @@ HEAD = "@head"
 
 REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "test-set": "set data.test above 0, so that there are test rows",
     "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
     "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",
@@ -341,7 +321,7 @@ def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[st
     if both := [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]:
         faults.append(
             f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
-            f"drop one, or build one of them without that part (`raysim methods {first.name}` shows its options)"
+            f"drop one, or build one of them without that part ({'; '.join(map(_options_of, (first, second)))})"
         )
     for kind, hook in REPLACES.items():
         have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None
@@ -351,6 +331,13 @@ def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[st
                 f"put {second.name} before {first.name}"
             )
     return faults
+
+
+def _options_of(method: Method) -> str:
+    """Where the options of a method stand, in words: of raysim's in a list, of the user's own in its code."""
+    hooks = [getattr(method, hook) for hook in CALLS if getattr(method, hook) is not None]
+    own = next((place_of(hook) for hook in hooks if is_own_function(hook)), "")
+    return f"{method.name}: {own}" if own else f"`raysim methods {method.name}` shows its options"
 
 
 def _claims(method: Method, resource: str) -> bool:

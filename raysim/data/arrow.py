@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
+from raysim.core.texts import all_visible, visible
 from raysim.data.faults import check_range, full_disk
 from raysim.folders.files import replaced_file
 
@@ -53,7 +54,9 @@ class SetInfo:
     """What a set is. shape: (height, width, channels); checksum: SHA-256 over pixels, labels, domains and splits.
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
+    resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
     made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
+    read_from: folder or file of the sources when it was made; empty if there were none.
     """
 
     name: str
@@ -65,12 +68,14 @@ class SetInfo:
     domains: tuple[str, ...] = ()
     source_checksum: str = ""
     made_by: str = ""
+    read_from: str = ""
+    resize: str = ""
 
     @staticmethod
     def read(path: Path) -> SetInfo:
         """The description of the set whose Arrow file is `path`; descriptions from before a field have its default."""
         fields = json.loads(describe(path).read_text())
-        lists = {key: tuple(fields[key]) for key in ("classes", "shape", "domains") if key in fields}
+        lists = {key: tuple(all_visible(fields[key])) for key in ("classes", "shape", "domains") if key in fields}
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
@@ -112,6 +117,8 @@ def write_set(
     domains: Iterable[str] = (),
     source_checksum: str = "",
     made_by: str = "",
+    read_from: str = "",
+    resize: str = "",
 ) -> SetInfo:
     """Write a set whole or not at all.
 
@@ -121,7 +128,7 @@ def write_set(
     Raises:
       DataError: a label outside the classes, images of different shapes, no example at all, or no space on the disk.
     """
-    classes, domains = tuple(classes), tuple(domains)
+    classes, domains = tuple(map(visible, classes)), tuple(map(visible, domains))
     limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
@@ -141,7 +148,19 @@ def write_set(
             raise DataError("no examples", name, "check the source files")
         writer.close()
         checksum = digest.hexdigest()
-        info = SetInfo(name, classes, tuple(shape), count, checksum, source, domains, source_checksum, made_by)
+        info = SetInfo(
+            name=name,
+            classes=classes,
+            shape=tuple(shape),
+            num_examples=count,
+            checksum=checksum,
+            source=source,
+            domains=domains,
+            source_checksum=source_checksum,
+            made_by=made_by,
+            read_from=read_from,
+            resize=resize,
+        )
         description.write_text(info.to_json())
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)
@@ -216,6 +235,9 @@ class ImageSet:
         self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
         if len(self) != self.info.num_examples:
             what = f"{len(self)} examples where the description says {self.info.num_examples}"
+            raise DataError(what, str(path), again)
+        for shape in {batch.images.shape[1:] for batch in self.batches} - {self.info.shape}:
+            what = f"images of shape {shape} where the description says {self.info.shape}"
             raise DataError(what, str(path), again)
 
     def __len__(self) -> int:

@@ -96,11 +96,14 @@ def _table_batches(
     import pyarrow as pa
 
     names = [name for name in KINDS if name in table.schema.names]
-    kind, size = table.schema.field("image").type, request.options.size
+    kind, resize = table.schema.field("image").type, request.options.image_resize
     is_pixels = isinstance(kind, pa.FixedShapeTensorType)
+    if is_pixels and resize:
+        mend = "drop --size, and let data.resize do it in every batch"
+        raise DataError("--size is for encoded images, and these are pixels", str(path), mend)
+    first, shape = 0, (resize.size, resize.size, 3) if resize else ()
     # Encoded images are small in the file and large in memory: few at a time.
-    rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows((size, size, 3)) if size else 128
-    first, shape = 0, (size, size, 3) if size else ()
+    rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows(shape) if shape else 128
     with damaged(path):
         for record in table.to_batches(columns=names, batch_size=rows):
             if not len(record):
@@ -110,7 +113,7 @@ def _table_batches(
             else:
                 cells = record["image"].field("bytes") if pa.types.is_struct(kind) else record["image"]
                 places = [f"{path}, row {first + i}" for i in range(len(record))]
-                pixels = decode([cell or b"" for cell in cells.to_pylist()], names=places, size=size, shape=shape)
+                pixels = decode([cell or b"" for cell in cells.to_pylist()], names=places, resize=resize, shape=shape)
                 shape = pixels.shape[1:]
             for name in names[1:]:
                 if record[name].null_count:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raysim.core.texts import cells
+
 
 def label_entropy(class_counts: np.ndarray) -> np.ndarray:
     """(num_clients,) bits: 0 for one class, log2(classes) for all alike. class_counts: (num_clients, classes)."""
@@ -42,6 +44,6 @@ def partition_table(
     ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(name for name, _ in columns)
+    writer.writerow(cells(name for name, _ in columns))
     writer.writerows(zip(*(values for _, values in columns), strict=True))
     return text.getvalue()

@@ -1,9 +1,8 @@
-"""How many examples of each class each client gets: draws of (classes, clients) counts, bounded in time."""
+"""How many examples of each class each client gets: draws of (classes, clients) counts, bounded in number."""
 
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -12,9 +11,12 @@ from numpy.random import Generator
 
 from raysim.core.errors import DataError
 
-#: Seconds of computing that are spent on redraws, and random numbers that are drawn at once. CIFAR-10 over 100 clients at
-#: alpha 0.05, at least 10 examples each (FedVG), takes up to 30,000 draws and three seconds.
-MAX_S, BATCH_ENTRIES = 10.0, 10**6
+#: Random numbers after which redraws end, about ten seconds, and those that are drawn at once. CIFAR-10 over 100 clients at
+#: alpha 0.05, at least 10 examples each (FedVG), takes up to 30,000 draws of 1,000 numbers.
+MAX_NUMBERS, BATCH_NUMBERS = 10**8, 10**6
+
+#: Draws after which redraws end where draws are made one by one, which costs up to 5 ms each.
+MAX_SINGLE_DRAWS = 10_000
 
 #: So many draws show whether there is hope: none where fewer than one draw in 10^12 would succeed.
 TRIAL_DRAWS, HOPELESS = 200, 1e-12
@@ -54,11 +56,15 @@ def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generato
     class at the next client, full or not. At alpha 0.01 that is a third of the classes that a client of CIFAR-100 has.
     """
     counts = np.zeros((len(totals), num_clients), np.int64)
-    # Gammas, of which only ratios matter: `rng.dirichlet` rounds the tiny shares of a small alpha, which decide among
-    # the clients that are left, to 0.
-    for row, shares in enumerate(rng.standard_gamma(alpha, size=(len(totals), num_clients))):
+    gammas = rng.standard_gamma(alpha, size=(len(totals), num_clients))
+    # As `np.random.dirichlet` makes shares of them, to the bit: what is truncated hangs on the last one. `rng.dirichlet`
+    # would round the tiny shares of a small alpha, which decide among the clients that are left, to 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = gammas * (1 / np.cumsum(gammas, axis=1)[:, -1:])
+    for row, shares in enumerate(drawn):
         is_open = counts.sum(axis=0) < totals.sum() / num_clients
-        shares = shares * is_open if (shares * is_open).sum() > 0 else is_open.astype(float)
+        # Where all shares vanish, which that code does not survive, the clients that are left share evenly.
+        shares = shares * is_open if 0 < (shares * is_open).sum() < np.inf else is_open.astype(float)
         cuts = (np.cumsum(shares / shares.sum()) * totals[row]).astype(np.int64)
         cuts[-1] = totals[row]
         counts[row] = np.diff(cuts, prepend=0)
@@ -84,7 +90,7 @@ def redraw(
     min_samples: int,
     on_drawn: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """(classes, clients) int64: the first draw in which every client has `min_samples`, within MAX_S seconds.
+    """(classes, clients) int64: the first draw in which every client has `min_samples`, of as many as `_most_draws` says.
 
     Args:
       on_drawn: on_drawn(number of that draw, from 1).
@@ -94,7 +100,8 @@ def redraw(
     check_enough(len(labels), num_clients, min_samples, f"dirichlet(alpha={alpha})")
     totals = np.unique(labels, return_counts=True)[1]
     before = pickle.dumps(rng.bit_generator.state)
-    counts, tried, after = _first(draw, tuple(totals.tolist()), num_clients, alpha, min_samples, before)
+    limit = _most_draws(draw, num_clients * len(totals))
+    counts, tried, after = _first(draw, tuple(totals.tolist()), num_clients, alpha, min_samples, before, limit)
     rng.bit_generator.state = pickle.loads(after)
     least = int(counts.sum(axis=0).min())
     if least < min_samples:
@@ -106,18 +113,24 @@ def redraw(
     return counts.copy()
 
 
+def _most_draws(draw: Draw, num_numbers: int) -> int:
+    """How many draws of so many numbers are made. It is no time, so that one configuration starts on all machines or on none."""
+    most = MAX_NUMBERS // num_numbers
+    return max(1, most if draw is cut else min(most, MAX_SINGLE_DRAWS))
+
+
 # A sweep asks for one draw with several validation sets, and in the process of each trial.
 @lru_cache(maxsize=128)
 def _first(
-    draw: Draw, totals: tuple[int, ...], num_clients: int, alpha: float, min_samples: int, state: bytes
+    draw: Draw, totals: tuple[int, ...], num_clients: int, alpha: float, min_samples: int, state: bytes, limit: int
 ) -> tuple[np.ndarray, int, bytes]:
-    """(counts, number of the draw, state of the generator after it): the first that is enough, or else the best.
+    """(counts, number of the draw, state of the generator after it): the first of `limit` that is enough, or else the best.
 
     Draws come in batches, each twice as long as the one before; the numbers are those of draws one by one.
     """
     sizes, rng = np.array(totals), np.random.default_rng()
     rng.bit_generator.state = pickle.loads(state)
-    most = max(1, BATCH_ENTRIES // (num_clients * len(totals))) if draw is cut else 1
+    most = max(1, BATCH_NUMBERS // (num_clients * len(totals))) if draw is cut else 1
 
     def draw_many(count: int) -> np.ndarray:
         """(count, classes, clients): only `cut` can make several draws at once from the numbers of draws one by one."""
@@ -126,9 +139,9 @@ def _first(
         return draw(sizes, num_clients, alpha, rng)[None]
 
     best: tuple[int, np.ndarray] | None = None
-    tried, length, end = 0, 1, time.thread_time() + MAX_S
+    tried, length = 0, 1
     num_short = 0  # clients with too few, over all draws
-    while best is None or (time.thread_time() < end and not _is_hopeless(num_short, tried, num_clients)):
+    while best is None or (tried < limit and not _is_hopeless(num_short, tried, num_clients)):
         before = rng.bit_generator.state
         drawn = draw_many(length)
         client_sizes = drawn.sum(axis=1)
@@ -144,7 +157,8 @@ def _first(
         top = int(least.argmax())
         if best is None or least[top] > best[0]:
             best = int(least[top]), drawn[top].copy()
-        tried, length = tried + length, min(2 * length, most)
+        tried += length
+        length = min(2 * length, most, limit - tried)
     return best[1], tried, pickle.dumps(rng.bit_generator.state)
 
 

@@ -43,6 +43,12 @@ class Division:
     validation_sizes: np.ndarray | None = None
     test_sizes: np.ndarray | None = None
 
+    @property
+    def client_sizes(self) -> np.ndarray:
+        """(num_clients,) int64: examples of each client in all, those held out for it among them."""
+        training = np.array([len(rows) for rows in self.clients])
+        return training + sum(sizes for sizes in (self.validation_sizes, self.test_sizes) if sizes is not None)
+
     def table(self, num_examples: int) -> str:
         """The division as the file above, with all columns and a row for each example of the set."""
         owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)

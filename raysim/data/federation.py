@@ -17,6 +17,7 @@ from raysim.data.arrow import ImageSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import CLIENTS_PER_SHARD, Write, shard_plan, write_files, write_serially
+from raysim.folders.files import part_of
 
 #: Of the index; folders of another form are built again.
 FORM = 2
@@ -94,7 +95,7 @@ def _index_text(manifest: Manifest, **more: object) -> str:
 
 
 def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable[[int, int], None]) -> None:
-    parts = {folder: folder.parent / f".{folder.name}.{os.getpid()}.part" for folder in missing}
+    parts = {folder: part_of(folder) for folder in missing}
     for folder in missing:
         for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
             shutil.rmtree(leftover, ignore_errors=True)

@@ -19,7 +19,7 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.own_scheme import own_parts
-from raysim.data.partition import SCHEMES, OnDrawn, Parts
+from raysim.data.partition import SCHEMES, OnDrawn, Parts, check_sizes
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.splits import TEST, split, split_officially, split_within
 from raysim.data.validation import Mix, ValidationSpec, arrange, external_rows
@@ -116,6 +116,8 @@ class Manifest:
             digest.update(b"labels" + self.validation_labels.tobytes())
         if self.external is not None:
             digest.update(b"external" + self.external[1].encode())
+        if self.test_sizes is not None:
+            digest.update(b"test sizes" + np.ascontiguousarray(self.test_sizes, np.int64).tobytes())
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
         if self.preprocess.is_any:
@@ -129,7 +131,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
-        names = ("class_counts", "clients", "validation", "test", "validation_labels", "external")
+        names = ("class_counts", "clients", "validation", "test", "validation_labels", "external", "test_sizes")
         fields = {
             "checksum": self.checksum,
             "set_checksum": self.set_checksum,
@@ -157,6 +159,9 @@ def make_manifest(
     draws = [1]
     division = _divide(images, spec, draws.append)
     clients, validation, test = division.clients, division.validation, division.test
+    if not any(map(len, clients)):
+        mend = "leave some examples to train on: split train in a partition file, smaller data.test and data.validation"
+        raise DataError("no client has an example to train on", f"partition {spec.file or spec.scheme}", mend)
     rng = numpy_generator(derive_seed(spec.seed, "validation-set"))
     targets, origin = labels[validation], None
     if external is not None:
@@ -201,7 +206,9 @@ def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divisio
     if spec.scheme == "file":
         file = read_division(Path(spec.file), num_examples=len(images), num_clients=spec.num_clients)
         if file.splits is not None:
-            return file.division(spec.num_clients)
+            division = file.division(spec.num_clients)
+            check_sizes(division.client_sizes, spec.min_samples, "file")
+            return division
     if spec.within_clients:
         parts = _partition(images, np.arange(len(images)), spec, on_drawn, file)
         clients, validation, test = split_within(parts, **fractions, rng=rng)

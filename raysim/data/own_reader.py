@@ -23,9 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.core.digest import source_digest
 from raysim.core.errors import DataError
 from raysim.core.own import own_errors, place_of
-from raysim.core.own_code import own_function, source_digest, with_given
+from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet, SetInfo, in_batches, is_prepared, made_once, write_set
 from raysim.data.reader_api import Contents, files_checksum, numbered

@@ -127,7 +127,13 @@ def natural(
 
 
 def nine_plus_one(
-    labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, samples_per_client: int | None
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: Generator,
+    alpha: float,
+    samples_per_client: int | None,
+    min_samples: int,
 ) -> Parts:
     """Clients of equal size M: client 1 with every class alike, the others (nine in the paper) skewed by Dir(alpha).
 
@@ -148,7 +154,7 @@ def nine_plus_one(
         raise DataError(what, where, possible if most else "lower partition.num_clients")
     even = size // len(classes)
     skewed = _filled(left - even, [size] * (num_clients - 1), alpha, rng)
-    return _deal(labels, np.insert(skewed, 1, even, axis=1), rng)
+    return _checked(_deal(labels, np.insert(skewed, 1, even, axis=1), rng), min_samples, "nine_plus_one")
 
 
 def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray, min_samples: int) -> Parts:
@@ -156,13 +162,13 @@ def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray, min_s
     return _checked([np.flatnonzero(owners == client) for client in range(num_clients)], min_samples, "file")
 
 
-def joint(labels: np.ndarray, num_clients: int) -> Parts:
+def joint(labels: np.ndarray, num_clients: int, *, min_samples: int) -> Parts:
     """Centralised training: one client has everything, the upper bound that federated runs are compared with.
 
     Its optimiser starts afresh in every round, as every client's does.
     """
     assert num_clients == 1
-    return [np.arange(len(labels))]
+    return _checked([np.arange(len(labels))], min_samples, "joint")
 
 
 #: scheme -> form -> function; the first form is the default.
@@ -222,11 +228,15 @@ def _known(domains: np.ndarray | None, scheme: str) -> np.ndarray:
 
 
 def _checked(parts: Parts, min_samples: int, scheme: str) -> Parts:
-    sizes = np.array([len(part) for part in parts])
+    check_sizes(np.array([len(part) for part in parts]), min_samples, scheme)
+    return parts
+
+
+def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
+    """Raise DataError unless every client has `min_samples` examples. sizes: (num_clients,)."""
     if sizes.min() < min_samples:
         what = f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}"
         enough = max(1, sizes.min())
         lower = f", or partition.min_samples to {enough}" if enough < min_samples else ""
         mend = f"lower partition.num_clients{lower}"
         raise DataError(what, f"partition {scheme}", mend)
-    return parts

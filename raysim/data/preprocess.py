@@ -19,9 +19,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from raysim.core.digest import source_digest
 from raysim.core.errors import DataError
 from raysim.core.own import place_of
-from raysim.core.own_code import OwnCode, own_function, packed, receive, source_digest, with_given
+from raysim.core.own_code import OwnCode, own_function, packed, receive, with_given
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet
 from raysim.data.validation import fit_to

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,26 +42,51 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
             pool.shutdown(cancel_futures=True)
 
 
+class Resize(NamedTuple):
+    """How image files are brought to a square of `size` pixels, with antialiasing.
+
+    way: "crop" brings the shorter side to the size and cuts the middle out, "squash" brings both sides to it.
+    """
+
+    size: int
+    way: Literal["crop", "squash"] = "crop"
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __str__(self) -> str:
+        done = "squashed" if self.way == "squash" else "shorter side, the middle cut out"
+        return f"{self.size} x {self.size}, {done}, {self.interpolation}"
+
+
 @dataclass(frozen=True)
 class Options:
-    """What a user may ask of a reader. size: pixels; None is the reader's own default."""
+    """What a user may ask of a reader. size: pixels; resize, interpolation: see `Resize`; None is the reader's default."""
 
     size: int | None = None
     download: bool = False
     count: int | None = None
     seed: int | None = None
     domains: int | None = None
+    resize: Literal["crop", "squash"] | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+
+    @property
+    def image_resize(self) -> Resize | None:
+        """What is done to image files; None: they stay as they are."""
+        if self.size is None:
+            return None
+        return Resize(self.size, self.resize or "crop", self.interpolation or "bilinear")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One preparation. origin: who publishes the files; parallel_map: how images are decoded."""
+    """One preparation. origin: who publishes the files; parallel_map: how images are decoded; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
     files: Path | None = None
     options: Options = Options()
     parallel_map: ParallelMap = map_in_threads
+    mode: str = "RGB"
 
     @property
     def root(self) -> Path:
@@ -114,13 +139,18 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     return path
 
 
-def files_checksum(files: Sequence[Path]) -> str:
-    """SHA-256 over the names and contents of files in their order; empty for no files."""
+def files_checksum(files: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> str:
+    """SHA-256 over the names and contents of files in their order; empty for no files.
+
+    Args:
+      on_progress: on_progress(files read, files in all).
+    """
     if not files:
         return ""
     whole, base = hashlib.sha256(), Path(os.path.commonpath([path.parent for path in files]))
     with ThreadPoolExecutor() as pool:
-        for path, digest in zip(files, pool.map(_digest, files), strict=True):
+        for count, (path, digest) in enumerate(zip(files, pool.map(_digest, files), strict=True), 1):
+            on_progress(count, len(files))
             whole.update(f"{digest}  {path.relative_to(base).as_posix()}\n".encode())
     return whole.hexdigest()
 

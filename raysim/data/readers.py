@@ -1,10 +1,11 @@
-"""Readers of arrays: MedMNIST and other .npz files, CIFAR, Fashion-MNIST, STL-10. They stream what is stored unpickled."""
+"""Readers of arrays: MedMNIST and other .npz files, CIFAR, MNIST and its kin, STL-10. They stream what is stored unpickled."""
 
 from __future__ import annotations
 
 import gzip
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,7 @@ from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, batch_rows, in_batches
 from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
+from raysim.data.trees import read_folder
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -78,6 +80,10 @@ def read_npz(request: Request) -> Contents:
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
+    with damaged(path), open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
+            raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
         labels = [_single(archive[name], path) for _, _, name in keys]
@@ -187,7 +193,7 @@ def read_cifar(request: Request, *, kind: str) -> Contents:
     folder = root / reader.base_folder
     published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
     # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
-    files = [need(folder / name, f"{request.origin}, {reader.filename}", md5) for name, md5 in published]
+    files = [need(folder / name, _publisher(request, reader.filename), md5) for name, md5 in published]
     with damaged(folder):
         train, test = (reader(root, train=is_train) for is_train in (True, False))
     parts = [Part(half.data, np.array(half.targets, np.int64), code, folder) for code, half in ((0, train), (2, test))]
@@ -206,22 +212,60 @@ def read_cifar10_1(request: Request, *, version: str) -> Contents:
     return _contents(CIFAR10_CLASSES, [Part(images, _single(labels, files[1]), 2, files[1])], files)
 
 
-def read_fashion_mnist(request: Request) -> Contents:
-    """Fashion-MNIST from its four idx files, as published (.gz) or unpacked, below --root or FashionMNIST/raw there."""
-    from torchvision.datasets import FashionMNIST
+def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
+    """MNIST or Fashion-MNIST from the four idx files, as published (.gz) or unpacked, below --root or KIND/raw there.
 
-    _download(request, lambda: FashionMNIST(request.root, download=True))
-    raw = request.root / "FashionMNIST" / "raw"
+    A tree train/DIGIT/image, test/DIGIT/image of grey images is read as well.
+    """
+    from torchvision import datasets
+
+    reader = getattr(datasets, kind)
+    _download(request, lambda: reader(request.root, download=True))
+    raw = request.root / kind / "raw"
     folder = raw if raw.is_dir() else request.root
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        return read_folder(replace(request, files=folder, mode="L"))
     files = []
-    for name, md5 in FashionMNIST.resources:
+    for name, md5 in reader.resources:
         plain = folder / name.removesuffix(".gz")
-        files.append(plain if plain.is_file() else need(folder / name, request.origin, md5))
+        files.append(plain if plain.is_file() else need(folder / name, _publisher(request, name), md5))
+    names = reader.classes if kind != "MNIST" else numbered(9, folder)
+    return _from_idx(names, files)
+
+
+def read_emnist(request: Request, *, split: str) -> Contents:
+    """EMNIST from the idx files of one of its splits, upright: emnist-SPLIT-train-images-idx3-ubyte(.gz) and its neighbours.
+
+    They lie below --root, or in gzip/ or EMNIST/raw there. NIST stores each image with rows and columns exchanged.
+    """
+    from torchvision.datasets import EMNIST
+
+    _download(request, lambda: EMNIST(request.root, split, download=True))
+    inner = [request.root / name for name in ("gzip", "EMNIST/raw", "EMNIST/raw/gzip")]
+    folder = next((path for path in inner if any(path.glob(f"emnist-{split}-*"))), request.root)
+    names = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
+    files = []
+    for name in names:
+        plain = folder / f"{name}-ubyte"
+        files.append(
+            plain if plain.is_file() else need(folder / f"{name}-ubyte.gz", _publisher(request, f"{name}-ubyte.gz"))
+        )
+    classes = [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]
+    first = 1 if split == "letters" else 0  # labels of the letters begin at 1
+    return _from_idx(classes, files, first_label=first, is_transposed=True)
+
+
+def _from_idx(
+    classes: Sequence[str], files: Sequence[Path], *, first_label: int = 0, is_transposed: bool = False
+) -> Contents:
+    """A set of idx files: training images and labels, test images and labels."""
     arrays = [_read_idx(path) for path in files]
-    parts = [
-        Part(arrays[i][..., None], arrays[i + 1].astype(np.int64), code, files[i + 1]) for code, i in ((0, 0), (2, 2))
-    ]
-    return _contents(FashionMNIST.classes, parts, files)
+    parts = []
+    for code, index in ((0, 0), (2, 2)):
+        images = arrays[index].swapaxes(1, 2) if is_transposed else arrays[index]
+        labels = arrays[index + 1].astype(np.int64) - first_label
+        parts.append(Part(images[..., None], labels, code, files[index + 1]))
+    return _contents(classes, parts, files)
 
 
 def _read_idx(path: Path) -> np.ndarray:
@@ -241,7 +285,7 @@ def read_stl10(request: Request) -> Contents:
 
     root = _above(request.root, STL10.base_folder)
     _download(request, partial(STL10, root, download=True))
-    folder, origin = root / STL10.base_folder, f"{request.origin}, {STL10.filename}"
+    folder, origin = root / STL10.base_folder, _publisher(request, STL10.filename)
     published = dict([*STL10.train_list, *STL10.test_list])
     files, parts = [], []
     for code, part in ((0, "train"), (2, "test")):
@@ -254,6 +298,11 @@ def read_stl10(request: Request) -> Contents:
         parts.append(Part(images, labels, code, pair[1]))
     names = need(folder / STL10.class_names_file, origin)
     return _contents(names.read_text().split(), parts, [*files, names])
+
+
+def _publisher(request: Request, archive: str) -> str:
+    """Where the archive of a set is had; who has its images as files needs another reader."""
+    return f"{request.origin}, {archive}, or by --download; `raysim prepare folder` reads images in a tree CLASS/image"
 
 
 def _above(root: Path, folder: str) -> Path:

@@ -25,14 +25,16 @@ from functools import partial
 from pathlib import Path
 
 from raysim.core.errors import DataError, did_you_mean
+from raysim.core.names import name_fault
 from raysim.data import readers, trees
 from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
-from raysim.data.reader_api import Contents, Options, ParallelMap, Request, files_checksum, map_in_threads
+from raysim.data.facts import FACTS, checked, own_folder
+from raysim.data.reader_api import Contents, Options, ParallelMap, Request, Resize, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
 
 DEFAULTS = Options()
-OnProgress = Callable[[int, int | None], None]  # examples written, examples in all if known
+OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Source:
     has_files: bool = True
 
 
-#: Image files can be resized.
-_image_files = partial(Source, options=("size",))
+#: Image files can be resized, see `Resize`.
+_image_files = partial(Source, options=("size", "resize", "interpolation"))
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
@@ -94,9 +96,24 @@ SOURCES: dict[str, Source] = {
     "cifar10_1_v6": Source(
         "CIFAR-10.1 v6, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v6"), _CIFAR_NEW
     ),
+    "mnist": Source(
+        "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
+        readers.read_mnist,
+        "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
+        ("download",),
+    ),
+    **{
+        f"emnist_{split}": Source(
+            f"EMNIST {split}, 28 x 28 grey, {classes} classes of digits and letters, upright",
+            partial(readers.read_emnist, split=split),
+            "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset",
+            ("download",),
+        )
+        for split, classes in (("balanced", 47), ("byclass", 62), ("digits", 10), ("letters", 26))
+    },
     "fashion_mnist": Source(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
-        readers.read_fashion_mnist,
+        partial(readers.read_mnist, kind="FashionMNIST"),
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
         ("download",),
     ),
@@ -167,7 +184,13 @@ SOURCES: dict[str, Source] = {
 
 
 def set_path(root: Path, name: str) -> Path:
-    """Where the Arrow file of a set lies below a data root."""
+    """Where the Arrow file of a set lies below a data root.
+
+    Raises:
+      DataError: the name would lead out of the root.
+    """
+    if fault := name_fault(name):
+        raise DataError(f"a set cannot be called {name!r}", "", f"its name {fault}")
     return root / name / f"{name}.arrow"
 
 
@@ -180,7 +203,7 @@ def prepare(
     save_as: str | None = None,
     options: Options = DEFAULTS,
     parallel_map: ParallelMap = map_in_threads,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> SetInfo:
     """Convert a named set to Arrow below `root`; a whole set that is there already is verified and kept, unless `again`.
 
@@ -189,48 +212,65 @@ def prepare(
       save_as: the name of the prepared set, if not `name`.
       parallel_map: decodes image files; `pipeline.map_with_ray_data` does by Ray's tasks on this node. The result is the same.
     Raises:
-      DataError: an unknown name, an option that the set does not have, or anything wrong with the files.
+      DataError: an unknown name, an option that the set does not have, or anything wrong with the files; a set that is
+        not what FACTS says of the name that it gets.
     """
     if name not in SOURCES:
         mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones"
         raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
-    if Path(save_as).name != save_as:
-        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
-    path = set_path(root, save_as)
+    if options.size is None and (options.resize or options.interpolation):
+        raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
+    path, resize = set_path(root, save_as), options.image_resize if "resize" in source.options else None
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
         images = ImageSet(path)
+        if resize:
+            _check_resized(images.info, resize)
         images.verify()
         return images.info
 
     def make() -> SetInfo:
-        contents = source.read(Request(name, source.origin, files, options, parallel_map))
+        facts = FACTS.get(save_as)
+        place = own_folder(files, facts) if facts is not None and files is not None else files
+        mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
+        contents = source.read(Request(name, source.origin, place, options, parallel_map, mode))
+        if facts is not None:
+            contents = checked(contents, facts, save_as, place, is_resized=options.size is not None)
         return write_set(
             path,
             save_as,
             contents.classes,
-            _counted(contents, on_progress),
+            _counted(contents, partial(on_progress, "images")),
             source=source.description,
             domains=contents.domains,
-            source_checksum=files_checksum(contents.files),
+            source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
+            read_from=str(files.absolute()) if files is not None else "",
+            resize=str(resize or ""),
         )
 
     return made_once(path, there, make)
 
 
-def _counted(contents: Contents, on_progress: OnProgress | None) -> Iterator[Batch]:
+def _check_resized(info: SetInfo, resize: Resize) -> None:
+    """DataError where a set that is there was not resized as is now asked for."""
+    if info.shape[:2] != (resize.size, resize.size) or info.resize not in ("", str(resize)):
+        height, width, _ = info.shape
+        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {resize} is asked for"
+        raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
+
+
+def _counted(contents: Contents, on_progress: Callable[[int, int | None], None]) -> Iterator[Batch]:
     done = 0
     for batch in contents.batches:
         yield batch
         done += len(batch.labels)
-        if on_progress is not None:
-            on_progress(done, contents.num_examples)
+        on_progress(done, contents.num_examples)

@@ -19,7 +19,7 @@ import numpy as np
 from raysim.core.errors import DataError, explained
 from raysim.data.arrow import Batch, batch_rows
 from raysim.data.faults import damaged
-from raysim.data.reader_api import PARTS, Contents, Request, need, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, Resize, need, split_codes
 
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
@@ -214,12 +214,12 @@ def _contents(
 
 
 def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
-    size = request.options.size
-    shape = (size, size, 3) if size else decode([str(pictures[0].path)]).shape[1:]
+    resize, mode = request.options.image_resize, request.mode
+    shape = (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
     rows = batch_rows(shape)
     parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
     work = [[str(picture.path) for picture in part] for part in parts]
-    decoding = request.parallel_map(partial(decode, size=size, shape=shape), work)
+    decoding = request.parallel_map(partial(decode, resize=resize, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(Picture._fields, zip(*part, strict=True), strict=True)
         known = {name: np.array(values) for name, values in columns if None not in values}
@@ -227,14 +227,19 @@ def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
 
 
 def decode(
-    sources: Sequence[str | bytes], *, names: Sequence[str] = (), size: int | None = None, shape: tuple[int, ...] = ()
+    sources: Sequence[str | bytes],
+    *,
+    names: Sequence[str] = (),
+    resize: Resize | None = None,
+    shape: tuple[int, ...] = (),
+    mode: str = "RGB",
 ) -> np.ndarray:
-    """(n, height, width, 3) uint8 of image files, or of encoded images, as RGB.
+    """(n, height, width, channels) uint8 of image files, or of encoded images.
 
     Args:
       names: what to call encoded images in errors.
-      size: resize the shorter side to this many pixels and crop the middle: the usual preparation of test images.
       shape: what all must have; by default that of the first.
+      mode: "RGB", or "L" for one grey channel.
     Raises:
       DataError: an unreadable image, more than 8 bits a channel, or another shape; it names the file.
     """
@@ -247,10 +252,12 @@ def decode(
         with readable, Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.mode not in MODES:
                 raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
-            rgb = image.convert("RGB")
-        if size:
-            rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BILINEAR)
-        pixels.append(np.asarray(rgb))
+            converted = image.convert(mode)
+        if resize:
+            square, filtered = (resize.size, resize.size), Image.Resampling[resize.interpolation.upper()]
+            fit = resize.way == "crop"
+            converted = ImageOps.fit(converted, square, filtered) if fit else converted.resize(square, filtered)
+        pixels.append(np.asarray(converted).reshape(converted.height, converted.width, -1))
         shape = shape or pixels[0].shape
         if pixels[-1].shape != shape:
             size_here, size_before = (f"{s[0]} x {s[1]}" for s in (pixels[-1].shape, shape))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from safetensors import SafetensorError
@@ -16,7 +18,7 @@ from safetensors.numpy import load, save
 
 from raysim.core.errors import RaysimError
 from raysim.engine.messages import Packed, Snapshot
-from raysim.folders.files import sync_folder, write_file
+from raysim.folders.files import part_of, sync_folder, write_file
 
 ARRAY = "__array__"
 
@@ -27,17 +29,27 @@ SUFFIXES = (".safetensors", ".json")
 #: Of the files; checkpoints of another form are not read.
 FORM = 2
 
+#: Names of client memories, below the folder of checkpoints.
+MEMORY = re.compile(r"memory/client-\d{6,}-\d{6,}")
+
 #: What reading a damaged file raises.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was restored: the next round to run, the server's snapshot, and where each client's memory lies."""
+    """What was restored.
+
+    Attributes:
+      next_round: to run.
+      memories: client -> where its memory lies.
+      records: checksums of the records of all rounds before it; empty in checkpoints of older versions.
+    """
 
     next_round: int
     snapshot: Snapshot
     memories: dict[int, Path]
+    records: Mapping[str, str]
 
 
 class CheckpointStore:
@@ -52,10 +64,17 @@ class CheckpointStore:
         self._memories: dict[int, str] = {}
         self._digests: dict[str, str] = {}  # of the memories, by name
 
-    def save(self, next_round: int, snapshot: Snapshot, memories: Iterable[tuple[int, Packed]]) -> Path:
+    def save(
+        self,
+        next_round: int,
+        snapshot: Snapshot,
+        memories: Iterable[tuple[int, Packed]],
+        records: Mapping[str, str] = MappingProxyType({}),
+    ) -> Path:
         """Write a checkpoint after round `next_round - 1`.
 
         Args:
+          records: checksums of the run's records, which it keeps.
           memories: (client, packed memory) of each client whose memory changed since the last save; taken one by one.
         """
         for client, memory in memories:
@@ -63,8 +82,7 @@ class CheckpointStore:
             self._digests[name] = _write_tree(self.folder / name, memory)
             self._memories[client] = name
         target = self.folder / f"round-{next_round:06d}"
-        building = self.folder / f".{target.name}.{os.getpid()}.part"
-        shutil.rmtree(building, ignore_errors=True)
+        building = part_of(target)
         digest = _write_tree(building / "server", vars(snapshot))
         used = self._memories.values()
         self._digests = {name: self._digests[name] for name in used}
@@ -73,6 +91,7 @@ class CheckpointStore:
             "next_round": next_round,
             "memories": {str(client): name for client, name in self._memories.items()},
             "sha256": {"server": digest, **self._digests},
+            "records": dict(records),
         }
         write_file(building / "checkpoint.json", json.dumps({**fields, "self": _digest_of(fields)}).encode())
         shutil.rmtree(target, ignore_errors=True)
@@ -113,14 +132,15 @@ class CheckpointStore:
         if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
             raise ValueError("checkpoint.json is not as it was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}
+        if strange := [name for name in names.values() if not MEMORY.fullmatch(name)]:
+            raise ValueError(f"{strange[0]!r} is no client memory")
         digests = dict(fields["sha256"])
         snapshot = Snapshot(**_read_tree(folder / "server", digests.pop("server")))
         for name in names.values():
             _verified(self.folder / name, digests[name])
         self._memories, self._digests = names, digests
-        return Checkpoint(
-            fields["next_round"], snapshot, {client: self.folder / name for client, name in names.items()}
-        )
+        memories = {client: self.folder / name for client, name in names.items()}
+        return Checkpoint(fields["next_round"], snapshot, memories, fields.get("records", {}))
 
     def read_memory(self, path: Path) -> Packed:
         """Packed memory of one client, of the checkpoint that was read last.

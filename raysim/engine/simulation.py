@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -28,11 +28,11 @@ class ServerHandle(Protocol):
 
 
 class Recorder(Protocol):
-    """Who keeps what rounds leave behind; `flush` makes it durable."""
+    """Who keeps what rounds leave behind; `flush` makes it durable, and returns its checksums for the checkpoint."""
 
     def write(self, record: RoundRecord) -> None: ...
     def write_last(self, record: RoundRecord) -> None: ...
-    def flush(self) -> None: ...
+    def flush(self) -> Mapping[str, str]: ...
 
 
 #: Seconds that a round may still take after a signal. Batch systems kill after 30.
@@ -98,9 +98,9 @@ def simulate(
 
     def save(next_round: int) -> None:
         nonlocal saved_at, next_saved
-        recorder.flush()
+        records = recorder.flush()
         memories = ((client, server.client_memory(client)) for client in server.changed_clients())
-        store.save(next_round, server.snapshot(), memories)
+        store.save(next_round, server.snapshot(), memories, records)
         next_saved = next_round
         on_saved(next_round)
         saved_at = time.monotonic()

@@ -20,6 +20,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import Batch, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
+from raysim.engine.client_views import Round, client_views
 from raysim.engine.device_data import DeviceData
 from raysim.engine.messages import (
     EvaluationPoint,
@@ -40,7 +41,6 @@ from raysim.engine.process import keep_freed_memory, settle_arithmetic
 from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports
 from raysim.engine.transport import pack, unpack
 from raysim.engine.vectors import RoundVectors
-from raysim.engine.views import client_views
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate, features_of
 from raysim.training.inputs import Examples, InputTransform, passes
@@ -51,18 +51,6 @@ from raysim.training.stacked import Stacker, Trained
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
-
-
-class Round:
-    """A round's message as this process uses it: copied to the device once, however many tasks arrive."""
-
-    def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
-        self.message, self.phase, self.index = message, phase, message.round_index
-        self.state = torch.from_numpy(message.state.copy()).to(device)
-        self.fields: dict[str, State] = unpack(dict(message.fields), device)
-
-    def is_of(self, message: RoundMessage) -> bool:
-        return (self.index, self.message.phase_index) == (message.round_index, message.phase_index)
 
 
 @dataclass
@@ -260,6 +248,12 @@ class Trainer:
             train=mode == "train",
             seed=seed,
         )
+
+    def accuracy_on(self, held_out: str) -> float:
+        """Accuracy of the model as it is now on a held-out set; see `ClientView.accuracy`."""
+        with self.model.at(self.model.state, train=False):
+            examples = self.data.held_out(held_out)
+            return evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch).accuracy
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 

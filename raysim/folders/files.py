@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def part_of(path: Path) -> Path:
+    """Where to write what is to take the place of `path`: a name beside it that nobody else has.
+
+    Drawn and not made of the process's number, which is 1 in every container.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
@@ -16,10 +25,10 @@ def replaced_file(path: Path) -> Iterator[Path]:
     Folders above it are made where they are missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part_of(path)
     try:
         yield temporary
-        _sync(temporary, os.O_RDWR)
+        sync_file(temporary)
         os.replace(temporary, path)
         sync_folder(path.parent)  # the name, too
     finally:
@@ -36,6 +45,11 @@ def file_digest(path: Path, kind: str = "sha256") -> str:
     """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Make what a file holds durable."""
+    _sync(path, os.O_RDWR)
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from raysim.core.errors import DataError
 from raysim.core.uri import joined, masked, uri_fault
-from raysim.folders.files import replaced_file
+from raysim.folders.files import part_of, replaced_file
 
 #: Seconds that a server may take to accept a connection, and to say a byte; how often either is tried. pyarrow's own limits
 #: let a silent server hold a run for minutes.
@@ -101,10 +101,10 @@ class RemoteFolder:
         if self.system.type_name in OBJECT_STORES:
             fill(target)
             return
-        folder, _, last = target.rpartition("/")
-        self.system.create_dir(folder, recursive=True)
-        fill(f"{folder}/.{last}.{os.getpid()}.part")
-        self.system.move(f"{folder}/.{last}.{os.getpid()}.part", target)
+        self.system.create_dir(target.rpartition("/")[0], recursive=True)
+        part = part_of(Path(target)).as_posix()
+        fill(part)
+        self.system.move(part, target)
 
 
 def remote_folder(uri: str) -> RemoteFolder:
@@ -188,7 +188,10 @@ def stamps(folder: Path) -> dict[str, Stamp]:
         inner[:] = [name for name in inner if not name.startswith(".")]
         for name in names:
             if not name.startswith("."):
-                state = os.stat(os.path.join(place, name))
+                try:
+                    state = os.stat(os.path.join(place, name))
+                except OSError:  # a link that leads nowhere, or a file that is gone by now
+                    continue
                 found[(Path(place) / name).relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
     return found
 

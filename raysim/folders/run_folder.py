@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,10 +21,13 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
-from raysim.core.rounds import round_name
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings
-from raysim.folders.files import replaced_file, write_file
+from raysim.core.texts import visible
+from raysim.folders.checksums import read_seal, seal_of
+from raysim.folders.files import file_digest, replaced_file, write_file
+from raysim.folders.logged_arrays import LoggedArrays
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
@@ -74,7 +77,10 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
         if key in FREE_KEYS or old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            names = [name for name in {**old, **new} if name not in FREE_PARTS.get(key, ())]
+            free = FREE_PARTS.get(key, ())
+            if key == "local" and new.get("steps") is not None:
+                free = (*free, "epochs")  # they do not count then; older runs wrote the default
+            names = [name for name in {**old, **new} if name not in free]
             pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
             differences += [pair for pair in pairs if pair[1] != pair[2]]
         else:
@@ -158,13 +164,32 @@ class RunFolder:
         for mark, name in MARKS.items():
             path = self.path / mark
             if path.is_file():  # a folder of that name is no mark
-                lines = path.read_text(errors="replace").strip().splitlines()
-                return Status(name, lines[0] if lines else "")
+                text = path.read_text(errors="replace")
+                message = (text if mark == "COMPLETED" else text.strip()).partition("\n")[0]
+                return Status(name, visible(message))
         return Status("unfinished")
 
     def mark(self, mark: Mark, message: str = "") -> None:
-        """Write COMPLETED, STOPPED or FAILED."""
+        """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
+        if mark == "COMPLETED":
+            results = (self.progress, self.confusion, self.summary, self.model)
+            message = f"{message}\n{seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
         write_file(self.path / mark, message.encode())
+
+    def check_unchanged(self, *paths: Path) -> None:
+        """For results of a finished run, before they are read; those of others, and of older runs, have no seal.
+
+        Raises:
+          DataError: one is not as the run wrote it.
+        """
+        if self.status.name != "completed":
+            return
+        seal = read_seal((self.path / "COMPLETED").read_text(errors="replace"))
+        for path in paths:
+            name = path.relative_to(self.path).as_posix()
+            if name in seal and path.is_file() and file_digest(path) != seal[name]:
+                remedy = "put the file back, or delete this folder to run it anew"
+                raise DataError(f"{name} is not as the run wrote it", str(self.path), remedy)
 
     def clear(self, *marks: Mark) -> None:
         """Take marks back, before the run goes on."""
@@ -201,10 +226,14 @@ class RunFolder:
         return dict(yaml.safe_load(self.config.read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        write_file(self.config, yaml.safe_dump(dict(config), sort_keys=False).encode())
+        """The whole configuration; of values that only Python can give it has the names, and says so at the top."""
+        note = note_of_values(config)
+        head = f"# {note}.\n" if note else ""
+        write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
 
     def read_json(self, path: Path) -> Settings:
-        """One of the JSON files. Raises OSError, ValueError."""
+        """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
+        self.check_unchanged(path)
         return dict(json.loads(path.read_text()))
 
     def write_json(self, path: Path, content: Mapping[str, object]) -> None:
@@ -222,10 +251,11 @@ class RunFolder:
         """The whole rows of progress.csv, those of rounds below `before`; none if it is not there.
 
         Raises:
-          RaysimError: it holds what no run wrote.
+          RaysimError: it holds what no run wrote, or was changed since the run is finished.
         """
         if not self.progress.is_file():
             return []
+        self.check_unchanged(self.progress)
         try:
             with open(self.progress, newline="") as file:
                 rows = [row for row in csv.DictReader(file, strict=True) if row.get("system/round_s")]
@@ -250,21 +280,28 @@ class RunFolder:
         everything = {"round": np.full(size, round_index), **columns}
         return pa.table({name: _column(values) for name, values in everything.items()})
 
-    def append_clients(self, table: pa.Table) -> None:
-        """Add a part with rows of some rounds (column "round"), durably."""
+    def append_clients(self, table: pa.Table) -> Path:
+        """Add a part with rows of some rounds (column "round"), durably; its path."""
         rounds = table.column("round")
         first, last = pc.min(rounds).as_py(), pc.max(rounds).as_py()
-        with replaced_file(self.clients / f"rounds-{first:06d}-{last:06d}.parquet") as temporary:
+        part = self.clients / f"rounds-{first:06d}-{last:06d}.parquet"
+        with replaced_file(part) as temporary:
             pq.write_table(table, temporary)
+        return part
+
+    def client_parts(self) -> list[Path]:
+        """The files of clients.parquet, in the order of rounds."""
+        return sorted(self.clients.glob("rounds-*.parquet"))
 
     def client_rows(self) -> pa.Table | None:
-        """All parts as one table, in the order of rounds; None if there is none."""
-        parts = [self.clients] if self.clients.is_file() else sorted(self.clients.glob("rounds-*.parquet"))
+        """All parts as one table, in the order of rounds; None if there is none. Raises DataError: one was changed."""
+        parts = [self.clients] if self.clients.is_file() else self.client_parts()
+        self.check_unchanged(*parts)
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
 
     def drop_clients(self, first_round: int) -> None:
         """Delete rows of rounds from `first_round` on."""
-        for part in sorted(self.clients.glob("rounds-*.parquet")):
+        for part in self.client_parts():
             table = pq.read_table(part)
             kept = table.filter(pc.less(table.column("round"), first_round))
             if len(kept) < len(table):
@@ -272,72 +309,32 @@ class RunFolder:
                 if len(kept):
                     self.append_clients(kept)
 
-    def missing_records(self, before: int) -> str:
-        """What is missing, in words, of the rows of all rounds below `before`, or is damaged; empty if nothing is."""
-        whole = set(range(before))
-        lacking = whole - {int(row["round"]) for row in self.progress_rows()}
-        if lacking:
-            return f"{self.progress.name} lacks {_rounds(lacking)}"
-        found: set[int] = set()
-        for part in sorted(self.clients.glob("rounds-*.parquet")):
-            try:
-                found |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
-            except (pa.ArrowInvalid, OSError) as error:
-                return f"{part.parent.name}/{part.name} is damaged ({error})"
-        return f"{self.clients.name} lacks {_rounds(whole - found)}" if whole - found else ""
-
-    def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """arrays/round_00012.npz: what methods logged in a round."""
+    def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> Path:
+        """arrays/round_00012.npz: what methods logged in a round; its path."""
         self.arrays.mkdir(exist_ok=True)
+        path = self.arrays / f"round_{round_index:05d}.npz"
         # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
-        np.savez_compressed(self.round_arrays(round_index), **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        return path
 
-    def round_arrays(self, round_index: int) -> Path:
-        return self.arrays / f"round_{round_index:05d}.npz"
+    def array_files(self) -> dict[int, Path]:
+        """Round -> its arrays, for every round that has any, in their order."""
+        paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
+        return dict(sorted(paths.items()))
 
     def logged_arrays(self) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
         """(round, the arrays that methods logged in it), for every round that has any; each is read when it is looked at.
 
         Raises:
-          DataError: a file is damaged; also when an array of it is looked at.
+          DataError: a file is damaged or was changed; also when an array of it is looked at.
         """
-        paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
-        for index in sorted(paths):
-            arrays = _Arrays(paths[index])
+        for index, path in self.array_files().items():
+            self.check_unchanged(path)
+            arrays = LoggedArrays(path)
             try:
                 yield index, arrays
             finally:
                 arrays.close()
-
-
-class _Arrays(Mapping[str, np.ndarray]):
-    """The arrays in an .npz file."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        with self._sound():
-            self._file = np.load(path, allow_pickle=False)
-            self._names = tuple(self._file.files)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        with self._sound():
-            return np.asarray(self._file[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _sound(self) -> AbstractContextManager[None]:
-        mend = "delete that file; what it holds is lost"
-        # Of numpy's header, zip and zlib, each of which has its own.
-        return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
 
 
 def _column(values: np.ndarray) -> pa.Array:
@@ -345,9 +342,3 @@ def _column(values: np.ndarray) -> pa.Array:
     kind = pa.from_numpy_dtype(values.dtype)
     content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
-
-
-def _rounds(numbers: set[int]) -> str:
-    listed = sorted(numbers)
-    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
-    return round_name(listed[0]) + more

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import RaysimError
+from raysim.core.errors import ConfigError, Fault, RaysimError
 from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
@@ -22,10 +22,10 @@ def _construct(spec: ModelSpec) -> nn.Module:
     path = _head_in(module, spec)
     head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
-        raise ValueError(
-            f"the classifier {path} of {spec.name} is {head}; "
-            f"raysim needs one linear layer with {spec.num_classes} outputs"
+        text = (
+            f"the classifier {path} of {spec.name} is {head}; it must be a linear layer with {spec.num_classes} outputs"
         )
+        raise ConfigError([Fault("model.head" if spec.head else "model", text)])
     return module
 
 
@@ -87,8 +87,8 @@ def try_model(spec: ModelSpec) -> None:
     run in earnest: what it does may depend on values, which the meta device does not have.
 
     Raises:
-      ValueError: it cannot be built, or cannot be trained on such inputs. ModelError: the pretrained weights are not
-      there or do not fit.
+      ValueError: it cannot be built with these options, or cannot be trained on such inputs. ConfigError: its form is wrong,
+      whatever the inputs. ModelError: the pretrained weights are not there or do not fit.
     """
     try:
         architecture = find_architecture(spec.name)
@@ -112,7 +112,5 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
         logits = skeleton.train()(torch.zeros(2, channels, height, width))
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes):
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        text = (
-            f"{spec.name} does not give one logit for each class: {given} for 2 images and {spec.num_classes} classes"
-        )
-        raise ValueError(text)
+        text = f"{spec.name} gives {given} for 2 images and {spec.num_classes} classes; it must give a logit for each class"
+        raise ConfigError([Fault("model", text)])

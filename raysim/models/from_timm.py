@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Options, Shape
 from raysim.models.imports import importing
+from raysim.models.parts import unfit_option
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -33,14 +34,14 @@ def vit(
     Args:
       dim: width of the tokens, a multiple of `heads`.
       depth: number of encoder blocks.
-      heads: of each attention layer.
+      heads: heads of each attention layer.
       patch: height and width of a patch; must divide those of the images.
       mlp_ratio: width of the hidden layer of a block, in widths of a token.
-      dropout: after the position embedding, in the blocks and in front of the classifier.
+      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if min(dim, depth, heads, patch) < 1 or dim % heads:
-        raise ValueError(
+        raise unfit_option(
             f"dim must be a multiple of heads and all >= 1, got dim {dim}, depth {depth}, heads {heads}, patch {patch}"
         )
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
@@ -55,11 +56,11 @@ def vit_16(
 
     Args:
       patch: height and width of a patch.
-      dropout: after the position embedding, in the blocks and in front of the classifier.
+      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if patch < 1:
-        raise ValueError(f"patch must be >= 1, got {patch}")
+        raise unfit_option(f"patch must be >= 1, got {patch}")
     return _create(network, shape, classes, {"patch_size": patch, "drop_rate": dropout, "drop_path_rate": drop_path})
 
 
@@ -69,7 +70,7 @@ def timm_model(
     """A model by timm's name, with tag if it has several sets of weights.
 
     Args:
-      dropout: in front of the classifier.
+      dropout: dropout in front of the classifier.
       arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}. With pretrained: default,
         {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for another image size.
     """
@@ -83,7 +84,7 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
     for name in ("drop_rate", "drop_path_rate"):
         rate = arguments.get(name, 0.0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, got {rate!r}")
+            raise unfit_option(f"{name} must be at least 0 and below 1, got {rate!r}")
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}

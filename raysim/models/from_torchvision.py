@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Groups, Norm, norm_layer, projector
+from raysim.models.parts import Groups, Norm, norm_layer, projector, unfit_option
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
@@ -47,9 +47,9 @@ def resnet(
 
     Args:
       stem: "imagenet": 7x7 convolution with stride 2 and max pooling; "small": 3x3 with stride 1, no pooling.
-      first_stride: of the first stage. 2 puts a down-sampling convolution into its first block.
+      first_stride: stride of the first stage. 2 puts a down-sampling convolution into its first block.
       norm: "batch" or "group", everywhere.
-      groups: of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      groups: groups of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
       projector_width: width of a two-layer projector in front of the classifier, the layer block `avgpool.2`; 0: none.
     """
     with importing():
@@ -108,16 +108,16 @@ def mobilenetv2(
 
     Args:
       stem: "imagenet": five strides of 2; "small": for 28 and 32 pixels, strides of 2 only at 64 and 160 channels.
-      width: factor of all widths.
-      dropout: in front of the classifier.
+      width: factor on all widths.
+      dropout: dropout in front of the classifier.
       norm: "batch" or "group", everywhere.
-      groups: of GroupNorm; all widths are multiples of 8.
+      groups: groups of GroupNorm; all widths are multiples of 8.
     """
     with importing():
         from torchvision import models
 
     if width <= 0:
-        raise ValueError(f"width must be > 0, got {width}")
+        raise unfit_option(f"width must be > 0, got {width}")
     is_small = stem == "small"
     module = models.mobilenet_v2(
         num_classes=classes,
@@ -138,7 +138,7 @@ def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
     Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all the rest.
 
     Args:
-      dropout: after the embeddings, and in every encoder block.
+      dropout: dropout after the embeddings, and in every encoder block.
     """
     with importing():
         from torchvision import models

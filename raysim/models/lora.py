@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from raysim.core.errors import ConfigError, Fault
 from raysim.models.imports import importing
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
@@ -37,19 +38,22 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     <layer>.base_layer.weight.
 
     Raises:
-      ValueError: no layer has such a path, or the head is one of them.
+      ConfigError: no layer has such a path, or the head is one of them.
     """
     with importing():  # 3 s
         from peft import LoraConfig, inject_adapter_in_model
 
     adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
     if not adapted:
-        linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-        raise ValueError(
-            f"no layer for LoRA: model.lora.targets is {list(spec.targets)}, linear layers are {', '.join(linear[:8])}"
+        layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
+        others = [name for name in layers if name != head]
+        mend = (
+            f"name some of its layers: {_listed(others)}" if others else "it has no layer but the head; drop model.lora"
         )
+        raise ConfigError([Fault("model.lora.targets", f"no layer is called {' or '.join(spec.targets)}; {mend}")])
     if head in adapted:
-        raise ValueError(f"model.lora.targets includes the head {head!r}, which is trained whole; leave it out")
+        text = f"{head} is the head, which is trained whole; leave it out"
+        raise ConfigError([Fault("model.lora.targets", text)])
     alpha = spec.rank if spec.alpha is None else spec.alpha
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
     config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]
@@ -57,6 +61,10 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return module
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:

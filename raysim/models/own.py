@@ -6,6 +6,7 @@ import inspect
 
 from torch import nn
 
+from raysim.core.errors import ConfigError, Fault, OwnCodeError
 from raysim.core.own import place_of
 from raysim.core.own_code import own_function, with_given
 from raysim.models.architecture import Architecture, Shape
@@ -23,10 +24,8 @@ def own_architecture(name: str) -> Architecture:
     def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
         module = make(num_classes=classes, input_shape=shape, **options)
         if not isinstance(module, nn.Module):
-            text = (
-                f"returned {type(module).__name__}; a model's function returns an nn.Module; see {place_of(function)}"
-            )
-            raise TypeError(text)
+            what = f"a model's function returned {type(module).__name__}"
+            raise OwnCodeError(what, place_of(function), "return an nn.Module")
         return module
 
     build.__doc__ = function.__doc__
@@ -38,7 +37,7 @@ def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
     """Path of the classifier of a model that does not say which it is: its last nn.Linear with an output for each class.
 
     Raises:
-      ValueError: there is none.
+      ConfigError: there is none.
     """
     heads = [
         path
@@ -46,5 +45,6 @@ def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
         if isinstance(layer, nn.Linear) and layer.out_features == num_classes and path
     ]
     if not heads:
-        raise ValueError(f"{name} has no nn.Linear with {num_classes} outputs, one for each class, as its classifier")
+        text = f"{name} has no nn.Linear with {num_classes} outputs, one for each class; give it such a classifier"
+        raise ConfigError([Fault("model", text)])
     return heads[-1]

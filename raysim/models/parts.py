@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from torch import nn
 
 from raysim.core.counting import counts_with
+from raysim.core.errors import ConfigError, Fault
 
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]
@@ -16,15 +17,20 @@ Norm = Literal["batch", "group"]
 Groups = Annotated[int, counts_with("norm", "group")]
 
 
+def unfit_option(text: str) -> ConfigError:
+    """An option of a model that no images would make right."""
+    return ConfigError([Fault("model", text)])
+
+
 def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.Module]:
     """make(channels) -> normalisation of images (dims = 2) or of feature vectors (dims = 1); "none": nothing.
 
     Args:
-      groups: of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
     """
     if norm == "group":
         if groups < 1:
-            raise ValueError(f"groups must be >= 1, got {groups}")
+            raise unfit_option(f"groups must be >= 1, got {groups}")
         return lambda channels: nn.GroupNorm(groups, channels)
     if norm == "batch":
         return nn.BatchNorm2d if dims == 2 else nn.BatchNorm1d
@@ -34,6 +40,6 @@ def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.M
 def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) -> nn.Sequential:
     """Two layers between encoder and classifier, each Linear, normalisation, ReLU (UniVarFL; FedUV's code)."""
     if width < 1:
-        raise ValueError(f"the projector's width must be >= 1, got {width}")
+        raise unfit_option(f"the projector's width must be >= 1, got {width}")
     first = (nn.Linear(inputs, width), make_norm(width), nn.ReLU())
     return nn.Sequential(*first, nn.Linear(width, width), make_norm(width), nn.ReLU())

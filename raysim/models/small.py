@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Groups, Norm, norm_layer, projector
+from raysim.models.parts import Groups, Norm, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -31,11 +31,11 @@ def cnn(
       width: channels of the first convolution; the second has twice as many.
       hidden: numbers in the hidden layer.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
       activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
     if width < 1 or hidden < 1:
-        raise ValueError(f"width and hidden must be >= 1, got {width} and {hidden}")
+        raise unfit_option(f"width and hidden must be >= 1, got {width} and {hidden}")
     height, breadth, channels = shape
     pixels = (height // 4) * (breadth // 4)
     if not pixels:
@@ -59,7 +59,7 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     """LeNet-5 with max pooling and ReLU, as federated learning uses it; 61,706 parameters on 1 x 32 x 32 input.
 
     Args:
-      padding: of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
+      padding: padding of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
     """
     height, breadth, channels = shape
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
@@ -85,10 +85,10 @@ def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
     """One hidden layer on the flattened pixels.
 
     Args:
-      hidden: numbers in it.
+      hidden: numbers in the hidden layer.
     """
     if hidden < 1:
-        raise ValueError(f"hidden must be >= 1, got {hidden}")
+        raise unfit_option(f"hidden must be >= 1, got {hidden}")
     return _named(
         flatten=nn.Flatten(),
         fc1=nn.Linear(shape[0] * shape[1] * shape[2], hidden),
@@ -111,7 +111,7 @@ def univarfl_cnn(
     Args:
       projector_width: numbers in both layers of the projector.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
     """
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {}
@@ -145,14 +145,14 @@ def resnet20(
       width: channels of the first stage; the second and the third have twice and four times as many, at half the height
         and width of the stage before.
       norm: normalisation after each convolution.
-      groups: of norm "group".
+      groups: groups of GroupNorm, with norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
     with importing():
         from torchvision.models.resnet import BasicBlock
 
     if width < 1 or depth < 8 or depth % 6 != 2:
-        raise ValueError(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
+        raise unfit_option(f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), got {width} and {depth}")
     make_norm = norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),

@@ -223,7 +223,8 @@ def _square(side: int | None) -> tuple[int, int] | None:
 
 def local_settings(config: Config) -> LocalSettings:
     """The local loop's view of the configuration."""
-    return LocalSettings(**config.local.model_dump(), num_rounds=config.rounds)
+    group = config.local.model_dump(exclude={"epochs"} if config.local.epochs is None else None)  # beside steps
+    return LocalSettings(**group, num_rounds=config.rounds)
 
 
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:

@@ -224,6 +224,8 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
             (try_model if is_file else _try_once)(spec)
     except LookupError as error:
         return [Fault("model.name", str(error))]
+    except ConfigError as error:
+        return list(error.faults)
     except OwnCodeError as error:
         return [Fault("model", str(error))]
     except ValueError as error:
@@ -242,6 +244,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest) -> tuple[str
         "linear-head": True,
         "client-memory": True,
         "validation-set": len(manifest.validation) > 0,
+        "test-set": len(manifest.test) > 0,
         "client-order": config.data.validation_set.order == "client",
         "sgd": local.optimizer == "sgd" and not local.nesterov,
         "lora": spec.lora is not None,

@@ -74,21 +74,22 @@ def prepare_by_name(
     Raises:
       ConfigError: no such function, or wrong options. DataError, OwnCodeError: as `prepare_own`.
     """
-    if Path(save_as).name != save_as:
-        raise DataError(f"a set cannot be called {save_as!r}", "", "give a name without folders")
+    path = set_path(root, save_as)
     if save_as in SOURCES:
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
     if faults := own_faults("reader", {name: options}, find_reader):
         raise ConfigError(faults, "the command line")
     read = own_function(name, "reader")
-    return prepare_own(save_as, read, set_path(root, save_as), files, options, again=again)
+    return prepare_own(save_as, read, path, files, options, again=again)
 
 
 def logger_faults(specs: Sequence[object]) -> list[Fault]:
-    """Names that no function has, and options that it does not take."""
+    """Names that no function has, options that it does not take, and a logger that is there already."""
     faults: list[Fault] = []
     for index, spec in enumerate(specs):
+        if (first := specs.index(spec)) < index:
+            faults.append(Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them"))
         made = find_logger(spec, f"loggers[{index}]")
         faults += made if isinstance(made, list) else []
     return faults

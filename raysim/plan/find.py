@@ -12,6 +12,7 @@ from methods import METHODS
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
 from raysim.core.errors import DataError, Fault, OwnCodeError
+from raysim.core.hooks import check_calls
 from raysim.core.method import Method
 from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.own_code import own_function, with_given
@@ -47,9 +48,14 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
     try:
         parsed, faults = parse_options(make, options, key)
         method = None if faults else make(**parsed)
+        if isinstance(method, Method):
+            check_calls(method)
+    except OwnCodeError as error:  # it names its place
+        return [Fault(key, str(error))]
     except (Exception, SystemExit) as error:  # a method of the user's own may raise anything
         place = place_in(error)
-        return [Fault(key, f"{words_of(error)} in {place}" if place else str(error) or words_of(error))]
+        text = str(error).removeprefix(f"{name}: ") or words_of(error)  # the key names the method
+        return [Fault(key, f"{words_of(error)} in {place}" if place else text)]
     if isinstance(method, Method):
         return method
     text = f"returned {type(method).__name__}; a method's function returns a Method; see {place_of(make)}"
@@ -97,7 +103,7 @@ def _own_metric(metric: Metric) -> Metric:
 
     def call(labels: np.ndarray, logits: np.ndarray) -> float:
         with own_errors(metric):
-            value = metric(labels, logits)
+            value = metric(labels.copy(), logits.copy())  # it may write into them; other metrics follow
             if not isinstance(value, SupportsFloat):
                 text = f"a metric returned {type(value).__name__}"
                 raise OwnCodeError(text, place_of(metric), "return one number")

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raysim.config import ReportGroup, is_recipe_name, parse_report, read_config
+from raysim.config import ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.texts import visible
 from raysim.reporting.contents import Report
 from raysim.reporting.document import document
 from raysim.reporting.drawing import captions, draw, figure_faults, kinds
 from raysim.reporting.gains import GAINS, averages, other_accuracy, relative_times, with_gains
-from raysim.reporting.metrics import Metric
-from raysim.reporting.published import ACCURACIES, Label, published
+from raysim.reporting.metrics import DEFAULT, Metric
+from raysim.reporting.published import ACCURACIES, Label, published, statistics
 from raysim.reporting.recipes import changed, tables_of
 from raysim.reporting.render import latex, write_csv
 from raysim.reporting.runs import Run, Settings, find_runs
@@ -112,7 +113,10 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     others = other_accuracy(tables, group.rows) if runs and not group.metrics else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
     if timed is not None:
-        extras += relative_times(tables, group.rows, timed, beside)
+        times = relative_times(tables, group.rows, timed, beside)
+        extras += times
+        if runs and not times:
+            requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
     if target is not None and runs:
         extras += costs(tables, group.rows, target)
     if any(run.claimed for run in finished):
@@ -133,13 +137,15 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         others=others,
         extras=extras,
         changed=changed(finished, theirs, group.published),
+        printed=statistics(theirs),
     )
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
     if not group.metrics:
-        return [({}, Metric(group.metric, direction_of(group.metric, group.mode)))]
+        name = group.metric or DEFAULT
+        return [({}, Metric(name, direction_of(name, group.mode)))]
     ((label, named),) = group.metrics.items()
     return [({label: value}, Metric(name, direction_of(name, group.mode))) for value, name in named.items()]
 
@@ -147,27 +153,15 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
 def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
     """The `report` group: the given settings, then those of the sweeps (or of the runs outside of sweeps).
 
+    Without runs, those of the recipes whose published tables are asked for: their rows are compared as the recipe's are.
+
     Raises:
       ConfigError: a fault in a group, or sweeps that contradict each other.
     """
-    sources: dict[Path, object] = {}
-    sweeps: set[Path] = set()
-    for run in runs:
-        files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
-        sweep = next((file for file in files if file.is_file()), None)
-        if sweep is None:
-            sources[run.folder / "config.yaml"] = run.config.get("report")
-        elif sweep not in sources:
-            sources[sweep] = read_config(sweep).get("report")
-            sweeps.add(sweep)
     merged: dict[str, Any] = {}
     faults = []
-    for place, raw in sources.items():
-        is_sweep = place in sweeps  # as its file has it; a run's own has every key, with its default
-        given_there = _parsed(raw, str(place)).model_dump(exclude_unset=is_sweep, exclude_defaults=not is_sweep)
-        for key, value in given_there.items():
-            if value is None:
-                continue
+    for place, group in _sources(runs, given).items():
+        for key, value in group.items():
             if key in LISTS:
                 merged[key] = list(dict.fromkeys([*merged.get(key, []), *value]))
             elif merged.setdefault(key, value) != value and key not in given:
@@ -175,7 +169,40 @@ def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
                 faults.append(Fault(f"report.{key}", message))
     if faults:
         raise ConfigError(faults, "the recipes of these runs")
+    if "baseline" in given and "against" not in given:
+        merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
+    if "metric" in given and "metrics" not in given:
+        merged.pop("metrics", None)
     return _parsed({**merged, **given}, source)
+
+
+def _sources(runs: Sequence[Run], given: Settings) -> dict[str, Settings]:
+    """Where settings of a report come from -> those that are set there. Raises ConfigError."""
+    sources: dict[str, Settings] = {}
+    for run in runs:
+        files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
+        sweep = next((file for file in files if file.is_file()), None)
+        if sweep is None:  # its own file has every key, with its default
+            place = str(run.folder / "config.yaml")
+            sources[place] = _group_of(run.config, place, given, has_defaults=True)
+        elif str(sweep) not in sources:
+            sources[str(sweep)] = _group_of(read_config(sweep), str(sweep), given)
+    for name in given.get("published") or () if not runs else ():
+        if is_recipe_name(name):
+            sources[name] = _group_of(read_config(Path(name)), name, given)
+    return sources
+
+
+def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool = False) -> Settings:
+    """The `report` group of a configuration; a sweep's trials are reported by what they were compared by.
+
+    `has_defaults`: whether it holds every key, so that a default counts as not set."""
+    parsed = _parsed(raw.get("report"), place)
+    group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
+    tune = raw.get("tune") or {}
+    if "metric" not in {**group, **given} and tune.get("metric", TuneGroup().metric) != TuneGroup().metric:
+        group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}
+    return {key: value for key, value in group.items() if value is not None}
 
 
 def _parsed(raw: object, source: str) -> ReportGroup:
@@ -188,21 +215,27 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     return group
 
 
-def write(report: Report, folder: Path) -> Path:
+def write(report: Report, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
     """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
 
+    Args:
+      on_note: is told each figure that was asked for and that the runs do not hold.
     Raises:
       DataError: the folder cannot be written.
     """
-    notes = list(report.notes)
-    figures = draw(report, on_missing=lambda kind, reason: notes.append(f"Figure `{kind}` is not drawn: {reason}."))
+    missing: list[str] = []
+    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
+    for note in missing:
+        on_note(note)
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
-        write_csv(folder / "table.csv", report.tables, report.group.metric)
+        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(document(report, captions(figures), notes))
+        (folder / "report.md").write_text(
+            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
+        )
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

@@ -34,6 +34,8 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
         print_table(terminal(other.header, other.lines))
     for sentence in conclusions(report):
         out.print(f"- {sentence}", markup=False)
+    for note in report.notes:
+        out.print(f"note: {note}", markup=False)
     missing = [run for run in report.runs if not run.is_finished]
     for run in missing[:MOST_MISSING]:
         out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
@@ -44,5 +46,8 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
     if folder is not None:
         with LiveLine() as line:
             line.step("drawing the figures")
-            path = write(report, folder)
+            notes: list[str] = []
+            path = write(report, folder, notes.append)
+        for note in notes:
+            out.print(f"note: {note}", markup=False)
         out.print(f"report: {shown(path)}", markup=False)

@@ -36,6 +36,7 @@ class Report:
       others: for each table the same runs by the other of last and best accuracy, if it is one of these.
       extras: further tables beside those of the metric.
       changed: what of the published numbers' recipe was changed, see `raysim.reporting.recipes`.
+      printed: what the published numbers are.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
 
@@ -51,6 +52,7 @@ class Report:
     others: Sequence[Extra] = ()
     extras: Sequence[Extra] = ()
     changed: Sequence[str] = ()
+    printed: str = ""
 
     @property
     def finished(self) -> list[Run]:
@@ -64,11 +66,20 @@ class Report:
     def metric(self) -> str:
         """The metric in words."""
         if not self.runs:
-            return "published accuracy"
+            return f"as published, {self.printed}"
         named = [
             f"{value}: {Metric(name).words}" for every in self.group.metrics.values() for value, name in every.items()
         ]
         return "; ".join(named) or self.measure.words
+
+    @property
+    def heading(self) -> str:
+        """The metric as a heading, with its unit."""
+        if not self.runs:
+            return f"{self.metric[0].upper()}{self.metric[1:]}, in %"
+        title = self.measure.title
+        is_name = self.measure.words == self.measure.name  # of a column, which is no sentence
+        return title if is_name else title[0].upper() + title[1:]
 
     @property
     def cells(self) -> list[Cell]:

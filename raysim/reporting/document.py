@@ -102,12 +102,10 @@ def _value(value: object) -> str:
 
 def _tables(report: Report) -> str:
     deviation = "mean ± standard deviation over seeds (n − 1 in the denominator)" if report.runs else "as published"
-    title = report.measure.title
-    if report.measure.words != report.measure.name:  # a sentence, and no name of a column
-        title = title[0].upper() + title[1:]
+    first = report.measure.first.capitalize()
     better = f" ({report.measure.better})" if report.measure.better else ""
-    parts = [f"## {title}: {deviation}\n"]
-    parts.append(f"Best{better} **bold**, second best <u>underlined</u>, in each column.\n")
+    parts = [f"## {report.heading}: {deviation}\n"]
+    parts.append(f"{first} mean{better} **bold**, the next <u>underlined</u>, in each column; equal ones alike.\n")
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]
     return "\n".join(parts)

@@ -11,6 +11,7 @@ from raysim.config import nearest
 from raysim.core.errors import Fault
 from raysim.reporting import figures, inside, maps, selection, space, traces
 from raysim.reporting.contents import Report
+from raysim.reporting.premise import premise
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ FIGURES = {
         "no run logged gradient norms",
         ("figure_A1",),
     ),
+    "premise": Kind(
+        premise,
+        "Accuracy of each client's model on the test rows against its validation gradient, all seeds together; the title has "
+        "the mean over rounds and seeds of their rank correlation: -1 is what FedVG presumes.",
+        "no run logged premise; add diagnostics with measures: [premise] to its methods",
+    ),
     "representation": Kind(
         inside.representation,
         "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
@@ -137,7 +144,7 @@ DEFAULT = ("bars", "lines", "curves")
 def figure_faults(names: Sequence[str]) -> list[Fault]:
     """The names in `report.figures` that no figure has."""
     return [
-        Fault(f"report.figures.{place}", f"unknown figure {name!r}. {nearest(name, list(NAMES))}")
+        Fault(f"report.figures[{place}]", f"unknown figure {name!r}. {nearest(name, list(NAMES))}")
         for place, name in enumerate(names)
         if name not in NAMES
     ]

@@ -182,20 +182,22 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cel
 
 def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
     """The averages as a table: a line for each row, with the number of tables where not all have it."""
-    means, best = averages_of(tables), {column: rows[0] for column, rows in best_on_average(tables).items()}
+    means, best = averages_of(tables), {column: rows[0][1] for column, rows in best_on_average(tables).items()}
+    digits, bounds = tables[0].metric.digits, bounds_of(tables)
     if not best:
         return []
 
     def entry(row: str, column: Column) -> Entry:
         if (row, column) not in means:
             return Entry("-")
-        average, (first, most) = means[row, column], best[column]
+        average, most = means[row, column], best[column]
         few = f" ({average.n} of {most.n})" if average.n != most.n else ""
-        return Entry(f"{average.mean:.{tables[0].metric.digits}f}{few}", "best" if row == first else "")
+        is_first = not few and row not in bounds and round(average.mean, digits) == round(most.mean, digits)
+        return Entry(f"{average.mean:.{digits}f}{few}", "best" if is_first else "")
 
     caption = (
-        f"Mean of the means above over {max(average.n for _, average in best.values())} tables, each weighing the same; "
-        "the highest **bold**, among the rows that all of them have."
+        f"Mean of the means above over {max(average.n for average in best.values())} tables, each weighing the same; "
+        f"the {tables[0].metric.first} **bold**, among the rows that all of them have."
     )
     header = [rows, *(heading(tables[0].names, column, tables[0].metric.quantity) for column in best)]
     lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]

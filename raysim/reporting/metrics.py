@@ -13,15 +13,12 @@ from raysim.config import nearest
 from raysim.core.direction import Direction
 from raysim.core.errors import DataError
 from raysim.folders.run_folder import RunFolder
+from raysim.reporting.published import WORDS
 from raysim.reporting.runs import Run
 
-#: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
-WORDS = {
-    "best_accuracy": "best accuracy of the evaluated rounds",
-    "accuracy": "accuracy after the last round",
-    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
-    "accuracy_at_best_validation": "accuracy at the round of the best validation accuracy",
-}
+#: What the tables hold where neither the report nor a sweep names a metric.
+DEFAULT = "accuracy"
+
 #: The accuracy that stands beside another one: what a sweep ranks by and what a paper prints may be either of them.
 BESIDE = {"accuracy": "best_accuracy", "best_accuracy": "accuracy"}
 
@@ -83,6 +80,11 @@ class Metric:
         if self.mode == "min":
             return "lower is better"
         return "" if self.is_share else "higher is better"
+
+    @property
+    def first(self) -> str:
+        """What the best mean is called, which only tests may call the best."""
+        return "highest" if self.mode == "max" else "lowest"
 
     @property
     def quantity(self) -> str:

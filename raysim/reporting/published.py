@@ -10,8 +10,17 @@ from pathlib import Path
 
 from raysim.config import nearest, shipped_folder
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.reporting.stated import STATED
 
 FOLDER = shipped_folder("configs") / "papers" / "published"
+
+#: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
+WORDS = {
+    "best_accuracy": "best accuracy of the evaluated rounds",
+    "accuracy": "accuracy after the last round",
+    "mean_last_10pct_accuracy": "mean accuracy of the last 10 % of the rounds",
+    "accuracy_at_best_validation": "accuracy at the round of the best validation accuracy",
+}
 
 #: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
 ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
@@ -76,6 +85,16 @@ def published(name: str) -> list[Published]:
             )
             for row in reader
         ]
+
+
+def statistics(cells: Sequence[Published]) -> str:
+    """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
+    unnamed = "accuracy of rounds that are not named"
+    said = {paper: WORDS[stated.metric] if stated.metric else unnamed for paper, stated in STATED.items()}
+    papers: dict[str, list[str]] = {}  # words -> papers
+    for paper in dict.fromkeys(cell.paper for cell in cells):
+        papers.setdefault(said.get(paper, "accuracy"), []).append(paper)
+    return "; ".join(f"{words} ({', '.join(names)})" for words, names in papers.items())
 
 
 def number(text: object) -> float | None:

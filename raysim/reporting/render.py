@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.core.texts import cells as harmless
 from raysim.reporting.metrics import Metric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
@@ -138,7 +139,7 @@ def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
     """One `table` environment for each table; needs the package booktabs."""
-    parts = ["% needs \\usepackage{booktabs}; best bold, second best underlined in each column\n"]
+    parts = ["% needs \\usepackage{booktabs}; the first mean bold, the second underlined in each column\n"]
     for table in tables:
         columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
         parts += [
@@ -233,8 +234,9 @@ def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:
     name = f"{metric}_pct" if tables[0].metric.is_share else metric
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*labels, *_numbers(cells[0], name)])
-        writer.writerows([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+        writer.writerow(harmless([*labels, *_numbers(cells[0], name)]))
+        rows = ([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+        writer.writerows(map(harmless, rows))
 
 
 def _numbers(cell: Cell, metric: str) -> dict[str, object]:

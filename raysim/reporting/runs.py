@@ -13,9 +13,10 @@ import yaml
 from raysim.config import Config
 from raysim.core.errors import DataError, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.names import is_network, is_set
-from raysim.reporting.published import Label
+from raysim.reporting.published import Label, is_same
 
 #: Groups and keys that say where and how a run is made, and not what it is.
 ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
@@ -29,6 +30,7 @@ class Run:
 
     Attributes:
       claimed: labels of data set and model that the configuration does not bear out; `labels` then names what ran.
+      is_named_by_methods: whether its row is named by its methods and their options.
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class Run:
     labels: Mapping[str, Label]
     seed: Label
     claimed: Mapping[str, Label] = field(default_factory=dict)
+    is_named_by_methods: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -74,10 +77,11 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 def _read(folder: Path) -> Run:
     files = RunFolder(folder)
-    config, summary, environment = map(_mapping, (files.config, files.summary, files.environment))
+    config, summary, environment = (_mapping(files, path) for path in (files.config, files.summary, files.environment))
     labels = dict(config.get("labels") or {})
     seed = labels.pop("seed", config.get("seed", 0))
-    return Run(folder, _status(files, config, summary), config, summary, environment, labels, seed)
+    status = _status(files, config, summary)
+    return Run(folder, status, config, summary, environment, labels, seed, is_named_by_methods=not labels)
 
 
 def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
@@ -94,44 +98,101 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
         return f"damaged: {error.what}"
 
 
-def _mapping(path: Path) -> Settings:
-    """What a file holds; nothing if it cannot be read."""
+def _mapping(files: RunFolder, path: Path) -> Settings:
+    """What a file holds; nothing if it cannot be read, or is not as the run wrote it."""
     try:
+        files.check_unchanged(path)
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RaysimError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return all_visible(content) if isinstance(content, dict) else {}
 
 
 def label(runs: Sequence[Run]) -> list[Run]:
     """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
 
-    Settings are named by their dotted keys (`partition.alpha`). Options of a method that differ between runs of the same
+    Settings are named by their dotted keys (`partition.alpha`), or as the labels of other runs name them (`alpha`). Runs that
+    would fall on one place of a table get those in which they differ. Options of a method that differ between runs of the same
     methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
 
     Labels of data set and model that the configuration does not bear out give way to what ran: a recipe scaled down to
     digits is not called CIFAR-10, and no published number stands beside it. Where several were claimed, the label
     `in place of` keeps them apart.
     """
+    runs = [_without_methods(run) for run in runs]
     bare = [run for run in runs if not run.labels and run.config]
-    varying = [key for key in differing([run.settings for run in bare]) if SILENT.isdisjoint((key, key.split(".")[0]))]
+    unnamed = [run for run in runs if run.is_named_by_methods and run.config]
+    names = _settings_of_labels(runs) if bare else {}
+    varying = [key for key in differing([run.settings for run in bare]) if is_setting(key)]
     labelled = []
     for run in runs:
         claimed = unfounded(run)
         labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
-        if not run.labels and run.config:
-            labels |= {key: as_label(run.settings[key]) for key in varying if run.settings.get(key) is not None}
-            alike = [_options(other.config) for other in bare if method_names(other.config) == labels["method"]]
+        if not run.labels:
+            of_settings = {
+                names.get(key, key): run.settings.get(key)
+                for key in dict.fromkeys([*names, *varying] * bool(run.config))
+            }
+            labels |= {key: as_label(value) for key, value in of_settings.items() if value is not None}
+        if run.is_named_by_methods:
+            alike = [_options(other.config) for other in unnamed if method_names(other.config) == labels["method"]]
             options = _options(run.config)
             differences = ", ".join(f"{key}={options[key]}" for key in differing(alike) if key in options)
             labels["method"] = f"{labels['method']} ({differences})" if differences else labels["method"]
         labelled.append(replace(run, labels=labels, claimed=claimed))
+    labelled = _told_apart(labelled)
     claims = [" / ".join(map(str, run.claimed.values())) for run in labelled]
     if len({claim for claim in claims if claim}) > 1:
         pairs = zip(labelled, claims, strict=True)
         return [replace(run, labels={**run.labels, "in place of": claim}) if claim else run for run, claim in pairs]
     return labelled
+
+
+def _without_methods(run: Run) -> Run:
+    """A run without the label `methods` of a sweep over that key: its rows are the methods already."""
+    if "method" in run.labels or "methods" not in run.labels:
+        return run
+    try:
+        is_list = yaml.safe_load(str(run.labels["methods"])) == (run.config.get("methods") or [])
+    except yaml.YAMLError:
+        return run
+    labels = {key: value for key, value in run.labels.items() if key != "methods" or not is_list}
+    return replace(run, labels=labels, is_named_by_methods=is_list)
+
+
+def is_setting(key: str) -> bool:
+    """Whether a dotted key says what a run is, and has no label of its own."""
+    return SILENT.isdisjoint((key, key.split(".")[0]))
+
+
+def _settings_of_labels(runs: Sequence[Run]) -> dict[str, str]:
+    """Dotted key of a setting -> the label that holds its value in every run that has the label."""
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.labels):
+        having = [run for run in runs if name in run.labels]
+        keys = [key for key in having[0].settings if is_setting(key) and (key == name or key.endswith(f".{name}"))]
+        keys = [key for key in keys if all(is_same(run.labels[name], run.settings.get(key)) for run in having)]
+        names |= {keys[0]: name} if len(keys) == 1 and keys[0] not in names else {}
+    return names
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Runs of equal labels and seed, but other parameters, get the settings in which they differ as labels, and all runs too."""
+    places: dict[object, dict[object, Run]] = {}
+    for run in runs:
+        if run.is_finished:
+            params = run.summary.get("params_sha256", run.folder)
+            places.setdefault((frozenset(run.labels.items()), run.seed), {}).setdefault(params, run)
+    keys = dict.fromkeys(
+        key
+        for twins in places.values()
+        for key in differing([run.settings for run in twins.values()])
+        if is_setting(key)
+    )
+    values = [{key: run.settings.get(key) for key in keys} for run in runs]
+    added = [{key: as_label(value) for key, value in each.items() if value is not None} for each in values]
+    return [replace(run, labels={**run.labels, **more}) for run, more in zip(runs, added, strict=True)]
 
 
 def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:

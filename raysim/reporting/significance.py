@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raysim.reporting.metrics import Metric
 from raysim.reporting.published import Label
 from raysim.reporting.tables import Column, Place, Table, all_columns, all_rows, bounds_of
 
@@ -125,12 +126,16 @@ def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test in a report: is `method` better than `other` in `column`, and by how much?"""
+    """One test in a report: is `method` better than `other` in `column`, and by how much?
+
+    `reverse`: the test that `other` is better.
+    """
 
     method: str
     other: str
     column: Column
     result: Wilcoxon
+    reverse: Wilcoxon
     effect: Effect
 
 
@@ -146,6 +151,7 @@ def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None)
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
     return _compare(
+        tables[0].metric,
         pairs,
         all_columns(tables),
         lambda place: {index: table.cells[place].mean for index, table in enumerate(tables) if place in table.cells},
@@ -154,10 +160,26 @@ def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> li
 
 def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column of one table, tests over the seeds that both methods ran with."""
-    return _compare(pairs, table.columns, lambda place: table.cells[place].scores if place in table.cells else {})
+    return _compare(
+        table.metric,
+        pairs,
+        table.columns,
+        lambda place: table.cells[place].scores if place in table.cells else {},
+    )
+
+
+def leads(table: Table, row: str, column: Column) -> bool:
+    """Whether a row is significantly better than every other one of its column, over the seeds of each pair.
+
+    All of these tests have to reject, so that their number needs no adjustment.
+    """
+    pairs = [(row, other) for other in table.competing(column) if other != row]
+    tests = [test for test in over_seeds(table, pairs) if test.column == column]
+    return bool(pairs) and len(tests) == len(pairs) and all(test.result.is_significant for test in tests)
 
 
 def _compare(
+    metric: Metric,
     pairs: Sequence[tuple[str, str]],
     columns: Sequence[Column],
     values_of: Callable[[Place], Mapping[Label, float]],
@@ -168,7 +190,8 @@ def _compare(
         left, right = values_of((method, column)), values_of((other, column))
         common = [key for key in left if key in right]
         if common:
-            pairs_of_values = [left[key] for key in common], [right[key] for key in common]
-            result, effect = wilcoxon_greater(*pairs_of_values), effect_of(*pairs_of_values)
-            comparisons.append(Comparison(method, other, column, result, effect))
+            ours, theirs = [left[key] for key in common], [right[key] for key in common]
+            tests = wilcoxon_greater(ours, theirs), wilcoxon_greater(theirs, ours)
+            better, worse = tests if metric.mode == "max" else reversed(tests)
+            comparisons.append(Comparison(method, other, column, better, worse, effect_of(ours, theirs)))
     return comparisons

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from raysim.reporting.gains import best_on_average
 from raysim.reporting.render import signed
-from raysim.reporting.significance import LEVEL, Comparison, holm
-from raysim.reporting.tables import Cell, Table, all_rows, heading, text
+from raysim.reporting.significance import LEVEL, Comparison, holm, leads
+from raysim.reporting.tables import Cell, Column, Table, all_rows, heading, text
+
+#: A column of a table in which several rows compete.
+Contest = tuple[Table, Column]
 
 
 def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
@@ -28,20 +31,25 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
 
 
 def on_average(tables: Sequence[Table]) -> str:
-    """Which row has the best average over the tables, column by column."""
-    ranked, digits = best_on_average(tables), tables[0].metric.digits
+    """Which rows have the best average over the tables, column by column; rows that print the same number are told together."""
+    ranked, metric = best_on_average(tables), tables[0].metric
     best = []
-    for column, ((first, average), (second, next_average), *_) in ranked.items():
+    for column, rows in ranked.items():
         where = f" at {heading(tables[0].names, column)}" if tables[0].names else ""
-        best.append(f"{first}{where} ({average.mean:.{digits}f}; next {second}, {next_average.mean:.{digits}f})")
+        printed = {row: f"{average.mean:.{metric.digits}f}" for row, average in rows}
+        first = next(iter(printed.values()))
+        tied = [row for row, number in printed.items() if number == first]
+        behind = next((f"; next {row}, {number}" for row, number in printed.items() if number != first), "")
+        best.append(f"{' and '.join(tied)}{where} ({first}{' each' if len(tied) > 1 else ''}{behind})")
     most = max((rows[0][1].n for rows in ranked.values()), default=0)
-    return f"Best on average over {most} tables: {'; '.join(best)}." if best else ""
+    return f"{metric.first.capitalize()} on average over {most} tables: {'; '.join(best)}." if best else ""
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
-    """In how many columns a row (or, without one, the row that wins most) is best, and who else is.
+    """In how many columns a row (or, without one, the row that leads most) has the best mean, and who else has.
 
-    Columns with one row do not count. Upper bounds do not compete; a second sentence names them.
+    Rows that print the same mean tie. A row is called best only where tests over seeds tell it from every other one.
+    Columns with one row do not count. Upper bounds do not compete; a last sentence names them.
     """
     bounds = [row for row in all_rows(tables) if any(row in table.bounds for table in tables)]
     named = f" Upper bound, trained on all examples together and not ranked: {', '.join(bounds)}." if bounds else ""
@@ -53,24 +61,40 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     if not contests:
         return "No column holds two rows that could be compared."
     rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
+    first: dict[str, list[Contest]] = {row: [] for row in rows}  # alone
+    tied, second = ({row: 0 for row in rows} for _ in range(2))
+    for table, column in contests:
+        marks = {row: table.marks.get((row, column)) for row in table.competing(column)}
+        leaders = [row for row, mark in marks.items() if mark == "best"]
+        for row, mark in marks.items():
+            tied[row] += mark == "best" and len(leaders) > 1
+            second[row] += mark == "second"
+            first[row] += [(table, column)] if leaders == [row] else []
+    lead, *others = sorted(rows, key=lambda row: (row != subject, -len(first[row]), -tied[row], -second[row]))
+    metric, count = tables[0].metric, sum(lead in table.competing(column) for table, column in contests)
+    inside = "; ".join(heading(table.names, column) for table, column in first[lead])
+    has_places = len(tables) == 1 and tables[0].names and 0 < len(first[lead]) < count
+    words = (
+        f"{lead} has the {metric.first} mean in {len(first[lead])} of {count} column{'s' if count > 1 else ''}"
+        f"{f' ({inside})' if has_places else ''}{f', ties for it in {tied[lead]}' if tied[lead] else ''} and the second "
+        f"{metric.first} in {second[lead]}"
+    )
+    ahead = ", ".join(f"{row} in {len(first[row])}" for row in others if first[row])
+    ties = ", ".join(f"{row} in {tied[row]}" for row in others if tied[row])
+    words += f"; also {metric.first}: {ahead}" if ahead else ""
+    words += f"; tied: {ties}" if ties else ""
+    return f"{words}. {_told_apart(first)}".strip()
 
-    def marked(mark: str) -> dict[str, list[str]]:
-        """Row -> headings of the columns where it has the mark."""
-        return {
-            row: [heading(t.names, column) for t, column in contests if t.marks.get((row, column)) == mark]
-            for row in rows
-        }
 
-    best, second = marked("best"), marked("second")
-    lead, *others = sorted(rows, key=lambda row: (row != subject, -len(best[row]), -len(second[row])))
-    contests = [(table, column) for table, column in contests if lead in table.competing(column)]
-    best, second = marked("best"), marked("second")
-    has_places = len(tables) == 1 and tables[0].names and 0 < len(best[lead]) < len(contests)
-    inside = f" ({'; '.join(best[lead])})" if has_places else ""
-    count = f"{len(contests)} column{'s' if len(contests) > 1 else ''}"
-    also = ", ".join(f"{row} in {len(best[row])}" for row in others if best[row])
-    other = f"; {'also best' if best[lead] else 'best'}: {also}" if also else ""
-    return f"{lead} is best in {len(best[lead])} of {count}{inside} and second best in {len(second[lead])}{other}."
+def _told_apart(first: Mapping[str, Sequence[Contest]]) -> str:
+    """Which rows tests over seeds tell from every other row of a column where their mean comes first; "" without seeds."""
+    if not any(table.cells[row, column].n for row, contests in first.items() for table, column in contests):
+        return ""
+    best = {row: sum(leads(table, row, column) for table, column in contests) for row, contests in first.items()}
+    named = ", ".join(f"{row} in {count}" for row, count in best.items() if count)
+    if not named:
+        return f"Tests over seeds tell none of these leads from chance (p < {LEVEL:g}), so no row is called best."
+    return f"Best, by tests over seeds against every other row (p < {LEVEL:g}): {named}."
 
 
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
@@ -132,9 +156,24 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
         sentences.append(
             f"Adjusted for all {len(adjusted)} tests (Holm), p stays below that level in {count} of these cases."
         )
+    if sentences and len({item.method for item in comparisons}) == 1:
+        sentences.append(_other_way(comparisons, names))
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):
         sentences.append("With fewer than five pairs this test cannot reach that level.")
     return " ".join(sentences)
+
+
+def _other_way(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+    """Which rows are significantly better than the one that was tested against them."""
+    method = comparisons[0].method
+    by_row: dict[str, list[Comparison]] = {}
+    for item in comparisons:
+        if item.reverse.is_significant:
+            by_row.setdefault(item.other, []).append(item)
+    if not by_row:
+        return f"The other way round, no row is significantly better than {method}."
+    named = "; ".join(f"{row}{_at(items, names)}" for row, items in by_row.items())
+    return f"The other way round, significantly better than {method}: {named}."
 
 
 def _at(items: Sequence[Comparison], names: Sequence[str]) -> str:

@@ -118,9 +118,11 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 
 def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
-    """`alpha = 0.1, rho = 1`, or `alpha = 0.1, no label rho`; the only column of a table is named after its quantity."""
-    pairs = zip(names, column, strict=True)
-    return ", ".join(f"no label {n}" if value is None else f"{n} = {text(value)}" for n, value in pairs) or quantity
+    """`alpha = 0.1, rho = 1`, without the labels that the column lacks; a column without labels is named by its quantity."""
+    pairs = [(name, value) for name, value in zip(names, column, strict=True) if value is not None]
+    return ", ".join(f"{name} = {text(value)}" for name, value in pairs) or (
+        f"no {', '.join(names)}" if names else quantity
+    )
 
 
 def text(value: Label | None) -> str:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,10 @@ import pyarrow as pa
 
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
+from raysim.core.texts import cells
 from raysim.engine.metrics import RoundRecord
+from raysim.folders.files import sync_file, sync_folder
+from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
 from raysim.running.album import Album, Picture
 from raysim.running.board import Board
@@ -67,7 +71,9 @@ class Recorder:
         self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
         self._open_progress()
         folder.drop_clients(first_round)
+        self._chain = record_chain(folder, first_round)
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
+        self._arrays: list[Path] = []  # likewise
         self._confusion: np.ndarray | None = None  # likewise
         self._board = Board(folder.path, first_round, self.rows)
         self._album = Album(self._show)
@@ -81,6 +87,7 @@ class Recorder:
         values = {intern(name): repr(float(value)) for name, value in record.metrics.items()}
         row = {"round": str(number), **values}
         self.rows.append(row)
+        self._chain.add_row(self.folder.progress.name, row)
         if new := [name for name in row if name not in self._columns]:  # a method's metrics are known once it logs them
             self._columns += new
             self._csv.close()
@@ -93,7 +100,7 @@ class Recorder:
         if record.weights.size and np.isfinite(record.weights).any():
             self._board.histogram("weights/all", number, record.weights[np.isfinite(record.weights)])
         if record.arrays:
-            self.folder.write_arrays(number, record.arrays)
+            self._arrays.append(self.folder.write_arrays(number, record.arrays))
         if record.confusion is not None:
             self._confusion = record.confusion
         if self._is_pictured(number):
@@ -115,16 +122,24 @@ class Recorder:
     def _is_pictured(self, number: int) -> bool:
         return number % max(1, self.num_rounds // 8) == 0
 
-    def flush(self) -> None:
-        """Make everything so far durable; called before each checkpoint."""
+    def flush(self) -> Mapping[str, str]:
+        """Make everything so far durable; called before each checkpoint, which keeps the checksums that this returns."""
         if self._tables:
-            self.folder.append_clients(pa.concat_tables(self._tables))
+            part = self.folder.append_clients(pa.concat_tables(self._tables))
+            self._chain.add_file(self.folder.clients.name, part)
             self._tables = []
+        for path in self._arrays:
+            sync_file(path)
+            self._chain.add_file(self.folder.arrays.name, path)
+        if self._arrays:
+            sync_folder(self.folder.arrays)
+            self._arrays = []
         os.fsync(self._csv.fileno())
         if self._confusion is not None:
             self._write_confusion(self._confusion)
             self._confusion = None
         self._board.flush()
+        return self._chain.links
 
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
@@ -164,8 +179,8 @@ class Recorder:
         """confusion.csv: test examples by true class (row) and predicted class."""
         with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["true class", *self.classes])
-            writer.writerows([name, *row] for name, row in zip(self.classes, matrix.tolist(), strict=True))
+            writer.writerow(cells(["true class", *self.classes]))
+            writer.writerows(cells([name, *row]) for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
     def _pictures(self, record: RoundRecord) -> Iterator[Picture]:
         """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""

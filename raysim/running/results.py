@@ -133,6 +133,7 @@ class Run:
             height, width, channels = facts["image_shape"]
             spec = model_spec(config, facts["num_classes"], (height, width, channels))
         module = build_model(spec, seed=config.seed)
+        self._files.check_unchanged(self._files.model)
         with _sound(self._files.model):
             module.load_state_dict(load_file(self._files.model))
         return module.eval()

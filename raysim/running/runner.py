@@ -29,6 +29,7 @@ from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.engine.transport import unpack
 from raysim.folders.files import write_file
+from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder, changes
 from raysim.folders.storage import held, open_run_folder
 from raysim.models.trained import trained_tensors
@@ -164,7 +165,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         raise RunExists(f"run {name!r} exists, unfinished, and resume is never", where, f"set resume=auto, {other}")
     try:
         before = folder.read_config()
-        partition, rounds_before = folder.read_json(folder.partition)["checksum"], int(before["rounds"])
+        partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
+        is_same_partition = partition["checksum"] == plan.manifest.checksum
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
         if is_finished:
             raise RunExists(f"run {name!r} is finished", where, other) from error
@@ -186,11 +188,8 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
     if is_longer and (cause := plan.depends_on_length):
         text = f"the {kind} in {where} has {rounds_before} rounds, and {cause} depends on that; choose another name"
         faults.append(Fault("rounds", text))
-    if not faults and partition != plan.manifest.checksum:
-        key, what = (
-            ("partition.file", "the partition in it") if config.partition.scheme == "file" else ("data", "the set")
-        )
-        faults.append(Fault(key, f"{what} changed since the {kind} in {where} began; choose another name"))
+    if not faults and not is_same_partition:
+        faults.append(_other_partition(plan, partition, f"the {kind} in {where}"))
     if not faults and folder.weights.is_file() and folder.weights.read_bytes() != weights.encode():
         text = f"the weights in {config.model.pretrained or 'no file'} changed since the {kind} in {where} began"
         faults.append(
@@ -205,9 +204,9 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         _say(
             f"run {name!r} has no checkpoint yet (one is written every {config.checkpoint.every_s:g} s): it begins again"
         )
-    if checkpoint is not None and (missing := folder.missing_records(checkpoint.next_round)):
+    if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "put the file back, or delete this folder to run it anew"
-        raise RaysimError(f"run {name!r} cannot be resumed: {missing}", where, remedy)
+        raise RaysimError(f"run {name!r} cannot be resumed: {damage}", where, remedy)
     if is_longer or has_other_stop:
         folder.write_config(now)
     if is_finished:
@@ -215,6 +214,17 @@ def open_run(plan: Plan, folder: RunFolder, store: CheckpointStore, uri: str = "
         for result in (folder.summary, folder.model):  # of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint
+
+
+def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
+    """For a run whose partition is another one than the plan's. before: its partition.json; run: what to call it."""
+    key, what = "data", "the set"
+    if plan.config.partition.scheme == "file":
+        key, what = "partition.file", "the partition in it"
+    text = f"{what} changed since {run} began"
+    if plan.manifest.test_sizes is not None and "test_sizes" not in before:  # older versions left it out
+        text = f"{run} does not say whose its test rows are; an older version began it"
+    return Fault(key, f"{text}; choose another name")
 
 
 def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:

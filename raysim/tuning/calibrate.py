@@ -259,8 +259,12 @@ def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
 
 
 def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
-    joint = load_file(_folder(pair.joint).model)
-    with np.load(_folder(pair.federated).path / "arrays" / "round_00000.npz") as arrays:
+    run, federated = _folder(pair.joint), _folder(pair.federated)
+    logged = federated.arrays / "round_00000.npz"
+    run.check_unchanged(run.model)
+    federated.check_unchanged(logged)
+    joint = load_file(run.model)
+    with np.load(logged) as arrays:
         is_active = arrays["keep_factors.num_steps"] > 0
         layers = arrays["livar.importance_a:columns"].tolist()
 

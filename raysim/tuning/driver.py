@@ -71,6 +71,8 @@ def run_sweep(
     with RunFolder(sweep.folder).locked(kind="sweep"):
         copy.fetch()
         before = start_sweep(sweep)
+        for note in sweep.notes:
+            say(note)
         for name, faults in sweep.refused.items():
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]

@@ -20,6 +20,7 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.texts import cells
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
@@ -158,7 +159,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
     for name, faults in sweep.refused.items():
         rows.append([name, *("" for _ in labels), "refused", "", "", "", "; ".join(map(str, faults))])
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows(map(cells, rows))
     write_file(sweep.folder / "results.csv", text.getvalue().encode())
     best = best_trial(sweep, outcomes)
     if best is None:
@@ -173,8 +174,6 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 def _as_run(trial: SweepTrial) -> dict[str, object]:
     """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
-    if config["local"]["steps"] is not None:
-        del config["local"]["epochs"]  # one or the other
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
 
 

@@ -17,12 +17,16 @@ from raysim.config import (
     TuneGroup,
     folder_of,
     located,
-    nearest,
     parse_config,
+    parse_overrides,
     parse_report,
     read_config,
     sweep,
 )
+from raysim.config.clashes import clashes, library_faults
+from raysim.config.labels import values_of
+from raysim.config.layers import Tell, labels_of_axes, layered, silent
+from raysim.config.yaml_text import flow_parts
 from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
@@ -79,6 +83,7 @@ class Sweep:
       trials: all of them; of a search that learns, those that it has chosen so far.
       refused: trial -> its faults, where `tune.skip_refused` leaves such trials out, or a search chose them.
       search: what chooses further trials, if anything does.
+      notes: which settings of its axes lose to those of later ones.
     """
 
     folder: Path
@@ -88,6 +93,7 @@ class Sweep:
     refused: Mapping[str, tuple[Fault, ...]]
     place: str
     search: Search | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def checked(self) -> tuple[SweepTrial, ...]:
@@ -103,77 +109,56 @@ class Sweep:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_sweep(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_sweep(
+    path: Path | None, overrides: Sequence[str] = (), *, is_scaled: bool = False, tell: Tell = silent
+) -> dict[str, Any]:
     """The raw configuration of a sweep; in overrides `a.b=1,2` is a grid and `a.b=[1,2]` one list.
 
     An override of an axis of the file replaces what it ranges over: by values, or by some of its labels.
 
+    Args:
+      tell: hears what labels and `scale` lose to the overrides.
     Raises:
-      ConfigError: as read_config; or an unknown label.
+      ConfigError: as read_config and layered; or an unknown label.
     """
-    known = sweep.axes_as_written(read_config(path))
-    prefixes = tuple(f"tune.{name}." for name in sweep.SPACES)
-
-    def is_axis(override: str) -> bool:
+    raw, source = read_config(path), str(path) if path else "the command line"
+    labels = labels_of_axes(raw, source, is_scaled=is_scaled)
+    plain: list[str] = []
+    axes: dict[str, list[Any]] = {}
+    for override in overrides:
         key, equals, text = override.partition("=")
-        return bool(equals) and (key in known or key.startswith(prefixes) or len(_split(text)) > 1)
-
-    raw = read_config(path, [override for override in overrides if not is_axis(override)])
-    for override in filter(is_axis, overrides):
-        key, _, text = override.partition("=")
-        if key.startswith(prefixes):
-            sweep.assign(raw, key, _value(key, text))
+        key = key.strip()
+        parts = _parts(text, [*labels.get(key, []), *values_of(raw, key)])
+        if not equals or key.startswith(sweep.AXES) or (key not in labels and len(parts) < 2):
+            plain.append(override)
         else:
-            kind = "choice" if raw.get("tune", {}).get("search") == "optuna" else "grid_search"
-            place = sweep.key_of(raw, key) if key in known else f"tune.param_space.{key}"
-            sweep.assign(raw, place, {kind: _options(raw, key, _split(text))})
-    return raw
+            axes[key] = [choice for part in parts for choice in _chosen(key, part, labels.get(key) or [])]
+    return layered(raw, parse_overrides(plain), source, axes=axes, is_scaled=is_scaled, tell=tell)
 
 
-def _split(text: str) -> list[str]:
-    """The text cut at commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "[{":
-            depth += 1
-        elif letter in "]}":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    return [part.strip() for part in parts]
+def _parts(text: str, choices: Sequence[object]) -> list[str]:
+    """The text cut at commas as YAML has it, unless all of it is one of the choices."""
+    return [text.strip()] if text.strip() in map(str, choices) else flow_parts(text)
+
+
+def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
+    """What a part of an override chooses: a value, or a label, which may be in quotes, or labels in a list."""
+    if part in map(str, labels):
+        return [part]
+    value = _value(key, part)
+    return value if labels and isinstance(value, list) else [value]
 
 
 def _value(key: str, text: str) -> object:
     """What YAML makes of the text; a fault names the last part of the key."""
-    (value,) = read_config(None, [f"{key.rpartition('.')[2]}={text}"]).values()
+    (value,) = parse_overrides([f"{key.rpartition('.')[2]}={text}"]).values()
     return value
-
-
-def _options(raw: sweep.Raw, key: str, parts: Sequence[str]) -> object:
-    """Values of an axis given on the command line, or the settings behind labels of an axis of the file."""
-    domain = sweep.axes_as_written(raw).get(key)
-    if not isinstance(domain, Mapping) or len(domain) != 1:  # a new axis, or one that is replaced
-        domain = {"grid_search": None}
-    named = sweep.named_settings(raw, key, domain)
-    if not isinstance(named, Mapping):
-        return [_value(key, part) for part in parts]
-    labels = {str(label): label for label in named}
-    if unknown := [part for part in parts if part not in labels]:
-        faults = [Fault(key, f"has no label {part!r}. {nearest(part, list(labels))}") for part in unknown]
-        raise ConfigError(faults, "the command line")
-    return {labels[part]: named[labels[part]] for part in parts}
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
-def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = False) -> Sweep:
+def plan_sweep(raw: sweep.Raw, source: str, draws: Draws) -> Sweep:
     """All trials of a sweep with everything checked: nothing has been started or written.
 
     The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
@@ -185,16 +170,19 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
     Raises:
       ConfigError: every fault of the sweep and of all its trials.
     """
-    whole = dict(sweep.scaled(raw, source) if is_scaled else raw)
+    whole = dict(raw)
     base = _base(whole, source)
-    name = base.name or Path(source).stem + (sweep.SCALED if is_scaled else "")
+    name = base.name or Path(source).stem
     storage = located(base).storage
     if faults := storage_faults(storage):
         raise ConfigError(faults, source)
     place = place_of(storage, name)
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source, draws)
-    planner, probe = (Planner(whole, source, storage, name, is_scaled=is_scaled) for _ in range(2))
+    faults, notes = clashes(whole, source)
+    if faults := library_faults(whole) + faults:
+        raise ConfigError(faults, source)
+    planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
         from raysim.tuning.search import Search, end_points, search_faults  # need Tune, as nothing else here does
@@ -212,7 +200,7 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws, *, is_scaled: bool = F
         if idle := planner.idle(trials):
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
-    planned = Sweep(folder, base, tuple(trials), whole, refused, place, search)
+    planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
     report = parse_report(whole.get("report"), source)
     if faults := _tune_faults(base.tune, report, planned.checked):
         raise ConfigError(faults, source)

@@ -49,8 +49,8 @@ class Planner:
       storage, name: where the sweep is.
     """
 
-    def __init__(self, raw: sweep.Raw, source: str, storage: str, name: str, *, is_scaled: bool):
-        self._raw, self._source, self._is_scaled = raw, source, is_scaled
+    def __init__(self, raw: sweep.Raw, source: str, storage: str, name: str):
+        self._raw, self._source = raw, source
         self._storage, self._name = storage, name
         self._axes = sweep.axes(raw, source)
         self._taken: set[str] = set()
@@ -72,7 +72,7 @@ class Planner:
     def plan(self, name: str, values: Mapping[str, object]) -> SweepTrial:
         """The checked trial of that name. Raises ConfigError with all its faults; the name is then taken, too."""
         self._taken.add(name)
-        single = sweep.trial(self._raw, values, self._source, is_scaled=self._is_scaled)
+        single = sweep.trial(self._raw, values, self._source)
         self._idle |= single.idle
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = check({**single.raw, **place}, self._source, validates=self._validates)

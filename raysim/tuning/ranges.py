@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -38,14 +39,10 @@ def draws(name: str, arguments: Any) -> Range:
     """
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
-    make = getattr(tune, name)
     try:
-        if name == "choice":
-            domain = make(list(arguments))
-        else:
-            domain = make(**arguments) if isinstance(arguments, Mapping) else make(*arguments)
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+        domain = tune.choice(list(arguments)) if name == "choice" else _domain(name, arguments)
+    except (TypeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r}: {error}") from error
 
     def draw(generator: np.random.Generator) -> object:
         value = domain.sample(random_state=generator)
@@ -56,11 +53,44 @@ def draws(name: str, arguments: Any) -> Range:
 
     try:
         draw(np.random.default_rng(0))  # Tune looks at some bounds only here
-    except (ArithmeticError, TypeError) as error:
-        raise ValueError(f"{name} cannot take {arguments!r} ({error})") from error
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot take {arguments!r}: {error}") from error
     count = len(domain.categories) if isinstance(domain, Categorical) else 0
     ends = [at((index + 0.5) / count) for index in range(count)] or [at(2.0**-53), at(LAST)]
     return Range(draw, at, tuple(ends), domain)
+
+
+def _domain(name: str, arguments: object) -> Any:
+    """Tune's domain, its arguments looked at first: Tune looks at few, and does not say what to mend. Raises ValueError."""
+    make = getattr(tune, name)
+    signature = inspect.signature(make)
+    takes = ", ".join(each for each in signature.parameters if each != "base")
+    try:
+        if isinstance(arguments, Mapping):
+            named = signature.bind(**arguments).arguments
+        else:
+            named = signature.bind(*(arguments if isinstance(arguments, list | tuple) else [arguments])).arguments
+    except TypeError:
+        raise ValueError(f"it takes {takes}") from None
+    kind, word = (int, "an integer") if "randint" in name else (int | float, "a number")
+    for argument, value in named.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{argument} must be {word}, got {value!r}")
+    low, high, step, deviation = (named.get(each) for each in ("lower", "upper", "q", "sd"))
+    if step is not None and step <= 0:
+        raise ValueError(f"the step q must be above 0, got {step}")
+    if deviation is not None and deviation <= 0:
+        raise ValueError(f"the standard deviation sd must be above 0, got {deviation}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"lower is {low} and upper {high}; exchange them")
+    if low == high and "randint" in name:
+        raise ValueError(f"upper is left out, and nothing lies between {low} and {high}; raise it")
+    if low is not None and "log" in name and low <= 0:
+        raise ValueError(f"lower must be above 0 for a logarithm, got {low}")
+    bounds = [] if step is None or "randint" in name else [each for each in (low, high) if each is not None]
+    if any(abs(each / step - round(each / step)) > 1e-6 for each in bounds):
+        raise ValueError(f"lower and upper must be multiples of the step q, {step}")
+    return make(**named)
 
 
 class _Share(np.random.Generator):

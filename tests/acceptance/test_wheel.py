@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 import raysim
 
@@ -84,7 +88,7 @@ def test_verbs_that_need_no_run(command, tmp_path):
     schema, methods, report, _ = command("python", "-c", code).split("=====\n")
     assert "LocalGroup" in json.loads(schema)["$defs"]
     assert "fedprox" in methods
-    assert "FedVG is best in 8 of 25 columns" in report
+    assert "FedVG has the highest mean in 8 of 25 columns" in report
 
 
 @pytest.mark.slow
@@ -94,6 +98,45 @@ def test_a_recipe_with_a_class_mapping_runs_in_an_empty_folder(command, tmp_path
     assert "run directory" in text
     environment = json.loads((tmp_path / "runs" / "mine" / "env.json").read_text())
     assert (environment["packages"]["raysim"], environment["git_commit"]) == (raysim.__version__, None)
+
+
+RELATIVE = re.compile(r"\]\((?!\w+:)")
+
+
+def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere():
+    readme = runpy.run_path(str(PROJECT / "setup.py"), run_name="setup")["readme"]
+    text = (PROJECT / "README.md").read_text()
+    assert RELATIVE.search(text)
+    address = "https://code.example.org/raysim"
+    linked, plain = readme(text, address), readme(text, None)
+    assert not RELATIVE.search(linked)
+    assert f"![The report of a sweep: table and curves]({address}/raw/main/docs/pictures/front.png)" in linked
+    assert f"[docs/start.md]({address}/blob/main/docs/start.md)" in linked
+    assert not RELATIVE.search(plain)
+    assert "[Ray](https://docs.ray.io)" in plain
+    assert "\ndocs/start.md goes on from here" in plain
+    assert "front.png" not in plain
+    assert 'raysim.run("example:quickstart", name="mine_too"' in plain
+
+
+def test_metadata_says_what_it_is_for_whom_and_where_it_is_explained(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, tmp_path)
+    for folder in ("raysim", "configs", "cluster", "out"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(PROJECT / "raysim" / "version.py", tmp_path / "raysim")
+    (tmp_path / "raysim" / "__init__.py").touch()
+    code = "from setuptools.build_meta import prepare_metadata_for_build_wheel as make; make('out')"
+    output(sys.executable, "-c", code, cwd=tmp_path)
+    (file,) = tmp_path.glob("out/*.dist-info/METADATA")
+    metadata = email.message_from_string(file.read_text())
+    assert metadata["Summary"].startswith("A federated-learning simulator for research")
+    assert metadata["Keywords"].split(",") == yaml.safe_load((PROJECT / "CITATION.cff").read_text())["keywords"]
+    assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
+    assert any("arxiv.org/abs/2602.21399" in url for url in metadata.get_all("Project-URL"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload().startswith("# raysim\n")
+    assert not RELATIVE.search(metadata.get_payload())
 
 
 def test_the_versions_that_are_written_down_are_one():

@@ -63,6 +63,7 @@ def client_of(model: BoundModel, message: dict) -> ClientView:
         batches=lambda: [],
         validation_gradient=lambda mode: model.grad,
         validation_loss=lambda mode: 0.0,
+        accuracy=lambda held_out: 0.0,
         initial_state=lambda: start,
     )
 

@@ -79,10 +79,7 @@ def test_single_faults(root, tmp_path):
     assert "unknown key" in faults_of(raw_config(root, model={"widht": 3}))["model.widht"]
     assert "must be a number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
     assert "uniform and fedvg both decide" in faults_of(raw_config(root, ["uniform", "fedvg"]))["methods"]
-    assert (
-        "fedprox: mu must be >= 0, got -1"
-        in faults_of(raw_config(root, [{"fedprox": {"mu": -1}}]))["methods[0].fedprox"]
-    )
+    assert "mu must be >= 0, got -1" in faults_of(raw_config(root, [{"fedprox": {"mu": -1}}]))["methods[0].fedprox"]
     assert (
         "no prepared set 'cifar10'" in faults_of(raw_config(root, data={"root": str(root), "name": "cifar10"}))["data"]
     )
@@ -94,7 +91,7 @@ def test_what_only_building_shows_is_a_fault_too(root, tmp_path):
     for name in ("json:dumps", "tests.support.toys:no_method", "tests.no_module:x"):
         assert any(key.startswith("methods[0]") for key in faults_of(raw_config(root, [name])))
     assert "cannot write there" in faults_of(raw_config(root, data={"root": "/proc/nothing"}))["data"]
-    assert "inside storage" in faults_of(raw_config(root, name="../x"))["name"]
+    assert "not of dots alone" in faults_of(raw_config(root, name="../x"))["name"]
     (tmp_path / "map.yaml").write_text("dog: []")
     external = {"external": {"name": "digits", "mapping": str(tmp_path / "map.yaml")}}
     assert "not a mapping" in str(faults_of(raw_config(root, data={"root": str(root), "validation_set": external})))

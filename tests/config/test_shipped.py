@@ -76,3 +76,20 @@ def test_the_schema_knows_every_key_and_refuses_what_a_run_refuses():
     ):
         assert SCHEMA.is_valid(yaml.safe_load(raw)), raw
     assert SCHEMA.schema["$defs"]["LocalGroup"]["properties"]["lr"]["description"].startswith("client learning rate")
+
+
+def test_a_missing_file_names_the_file_beside_it_and_no_far_off_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text("rounds: 1\n")
+    (tmp_path / "other.yaml").write_text("rounds: 1\n")
+
+    def said(name: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            read_config(Path(name))
+        return str(error.value)
+
+    assert "Did you mean m.yaml?" in said("m")
+    assert f"Did you mean {tmp_path / 'other.yaml'}?" in said(str(tmp_path / "othr.yaml"))
+    assert "Did you mean" not in said("q")
+    assert "Did you mean example:quickstart?" in said("quickstart.yaml")
+    assert "paper:fedvg/table_A3" in said("fedvg/table_A3")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from methods import METHODS
+from raysim.cli.main import app
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.faults import options_model, validated
 from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
 from raysim.core.errors import ConfigError
+from raysim.folders.run_folder import changes
 from raysim.plan.check import check
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.ranges import draws
@@ -77,7 +81,7 @@ def test_every_key_and_option_refuses_values_in_words_of_our_own():
     assert [
         each for each in refused if not re.match(r"must (not )?be |unknown key|is missing|has the wrong form", each[2])
     ] == []
-    assert [each for each in refused if "[" in each[0]] == []
+    assert [each for each in refused if re.search(r"\[(?!\d+\])", each[0])] == []  # positions alone stand in brackets
 
 
 def all_options():
@@ -234,3 +238,73 @@ def test_trials_keep_their_settings_whatever_they_are_called(root):
 def test_overrides_say_where():
     with pytest.raises(ConfigError, match=r"local\.lr: value '\[1' is no valid YAML"):
         parse_overrides(["local.lr=[1"])
+
+
+def test_numbers_from_one_to_another_are_no_number():
+    """pydantic takes "0-3" for -3."""
+    for key, value in (("seed", "0-3"), ("rounds", "1 - 20")):
+        (fault,) = parse_config({key: value})[1]
+        assert fault.key == key
+        assert fault.message.startswith(f"must be one number, got {value!r}")
+        assert fault.message.endswith("several are written 0,1,2 behind `raysim tune`")
+    assert parse_config({"name": "0-3", "labels": {"alpha": "0-3"}, "seed": "3", "local": {"lr": "1e-3"}})[1] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({}, (1.0, None)),
+        ({"epochs": 5}, (5.0, None)),
+        ({"steps": 3}, (None, 3)),
+        ({"epochs": None, "steps": 3}, (None, 3)),
+        ({"epochs": None}, (1.0, None)),
+    ],
+)
+def test_local_work_is_counted_in_epochs_or_in_steps(given, counts):
+    config, faults = parse_config({"local": given})
+    assert (config.local.epochs, config.local.steps, faults) == (*counts, [])
+    again, faults = parse_config(config.model_dump(mode="json"))  # what --print-config and config.yaml hold is taken
+    assert (again, faults) == (config, [])
+
+
+def test_epochs_and_steps_both_written_are_a_clash_even_at_the_default():
+    (fault,) = parse_config({"local": {"epochs": 1, "steps": 3}})[1]
+    assert (
+        str(fault) == "local: steps and epochs are both set; keep one, and set the other to null if a file below has it"
+    )
+
+
+def test_a_run_of_an_older_version_with_steps_goes_on():
+    now = parse_config({"local": {"steps": 3}})[0].model_dump(mode="json")
+    older = {**now, "local": {**now["local"], "epochs": 1.0}}
+    assert changes(older, now) == []
+    assert changes({**older, "local": {**older["local"], "steps": None}}, now) == [("local.steps", None, 3)]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_file_is_no_run_of_the_defaults(text, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    (tmp_path / "above.yaml").write_text("base: c.yaml\n")
+    for name in ("c.yaml", "above.yaml"):
+        with pytest.raises(
+            ConfigError, match="file: is empty, and a run of it would be one of defaults alone; write what"
+        ):
+            read_config(tmp_path / name)
+
+
+def test_several_values_of_a_run_point_to_tune(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("rounds: 3\n")
+    for word, key in (
+        ("partition.alpha=0.1,0.5", "partition.alpha"),
+        ("seed=0, 1", "seed"),
+        ("methods=fedavg,fedvg", "methods"),
+    ):
+        result = CliRunner().invoke(app, ["run", str(path), word, "--print-config"])
+        (fault,) = result.exception.faults
+        assert fault.key == key
+        assert f"takes one value in a run, got {word.partition('=')[2]!r}; `" in fault.message
+        assert f"raysim tune {path} {shlex.quote(word)}` runs one after the other" in fault.message
+    result = CliRunner().invoke(app, ["run", str(path), "methods=[],[fedvg]"])
+    assert "several values make a sweep, for `raysim tune`" in str(result.exception)
+    assert CliRunner().invoke(app, ["run", str(path), "data.root=a,b", "--print-config"]).exit_code == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from raysim.core.method import Method, Partition
+from raysim.core.errors import RaysimError
+from raysim.core.method import Message, Method, Partition
 from raysim.core.stack import Stack, chain, conflicts
 
 
@@ -17,6 +20,8 @@ class View:
     weights: dict
     report: dict = field(default_factory=dict)
     total: object = None
+    clients: torch.Tensor = field(default_factory=lambda: torch.arange(2))
+    layout: object = field(default_factory=lambda: SimpleNamespace(by_name={"leaf": SimpleNamespace(shape=(3, 4))}))
 
 
 def test_gradients_go_through_every_method_the_first_one_innermost():
@@ -60,7 +65,7 @@ def test_a_part_of_a_chain_sees_the_weights_that_the_part_before_it_made():
         return {name: 2 * view.weights[name] for name in weights}
 
     both = chain("both", Method("first", weigh=doubles), Method("second", weigh=doubles))
-    weights = {"leaf": torch.ones(2)}
+    weights = {"leaf": torch.ones(2, dtype=torch.float64)}
     assert both.weigh(weights, View(weights))["leaf"].tolist() == [4, 4]
 
 
@@ -71,3 +76,108 @@ def test_a_claim_leaves_out_what_stands_behind_its_mark():
     assert conflicts([most, head], resources, ()) == []
     (fault,) = conflicts([Method("all", claims=frozenset({"weights:*"})), head], resources, ())
     assert "both decide weights:head" in fault
+
+
+# --- slips of the user's own hooks: each names the method, the hook, the file and the line ----------------------------
+
+PLACE = r".* in .*test_hooks\.py, line \d+, in "
+
+
+def run_grads(method):
+    view = SimpleNamespace(message={}, memory={}, scratch={})
+    step = Stack([method]).client_step({method.name: view}, None, lambda loss: lambda params, batch: params)
+    return step.gradient(torch.zeros(3), None)
+
+
+def run_loss(method):
+    step = Stack([method]).client_step({method.name: None}, lambda outputs, batch: outputs.sum(), None)
+    return step.loss(torch.zeros(3), None)
+
+
+def run_weigh(weight):
+    weights = {"leaf": torch.full((2,), 0.5, dtype=torch.float64)}
+    method = Method("mine", weigh=lambda weights, server: {"leaf": weight})
+    return Stack([method]).weigh(weights, lambda name, so_far: View(so_far))
+
+
+def run_server(function):
+    method = Method("mine", server_update=function)
+    return Stack([method]).server_update(torch.zeros(3), {}, lambda name: None)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (
+            lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params, batch: params[:2])),
+            r"its grads returned a tensor of shape \(2,\) from the function that it made" + PLACE,
+        ),
+        (
+            lambda: run_grads(chain("two", Method("mine", grads=lambda inner, client: lambda params, batch: None))),
+            "its grads returned NoneType from the function that it made, not a tensor" + PLACE,
+        ),
+        (
+            lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params: params)),
+            r"its grads made a function that cannot be called with \(params, batch\)" + PLACE,
+        ),
+        (
+            lambda: run_loss(Method("mine", loss=lambda inner, client: lambda outputs, batch: outputs)),
+            r"its loss returned a tensor of shape \(3,\) from the function that it made" + PLACE,
+        ),
+        (
+            lambda: Stack([Method("mine", broadcast=lambda sent, state: Message(torch.ones(2), {}))]).broadcast(
+                torch.ones(3), {}
+            ),
+            r"its broadcast returned a tensor of shape \(2,\) as the broadcast point" + PLACE,
+        ),
+        (
+            lambda: run_server(lambda update, state, server: (update[:2], state)),
+            r"its server_update returned a tensor of shape \(2,\) as the update" + PLACE,
+        ),
+        (
+            lambda: run_server(lambda update, state, server: (update, state, 1)),
+            "its server_update returned 3 values" + PLACE,
+        ),
+        (
+            lambda: run_weigh(torch.ones(3, dtype=torch.float64)),
+            r"its weigh returned weights of leaf with shape \(3,\)" + PLACE,
+        ),
+        (
+            lambda: run_weigh(torch.ones(2, 4, dtype=torch.float64)),
+            r"its weigh returned weights of leaf with shape \(2, 4\)" + PLACE,
+        ),
+        (lambda: run_weigh(torch.ones(2)), r"its weigh returned weights of leaf with .*float32" + PLACE),
+        (lambda: run_weigh(0.5), "its weigh returned weights of leaf with type float" + PLACE),
+        (
+            lambda: run_weigh(torch.full((2,), float("nan"), dtype=torch.float64)),
+            "its weigh returned weights of leaf that are not finite" + PLACE,
+        ),
+        (
+            lambda: Stack([Method("mine", grads=lambda inner: inner)]),
+            r"its grads cannot be called with \(gradient, client\)" + PLACE,
+        ),
+        (
+            lambda: chain("two", Method("mine", weigh=lambda: {})),
+            r"its weigh cannot be called with \(weights, server\)" + PLACE,
+        ),
+        (lambda: Stack([Method("mine", report=3)]), "its report is no function but of type int"),
+    ],
+)
+def test_a_slip_of_a_hook_names_method_file_and_line(act, words):
+    with pytest.raises(RaysimError, match="method mine: " + words):
+        act()
+
+
+def test_hooks_of_the_right_shapes_pass():
+    assert run_weigh(torch.ones(2, 3, dtype=torch.float64))["leaf"].shape == (2, 3)
+    assert run_loss(Method("mine", loss=lambda inner, client: inner)) == 0
+    assert run_grads(Method("mine", grads=lambda *anything: anything[0])).shape == (3,)
+
+
+def test_two_methods_of_the_users_own_that_clash_are_named_by_their_places():
+    first, second = (
+        Method(name, loss=lambda loss, client: loss, claims=frozenset({"criterion"})) for name in ("one", "two")
+    )
+    (fault,) = conflicts([first, second], ["criterion"], ())
+    assert "raysim methods" not in fault
+    assert fault.count("test_hooks.py, line ") == 2

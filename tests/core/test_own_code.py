@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 import yaml
 
 import raysim
+from raysim.core.digest import source_digest
 from raysim.core.errors import ConfigError, RaysimError
 
 SOURCES = Path(__file__).parents[2]
@@ -192,6 +194,73 @@ def test_functions_without_a_module_travel_everywhere(here):
     assert mine.model()(torch.zeros(1, 1, 8, 8)).shape == (1, 4)
 
 
+def made_pull(mu: float) -> raysim.Method:
+    """A method as a value, with an option inside."""
+
+    def grads(inner, client):
+        return lambda params, batch: inner(params, batch).add_(params - client.start, alpha=mu)
+
+    return raysim.Method("pull", grads=grads)
+
+
+SMALL = {"rounds": 2, "local": {"steps": 2}, "partition": {"num_clients": 4}, "resources": {"backend": "serial"}}
+
+
+def test_a_method_as_a_value_is_the_method_by_name_and_its_folder_says_so(here, root, capsys):
+    import my_method
+
+    data = {"root": str(root)}
+    by_name = raysim.run(SMALL, data=data, name="name", methods=[{my_method.pull: {"mu": 0.2}}], quiet=True)
+    by_value = raysim.run(SMALL, data=data, name="value", methods=[made_pull(0.2), "fedavgm"])
+    assert by_value.config["methods"][0].startswith(f"{__name__}:pull@")
+    same = raysim.run(SMALL, data=data, name="same", methods=[my_method.pull(mu=0.2)], quiet=True)
+    assert same.summary["params_sha256"] == by_name.summary["params_sha256"] != by_value.summary["params_sha256"]
+    note = f"{by_value.config['methods'][0]} is a value given from Python; no file holds it, so only the same call"
+    assert f"note: {note}" in capsys.readouterr().out
+    assert (by_value.folder / "config.yaml").read_text().startswith(f"# {note}")
+    assert not (by_name.folder / "config.yaml").read_text().startswith("#")
+
+
+def test_a_run_of_a_method_as_a_value_goes_on_with_the_same_value_only(here, root):
+    settings = {**SMALL, "data": {"root": str(root)}, "name": "cut"}
+    raysim.run(settings, methods=[made_pull(0.2)], quiet=True)
+    longer = raysim.run(settings, rounds=3, methods=[made_pull(0.2)], quiet=True)
+    through = raysim.run(settings, name="through", rounds=3, methods=[made_pull(0.2)], quiet=True)
+    assert longer.summary["params_sha256"] == through.summary["params_sha256"]
+    with pytest.raises(ConfigError, match=r"methods: is .*pull@.* but the finished run in .* has .*pull@"):
+        raysim.run(settings, rounds=4, methods=[made_pull(0.3)], quiet=True)
+    ended = command(here, "run", "runs/cut/config.yaml", "rounds=4")
+    assert ended.returncode == 2
+    assert "was given from Python as a value, and no file holds it. Give the same value to raysim.run" in ended.stderr
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_method_as_a_value_gives_the_same_bits_on_ray(here, root):
+    settings = {**SMALL, "data": {"root": str(root)}, "methods": [made_pull(0.2)]}
+    serial = raysim.run(settings, name="serial", quiet=True)
+    on_ray = raysim.run(settings, name="ray", resources={"backend": "ray", "trainers": 2}, quiet=True)
+    assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
+
+
+def test_the_digest_of_a_value_changes_with_what_it_holds():
+    def pull(mu: float = 0.1) -> raysim.Method:
+        return made_pull(mu)
+
+    class Scaled:
+        def __init__(self, factor: object):
+            self.factor = factor
+
+        def __call__(self, images):
+            return images * self.factor
+
+    same = [made_pull(0.1), made_pull(0.1)]
+    assert len({source_digest(each) for each in same}) == 1
+    others = [made_pull(0.1), made_pull(0.2), pull, partial(pull, mu=0.1), partial(pull, mu=0.2)]
+    others += [Scaled(2), Scaled(torch.tensor(2)), Scaled(torch.tensor(3)), Scaled]
+    others += [Scaled(2).__call__, Scaled(3).__call__, partial(torch.relu), partial(torch.tanh)]
+    assert len({source_digest(each) for each in others}) == len(others)
+
+
 def test_named_classifier_is_the_head(here):
     from raysim.models import ModelSpec, head_of
 
@@ -300,7 +369,10 @@ number = 3
     ("settings", "message"),
     [
         ({"model": {"name": "broken:failing_model"}}, r"model: .*boom.*broken\.py, line 7, in boom"),
-        ({"model": {"name": "broken:none"}}, r"model: .*returned NoneType.*nn\.Module.*broken\.py, line \d+, in none"),
+        (
+            {"model": {"name": "broken:none"}},
+            r"model: .*returned NoneType in .*broken\.py, line \d+, in none\. Return an nn\.Module",
+        ),
         ({"model": {"name": "broken:no_shape"}}, r"model\.name: takes no argument 'input_shape'.*in no_shape"),
         ({"model": {"name": "broken:taken"}}, r"model\.name: its option 'blocks' is a key of raysim's; rename it"),
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),

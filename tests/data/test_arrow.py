@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from raysim.core.errors import DataError
 from raysim.data.arrow import Batch, ImageSet, describe, in_batches, write_set
 from raysim.data.sources import prepare, set_path
+from raysim.folders.files import part_of
 from tests.support.image_sets import pixels, same
 
 
@@ -61,12 +62,22 @@ def test_damaged_set_is_refused_and_kept_set_is_verified(tmp_path):
     assert prepare("digits", tmp_path) == info
 
 
-def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path):
+def test_a_description_with_another_shape_is_refused(tmp_path):
+    path = tmp_path / "mine" / "mine.arrow"
+    write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
+    described = json.loads(describe(path).read_text())
+    describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1]}))
+    words = r"images of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
+    with pytest.raises(DataError, match=words):
+        ImageSet(path)
+
+
+def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path, monkeypatch):
     info = prepare("digits", tmp_path)
     path = set_path(tmp_path, "digits")
     before = path.read_bytes()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.symlink_to("/dev/full")  # every write fails as on a full disk
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "x")
+    part_of(path).symlink_to("/dev/full")  # every write fails as on a full disk
     with pytest.raises(DataError, match=rf"no space left .* in {path.parent}"):
         prepare("digits", tmp_path, again=True)
     assert sorted(file.name for file in path.parent.iterdir()) == ["digits.arrow", "digits.json"]

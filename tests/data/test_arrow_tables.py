@@ -11,6 +11,7 @@ import pytest
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import describe, in_batches, write_set
+from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from tests.support.image_sets import pixels, png, prepared, same
 
@@ -87,3 +88,10 @@ def test_columns_that_would_be_cut_or_guessed_are_refused(tmp_path, columns, wor
     _table(tmp_path / "a.parquet", **columns)
     with pytest.raises(DataError, match=words):
         prepare("parquet", tmp_path / "out", tmp_path)
+
+
+def test_a_size_is_refused_where_images_are_pixels_already(tmp_path):
+    path = tmp_path / "old.arrow"
+    write_set(path, "old", "ab", in_batches(pixels(4, 6, 6, 3), np.arange(4) % 2, 4))
+    with pytest.raises(DataError, match=r"these are pixels in .*old\.arrow.* let data\.resize"):
+        prepare("arrow", tmp_path / "out", path, options=Options(size=4))

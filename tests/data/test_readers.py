@@ -96,6 +96,13 @@ def test_cifar_is_read_from_its_pickles(name, tmp_path, monkeypatch):
         prepare(name, tmp_path / "out", tmp_path, again=True)
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "fashion_mnist"])
+def test_without_the_archives_the_reader_of_trees_is_named(name, tmp_path):
+    (tmp_path / "apple").mkdir()
+    with pytest.raises(DataError, match="or by --download; `raysim prepare folder` reads images in a tree CLASS/image"):
+        prepare(name, tmp_path / "out", tmp_path)
+
+
 @pytest.mark.parametrize("version", ["v4", "v6"])
 def test_cifar10_1_is_a_test_set_in_cifar10s_classes(version, tmp_path):
     images, labels = pixels(20, 32, 32, 3), np.arange(20) % 10
@@ -227,3 +234,12 @@ def test_truncated_npz_is_refused(tmp_path):
         file.truncate(5000)
     with pytest.raises(DataError, match=r"not readable .*mine.npz"):
         prepare("npz", tmp_path / "out", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["notes.npz", "notes.txt", "one.npy"])
+def test_a_file_that_is_no_npz_is_named_as_such(name, tmp_path):
+    (tmp_path / name).write_bytes(b"\x93NUMPY" if name == "one.npy" else b"a line of text")
+    with pytest.raises(
+        DataError, match=rf"a file that is no \.npz, a zip of arrays in .*{name}. Store the arrays by numpy"
+    ):
+        prepare("npz", tmp_path / "out", tmp_path / name)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import json
 import sys
 import textwrap
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import raysim
 from raysim.cli.main import app
-from raysim.core.errors import DataError
+from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
 from raysim.data.arrow import ImageSet, in_batches
 from raysim.data.reader_api import Options
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
-from tests.support.image_sets import pixels, prepared, same
+from raysim.plan.check import check
+from raysim.plan.check_own import prepare_by_name
+from tests.support.image_sets import class_tree, pixels, prepared, same
 
 
 def test_the_example_of_adding_a_set_works(tmp_path, monkeypatch):
@@ -90,8 +96,43 @@ def test_options_and_names_that_do_not_apply_are_refused(tmp_path):
         prepare("digits", tmp_path, options=Options(size=8))
     with pytest.raises(DataError, match=r"cifar10 has no option --count. Its options: --download"):
         prepare("cifar10", tmp_path, options=Options(count=8))
-    with pytest.raises(DataError, match="cannot be called"):
-        prepare("digits", tmp_path, save_as="../x")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../outside", "/tmp/outside", "a/b", "a\\b", "a\nb", "a\x1b[2J"])
+def test_a_set_stays_inside_its_root(name, tmp_path):
+    root = tmp_path / "root"
+    name = name.replace("/tmp", str(tmp_path))
+    read = "tests.data.test_sources:two_rows"
+    writes = [
+        lambda: prepare("digits", root, save_as=name or "."),
+        lambda: raysim.arrays(*two_rows(), name=name, root=root),
+        lambda: prepare_by_name(read, name, root, None, [], again=False),
+        lambda: set_path(root, name),
+    ]
+    for write in writes:
+        with pytest.raises(DataError, match=r"^a set cannot be called '.*Its name must be the name of one folder"):
+            write()
+    groups = {"name": {"name": name}, "test_sets": {"test_sets": [name]}, "reader": {"name": name, "reader": read}}
+    external = {"external": {"name": name, "mapping": "stl10_to_cifar10"}}
+    for data in (*groups.values(), {"validation_set": external}):
+        with pytest.raises(
+            ConfigError, match=r"data\.(name|test_sets|validation_set.*): must be the name of one folder"
+        ):
+            check({"data": {"root": str(root), **data}, "resources": {"backend": "serial"}}, "a test")
+    assert {path.name for path in tmp_path.rglob("*.arrow")} <= {"digits.arrow"}  # of the default in its place
+    assert {path.name for path in tmp_path.iterdir()} <= {"root"}
+
+
+def two_rows():
+    """Images and labels, as a reader returns them."""
+    return np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b", "a\n", "/a", "a/", "."])
+def test_a_run_stays_inside_its_storage(name, settings, tmp_path):
+    with pytest.raises(ConfigError, match=r"  name: (must be names of folders|has the wrong form)"):
+        check({**settings, "name": name}, "a test")
+    assert not list(tmp_path.iterdir())
 
 
 def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
@@ -105,11 +146,15 @@ def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
         prepare("cifar10", tmp_path / "out", tmp_path / "files", options=Options(download=True))
 
 
-def test_progress_counts_examples(tmp_path):
+def test_progress_counts_examples_and_before_them_files(tmp_path):
     seen = []
     prepare("shapes", tmp_path, options=Options(count=1100, size=8), on_progress=lambda *now: seen.append(now))
-    assert seen[-1] == (1100, 1100)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == ("images", 1100, 1100)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+    class_tree(tmp_path / "tree", ["a"])
+    seen.clear()
+    prepare("folder", tmp_path, tmp_path / "tree", on_progress=lambda *now: seen.append(now))
+    assert seen == [*(("checksums of source files", count, 3) for count in (1, 2, 3)), ("images", 3, 3)]
 
 
 def test_source_checksum_follows_names_and_contents(tmp_path):
@@ -120,3 +165,41 @@ def test_source_checksum_follows_names_and_contents(tmp_path):
     assert first == reader_api.files_checksum(files) != reader_api.files_checksum(files[::-1])
     (tmp_path / "b").write_bytes(b"3")
     assert reader_api.files_checksum(files) != first
+
+
+def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_path):
+    class_tree(tmp_path / "files", ["a"], each=1)
+    words = ["prepare", "folder", "--root", str(tmp_path / "files"), "--out", str(tmp_path / "out")]
+
+    def said(*more):
+        result = CliRunner().invoke(app, [*words, *more])
+        return result.exit_code, " ".join((result.output + result.stderr + str(result.exception)).split())
+
+    assert (
+        "--resize and --interpolation say how images come to a size in folder. Give --size, too"
+        in said("--resize", "squash")[1]
+    )
+    squashed = ("--size", "8", "--resize", "squash", "--interpolation", "bicubic")
+    for _ in range(2):  # made, then kept
+        status, text = said(*squashed)
+        assert status == 0
+        assert "resized: 8 x 8, squashed, bicubic" in text
+    assert "is there with images of 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
+    assert said()[0] == 0  # nothing is asked for: it is kept
+    assert said("--size", "8", "--again")[0] == 0
+    description = tmp_path / "out" / "folder" / "folder.json"
+    description.write_text(json.dumps({**json.loads(description.read_text()), "resize": ""}))  # of an older version
+    assert said("--size", "8")[0] == 0
+    assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]
+
+
+def test_the_command_says_how_far_a_long_preparation_is(tmp_path, monkeypatch):
+    from raysim import terminal
+
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    class_tree(tmp_path / "tree", ["a", "b"], each=4)
+    words = ["prepare", "folder", "--root", str(tmp_path / "tree"), "--out", str(tmp_path), "--as", "mine"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "preparing mine, checksums of source files: 25 %, 0:12 left\n" in result.output

@@ -229,3 +229,33 @@ def test_a_link_to_images_elsewhere_is_followed(tmp_path):
     for name in ("ant", "bee"):
         (tmp_path / "files" / name).symlink_to(tmp_path / "elsewhere" / name, target_is_directory=True)
     same(prepared("folder", tmp_path / "files", tmp_path / "out")[0], images, labels)
+
+
+def test_images_are_cut_or_squashed_to_a_square_bilinearly_or_bicubically(tmp_path):
+    wide = np.linspace(0, 255, 40 * 60 * 3).reshape(40, 60, 3).astype(np.uint8)
+    save_png(tmp_path / "files" / "a" / "1.png", wide)
+    whole, middle = Image.fromarray(wide), (10, 0, 50, 40)
+    ways = {
+        ("crop", "bilinear", "20 x 20, shorter side, the middle cut out, bilinear"): whole.resize((20, 20), 2, middle),
+        ("crop", "bicubic", "20 x 20, shorter side, the middle cut out, bicubic"): whole.resize((20, 20), 3, middle),
+        ("squash", "bilinear", "20 x 20, squashed, bilinear"): whole.resize((20, 20), 2),
+        ("squash", "bicubic", "20 x 20, squashed, bicubic"): whole.resize((20, 20), 3),
+    }
+    made = {}
+    for (way, interpolation, words), want in ways.items():
+        options = Options(size=20, resize=way, interpolation=interpolation)
+        source, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=options)
+        assert (images[0] == np.asarray(want)).all()
+        assert source.info.resize == words
+        made[words] = images.tobytes()
+    assert len(set(made.values())) == 4
+
+
+def test_the_resize_that_livars_code_does_is_that_of_torchvision(tmp_path):
+    transforms = pytest.importorskip("torchvision.transforms")
+    image = pixels(40, 60, 3)
+    save_png(tmp_path / "files" / "a" / "1.png", image)
+    options = Options(size=24, resize="squash", interpolation="bicubic")
+    _, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=options)
+    theirs = transforms.Resize((24, 24), interpolation=transforms.InterpolationMode.BICUBIC)(Image.fromarray(image))
+    assert (images[0] == np.asarray(theirs)).all()

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -162,10 +163,31 @@ def test_links_lead_to_files(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_every_key_has_a_meaning_and_the_page_of_keys_is_of_this_schema():
+@pytest.fixture(scope="module")
+def hooks():
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_first_page_of_the_site_is_the_readme_with_its_picture_and_links(hooks):
+    assert hooks.OUTSIDE["README.md"] == "index.md" in (ROOT / "mkdocs.yml").read_text()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    config = SimpleNamespace(repo_url=None)
+    text = hooks.on_page_markdown((ROOT / "README.md").read_text(), page, config, None)
+    assert "![The report of a sweep: table and curves](pictures/front.png)" in text
+    assert "make demo " in text
+    assert "raysim.run(" in text
+    targets = {match["target"] for match in LINK.finditer(text) if match["target"] and ":" not in match["target"]}
+    assert {"start.md", "cluster.md", "contributing.md", "notebooks/first_run.md"} <= targets
+    sources = {uri: place for place, uri in hooks.OUTSIDE.items()}
+    for target in targets:
+        place = ROOT / sources[target] if target in sources else ROOT / "docs" / target
+        assert place.exists() or place.with_suffix(".ipynb").exists(), target
+
+
+def test_every_key_has_a_meaning_and_the_page_of_keys_is_of_this_schema(hooks):
     page = hooks.keys_page()
     assert page == hooks.KEYS.read_text(), "make docs writes it anew"
     assert not re.findall(r"^\| `\w+` .*\|  \|$", page, re.MULTILINE)

@@ -23,7 +23,7 @@ METHODS = {
     "fedvg-spectral": [{"fedvg": {"norm": "spectral", "granularity": "layer"}}],
     "fedvg-update": [{"fedvg": {"norm": "update"}}],
     "fedvg-every": [{"fedvg": {"every": 2, "granularity": "layer", "buffers": "uniform"}}],
-    "fedvg-loss": [{"fedvg": {"score": "loss"}}],
+    "fedvg-loss": ["fedvg_loss"],
     "fedprox-fedavgm-fedvg": ["fedprox", "fedavgm", {"fedvg": {"granularity": "block"}}],
     "fa": ["fa"],
     "dfa": ["dfa"],

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
-from raysim.engine.checkpoint import CheckpointStore
+from raysim.engine.checkpoint import CheckpointStore, _digest_of
 from raysim.engine.messages import Snapshot
 from raysim.engine.simulation import Stopped, restore
 from raysim.plan.check import check
@@ -64,13 +65,29 @@ def start(path, *overrides):
 
 
 def listening(process):
-    """Addresses at which a process and its children take connections."""
+    """(address, port) pairs at which a process and its children take connections."""
     found = []
     for member in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             found += member.net_connections("tcp")
-    there = [connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN]
-    return {address.removeprefix("::ffff:") for address in there}
+    there = [connection.laddr for connection in found if connection.status == psutil.CONN_LISTEN]
+    return {(address.ip.removeprefix("::ffff:"), address.port) for address in there}
+
+
+def answers(address, port):
+    """Whether a connection is taken."""
+    try:
+        with socket.create_connection((address, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def outward_addresses():
+    """The addresses under which other machines know this one, and one of the loopback that nobody should listen at."""
+    known = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
+    outward = [each.address for each in known if each.family == socket.AF_INET and not each.address.startswith("127.")]
+    return [*outward, "127.0.0.2"]  # who listens at 0.0.0.0 is reached there, too, on a machine without a network
 
 
 @pytest.mark.slow
@@ -83,8 +100,11 @@ def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path)
     while time.monotonic() < deadline and not list(folder.glob("checkpoints/round-00000[3-9]")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
-    # Nobody reaches a local Ray from other machines.
-    assert listening(process) <= {"127.0.0.1", "::1"}
+    # Nobody reaches a local Ray from other machines: tried at every port.
+    places = listening(process)
+    assert {address for address, _ in places} <= {"127.0.0.1", "::1"}
+    assert any(answers("127.0.0.1", port) for _, port in places) == (backend == "ray")
+    assert not [(address, port) for address in outward_addresses() for _, port in places if answers(address, port)]
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + signal.SIGTERM), output
@@ -239,6 +259,23 @@ def test_an_edited_round_number_is_damage(tmp_path):
     assert CheckpointStore(tmp_path).latest().next_round == 2
 
 
+@pytest.mark.parametrize("name", ["../outside", "/{}/outside", "memory/../../outside", "round-000002/server"])
+def test_a_memory_outside_of_its_folder_is_not_read(name, tmp_path):
+    _stored(tmp_path / "checkpoints")
+    file, name = tmp_path / "checkpoints" / "round-000003" / "checkpoint.json", name.format(tmp_path)
+    fields = json.loads(file.read_text())
+    del fields["self"]
+    for suffix in (".json", ".safetensors"):  # sound files, by their checksums
+        memory = tmp_path / "checkpoints" / f"memory/client-000001-000003{suffix}"
+        (tmp_path / f"outside{suffix}").write_bytes(memory.read_bytes())
+    fields["sha256"][name] = fields["sha256"][fields["memories"]["1"]]
+    fields["memories"]["1"] = name
+    file.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
+    said = []
+    assert CheckpointStore(tmp_path / "checkpoints").latest(said.append).next_round == 2
+    assert f"{name!r} is no client memory" in said[0]
+
+
 def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     _stored(tmp_path)
     for path in tmp_path.glob("round-*/server.safetensors"):
@@ -292,3 +329,70 @@ def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, roo
         part.write_bytes(b"")
     with pytest.raises(RaysimError, match=words):
         quietly(plan)
+
+
+def _stopped_after(round_index, plan):
+    """Run a plan, and end it unfinished after a round."""
+
+    def stop(record):
+        if record.round_index == round_index:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+
+
+def _change_a_digit(path):
+    """Of the last number above 0 that the second line of a table has."""
+    head, line, rest = path.read_text().split("\n", 2)
+    cell = max(index for index, digit in enumerate(line) if digit in "123456789")
+    path.write_text("\n".join([head, f"{line[:cell]}{int(line[cell]) % 9 + 1}{line[cell + 1 :]}", rest]))
+
+
+def _rewrite(path):
+    """One number of a table of clients, in a file that is whole."""
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("weight")
+    weights = table.column("weight").to_numpy() + 0.5
+    pq.write_table(table.set_column(place, "weight", [weights]), path)
+
+
+CHANGES = {
+    "progress.csv": ("progress.csv", _change_a_digit),
+    "clients.parquet": ("clients.parquet/rounds-000001-000001.parquet", _rewrite),
+    "arrays": ("arrays/round_00001.npz", lambda path: np.savez_compressed(path, **{"fedvg.norms": np.ones((2, 2))})),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believed(kind, root, tmp_path):
+    plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
+    _stopped_after(2, plan)
+    file, change = CHANGES[kind]
+    change(tmp_path / "a" / file)
+    words = (
+        rf"^run 'a' cannot be resumed: {kind} changed since the checkpoint after round 3 in [^\n]*\. Put the file back"
+    )
+    with pytest.raises(RaysimError, match=words):
+        quietly(plan)
+    for path in (tmp_path / "a").glob(
+        "checkpoints/round-*/checkpoint.json"
+    ):  # as versions without these checksums wrote it
+        fields = {
+            name: value for name, value in json.loads(path.read_text()).items() if name not in ("records", "self")
+        }
+        path.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
+    assert quietly(plan)["rounds"] == 4
+
+
+def test_what_a_killed_process_left_after_its_checkpoint_changes_nothing(root, tmp_path):
+    plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
+    _stopped_after(1, plan)
+    folder = tmp_path / "a"
+    with open(folder / "progress.csv", "a") as file:  # two rows that no checkpoint knows, the second one torn
+        line = (folder / "progress.csv").read_text().splitlines()[-1]
+        file.write(f"2{line[1:]}\n3{line[1 : len(line) - 4]}")
+    (folder / "arrays" / "round_00002.npz").write_bytes(b"PK")
+    whole = quietly(plan_of(root, ["fedvg"], rounds=4, name="b", storage=str(tmp_path)))
+    assert quietly(plan)["params_sha256"] == whole["params_sha256"]
+    assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "b"))

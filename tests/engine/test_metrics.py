@@ -19,6 +19,7 @@ from raysim.engine.metrics import cohort_metrics, evaluation, spread
 from raysim.engine.plan import ClientBlock
 from raysim.plan.build import open_federation, sizes_of
 from raysim.plan.check import check
+from raysim.plan.find import further_metrics
 from raysim.running.record import judged
 from raysim.running.runner import execute
 from raysim.training.evaluate import Score
@@ -136,6 +137,24 @@ def top_2(labels, logits):
     assert labels.dtype == np.int64
     assert logits.dtype == np.float32
     return (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
+
+
+def writes(labels, logits):
+    """A metric that leaves nothing as it was."""
+    logits.fill(0.0)
+    labels.fill(0)
+    return 0.0
+
+
+def test_a_metric_that_writes_into_what_it_gets_changes_no_other(root):
+    names = ["tests.engine.test_metrics:writes", "tests.engine.test_metrics:top_2", "auroc"]
+    metrics = further_metrics(plan_of(root, evaluation={"metrics": names}).config)
+    labels, logits = np.array([0, 1, 1, 2]), np.eye(4, 3, dtype=np.float32)
+    kept = labels.copy(), logits.copy()
+    for metric in metrics.values():
+        metric(labels, logits)
+    assert (labels == kept[0]).all()
+    assert (logits == kept[1]).all()
 
 
 def test_metrics_do_not_depend_on_the_trainers(root, ray_pools):

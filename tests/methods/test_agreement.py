@@ -20,7 +20,6 @@ from methods.agreement import (
     update_agreement,
     weights_from_agreements,
 )
-from methods.fedvg import fedvg
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from tests.support.federations import plan_of, run, server_on
@@ -148,7 +147,7 @@ def cosine_weights(granularity, mode):
 @pytest.mark.parametrize("granularity", ["model", "layer", "block"])
 @pytest.mark.parametrize(("norm", "mode"), [("none", "eval"), ("batch", "train")])
 def test_weights_match_plain_loops(granularity, norm, mode, root):
-    method = {"fedvg": {"score": "cosine", "granularity": granularity, "val_mode": mode}}
+    method = {"fedvg_cosine": {"granularity": granularity, "val_mode": mode}}
     # 144 validation rows: no batch of one example, which the engine would put to the one before it.
     plan = plan_of(root, [method, SPY], model={"norm": norm}, cohort={"size": 5}, data={"validation": 0.0803})
     assert len(plan.manifest.validation) % 16 != 1
@@ -163,13 +162,13 @@ def test_weights_match_plain_loops(granularity, norm, mode, root):
         assert_close(got[name], torch.tensor(want, dtype=torch.float64), 10 * SHARE, name)
     if not idle or granularity != "layer":
         assert_same_state(server, naive, 10 * SHARE)
-    assert 0 <= record.metrics["fedvg/agreeing"] <= 5
-    assert record.arrays["fedvg.cosines"].shape == (5, len(server.layout.params))
+    assert 0 <= record.metrics["fedvg_cosine/agreeing"] <= 5
+    assert record.arrays["fedvg_cosine.cosines"].shape == (5, len(server.layout.params))
 
 
 def test_the_gradient_is_that_of_the_broadcast_point_and_taken_once(root, monkeypatch):
     """FedACG broadcasts another point than the global model."""
-    plan = plan_of(root, ["fedacg", {"fedvg": {"score": "cosine", "granularity": "auto"}}], model={"norm": "batch"})
+    plan = plan_of(root, ["fedacg", {"fedvg_cosine": {"granularity": "auto"}}], model={"norm": "batch"})
     server, asked = server_on(plan, root), []
     scorer = server.scorer
 
@@ -189,7 +188,7 @@ def test_the_gradient_is_that_of_the_broadcast_point_and_taken_once(root, monkey
 
 @pytest.mark.slow
 def test_any_number_of_trainers_gives_the_same_bits(root, ray_pools):
-    plan = plan_of(root, [{"fedvg": {"score": "cosine", "granularity": "layer"}}], model={"norm": "batch"})
+    plan = plan_of(root, [{"fedvg_cosine": {"granularity": "layer"}}], model={"norm": "batch"})
     expected = run(plan, root, rounds=2).params_sha256()
     assert [run(plan, root, pool, rounds=2).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
 
@@ -197,19 +196,16 @@ def test_any_number_of_trainers_gives_the_same_bits(root, ray_pools):
 def test_where_nobody_agrees_the_weights_stay(root, monkeypatch):
     """A gradient that leads up for everybody: the round is FedAvg's, whatever the mix."""
     plain = run(plan_of(root), root, rounds=1).params_sha256()
-    module = sys.modules["methods.fedvg"]  # its name in the package is the function's
+    module = sys.modules["methods.fedvg_cosine"]  # its name in the package is the function's
     monkeypatch.setattr(module, "agreements_of", lambda server, leaves, d: -torch.ones(7, len(leaves), 3).double())
     for mix in ("replace", "average"):
-        plan = plan_of(root, [{"fedvg": {"score": "cosine", "mix": mix}}])
+        plan = plan_of(root, [{"fedvg_cosine": {"mix": mix}}])
         assert run(plan, root, rounds=1).params_sha256() == plain
 
 
 def test_what_does_not_go_together_is_refused(root):
-    for options in ({"norm": "l2"}, {"layers": "module"}, {"every": 2}, {"as_in": "release"}):
-        with pytest.raises(ValueError, match="score 'cosine' has no norms"):
-            fedvg(score="cosine", **options)
-    method = {"fedvg": {"score": "cosine"}}
+    method = "fedvg_cosine"
     with pytest.raises(ConfigError, match="validation-set"):
         plan_of(root, [method], data={"root": str(root), "validation": 0})
     with pytest.raises(ConfigError, match=r"taken at the global model, which has no fc2\.weight"):
-        plan_of(root, [{"personal": {"layers": "head"}}, {"fedvg": {"score": "cosine", "leaves": "body"}}])
+        plan_of(root, [{"personal": {"layers": "head"}}, {"fedvg_cosine": {"leaves": "body"}}])

@@ -27,6 +27,12 @@ CASES = {
         {"alpha": 0.2, "max_grad_norm": 0.5},
         MOMENTUM,
     ),
+    "feddyn-examples": (
+        {"feddyn": {"alpha": 0.2, "weights": "examples"}},
+        NaiveFedDyn,
+        {"alpha": 0.2, "base": "examples"},
+        MOMENTUM,
+    ),
     "feddyn-fl-bench": (
         {"feddyn": {**FL_BENCH, "max_grad_norm": 0.5}},
         NaiveFedDyn,

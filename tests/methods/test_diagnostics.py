@@ -71,6 +71,24 @@ def test_drift_leaves_idle_clients_and_personal_layers_out(root):
     assert record.metrics["diagnostics/drift"] == pytest.approx(want, rel=1e-5)
 
 
+def test_drift_by_layer_matches_plain_loops(root):
+    methods = ["tests.support.toys:personal_head", "tests.methods.test_diagnostics:spy_updates"]
+    plan = plan_of(
+        root, [*methods, {"diagnostics": {"measures": ["layer_drift"]}}], partition={"alpha": 0.05}, cohort={"size": 12}
+    )
+    server, (record,) = measured(plan, root)
+    seen = server.method_state["spy_updates"]
+    updates = seen["updates"][seen["is_active"]].double()
+    want = []
+    for name in ("conv1", "conv2", "fc1"):  # fc2, the head, is personal
+        leaf = server.layout.by_name[f"{name}.weight"]
+        parts = updates[:, leaf.offset : leaf.end]
+        want.append(sum(float((part - parts.mean(0)).norm()) for part in parts) / len(parts))
+    assert record.arrays["diagnostics.layer_drift:columns"].tolist() == ["conv1", "conv2", "fc1"]
+    assert record.arrays["diagnostics.layer_drift"].tolist() == pytest.approx(want, rel=1e-5)
+    assert "diagnostics/drift" not in record.metrics
+
+
 def test_drift_of_identical_clients_is_zero(root):
     plan = plan_of(root, [{"diagnostics": {"measures": ["drift"]}}], cohort={"size": 1})
     _, (record,) = measured(plan, root)
@@ -245,12 +263,14 @@ def test_it_measures_when_asked(root):
 
 @pytest.mark.slow
 def test_any_number_of_trainers_measures_the_same(root, ray_pools):
-    plan = plan_of(root, ["diagnostics"], model=BATCH_NORM)
+    measures = ["drift", "agreement", "spectrum", "features", "premise"]
+    names = {"drift", "agreement_mean", "effective_rank", "accuracy_by_gradient", *FEATURES}
+    plan = plan_of(root, [{"diagnostics": {"measures": measures}}], model=BATCH_NORM)
 
     def outcome(pool=None):
         server, records = measured(plan, root, 2, pool)
         metrics = [{k: v for k, v in r.metrics.items() if k.startswith("diagnostics/")} for r in records]
-        assert set(metrics[0]) == {f"diagnostics/{n}" for n in ("drift", "agreement_mean", "effective_rank", *FEATURES)}
+        assert set(metrics[0]) == {f"diagnostics/{name}" for name in names}
         return server.params_sha256(), metrics, records[-1].arrays["diagnostics.singular_values"].tolist()
 
     expected = outcome()
@@ -304,6 +324,7 @@ def test_with_adapters_it_works(root):
         ),
         ([{"fedproto": {"share": "nothing"}}], ["drift"], "no parameter is shared"),
         ([{"fedproto": {"share": "nothing"}}], ["agreement"], "no linear or convolution layer is shared"),
+        ([{"fedproto": {"share": "nothing"}}], ["layer_drift"], "no linear or convolution layer is shared"),
     ],
 )
 def test_what_the_global_model_lacks_is_refused(methods, measures, reason, root):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.fedproto import batch_mean_distance, merged_prototypes, prototype_distance
+from methods.fedproto import batch_mean_distance, fedproto, merged_prototypes, prototype_distance
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import build_model
@@ -98,6 +99,36 @@ def test_fedproto_matches_reference_after_3_rounds(mode, options, weights, root)
             assert torch.allclose(table[label], naive.prototypes[label], atol=2e-6)
         else:
             assert table[label].isnan().all()
+
+
+def test_fedproto_matches_reference_when_a_class_is_absent_from_a_round(root):
+    """Two clients a round with few classes each: what a class had before is what its examples are pulled to again."""
+    skewed = {"alpha": 0.05, "num_clients": 6, "min_samples": 5}
+    plan = plan_of(root, [{"fedproto": {"strength": 0.5}}], rounds=4, cohort={"size": 2}, data=FEW, partition=skewed)
+    server, naive = server_on(plan, root), NaiveProto(plan, strength=0.5, mode="clients")
+    absent = set()
+    for index in range(4):
+        before = set(naive.prototypes)
+        server.run_round(index)
+        naive.round(index)
+        absent |= before - {label for means in naive.seen.values() for label in means}
+    assert absent, "choose another seed: no class was absent that had a prototype"
+    table = server.method_state["fedproto"]["prototypes"]
+    for label, prototype in naive.prototypes.items():
+        assert torch.allclose(table[label], prototype, atol=2e-6), label
+    values = server.layout.views(server.state)
+    for name, want in naive.model.named_parameters():
+        assert torch.allclose(values[name], want, atol=2e-6), name
+
+
+def test_clients_without_a_step_do_not_count_in_prototypes():
+    means = torch.tensor([[[1.0], [1.0]], [[3.0], [3.0]], [[9.0], [9.0]]])
+    report = {"means": means, "counts": torch.tensor([[2, 0], [1, 0], [4, 4]])}
+    view = SimpleNamespace(report=report, is_active=torch.tensor([True, True, False]))
+    before = {"prototypes": torch.tensor([[0.0], [7.0]])}
+    for options, expected in (({}, 2.0), ({"prototypes": "examples"}, 5 / 3)):
+        _, after = fedproto(**options).server_update(torch.zeros(1), before, view)
+        assert after["prototypes"].flatten().tolist() == pytest.approx([expected, 7.0])
 
 
 def test_strength_0_and_the_first_round_are_fedavg(root):

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from methods.fedvg import fedvg, inverse_weights, layer_norms, weights_from_norms
+from methods.fedvg import fedvg, layer_norms, weights_from_norms
+from methods.scored import inverse_weights
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, Method
 from raysim.training.model import BoundModel

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods.fedvg import fedvg, layer_norms, part_of, weights_from_norms
+from methods.fedvg import fedvg, layer_norms, weights_from_norms
+from methods.fedvg_loss import fedvg_loss
+from methods.scored import part_of
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
@@ -136,12 +138,12 @@ def test_every_1_is_fedvg(root):
     assert run(plan_of(root, [{"fedvg": {"every": 2}}]), root, rounds=3).params_sha256() != digest
 
 
-# --- score: loss ------------------------------------------------------------------------------------------------------
+# --- fedvg_loss -------------------------------------------------------------------------------------------------------
 
 
 def test_loss_scores_are_inverse_to_the_validation_loss(root):
     """Of the client's own model, by one plain pass over all validation rows in eval mode."""
-    method = {"fedvg": {"score": "loss", "val_mode": "eval"}}
+    method = {"fedvg_loss": {"val_mode": "eval"}}
     plan = plan_of(root, [method, "tests.methods.test_fedvg_options:spy_states", SPY], cohort={"size": 4})
     server = server_on(plan, root)
     record = server.run_round(0)
@@ -154,7 +156,7 @@ def test_loss_scores_are_inverse_to_the_validation_loss(root):
         trainer.model.load(state)
         with torch.no_grad():
             losses.append(float(F.cross_entropy(trainer.model.forward(x).logits, y)))
-    assert record.arrays["fedvg.loss"][:, 0] == pytest.approx(losses, rel=1e-5)
+    assert record.arrays["fedvg_loss.loss"][:, 0] == pytest.approx(losses, rel=1e-5)
     want = [(1 / v) / sum(1 / u for u in losses) for v in losses]
     assert server.method_state["spy"]["weights"]["fc1.weight"].tolist() == pytest.approx(want, rel=1e-5)
 
@@ -177,7 +179,7 @@ def test_a_client_without_a_finite_loss_gets_nothing():
         log=lambda *_: None,
     )
     given = dict.fromkeys((leaf.name for leaf in LAYOUT.leaves), torch.full((3,), 1 / 3, dtype=torch.float64))
-    for weights in fedvg(score="loss", eps=0.0).weigh(given, server).values():
+    for weights in fedvg_loss(eps=0.0).weigh(given, server).values():
         assert weights.tolist() == pytest.approx([0.75, 0.0, 0.25])
 
 
@@ -333,8 +335,6 @@ def test_as_in_release_asks_for_an_external_set_class_after_class(root):
 def test_options_that_do_not_go_together_are_refused():
     for options, words in (
         ({"every": 0}, "every must be >= 1"),
-        ({"score": "loss", "granularity": "layer"}, "one number a client"),
-        ({"score": "loss", "norm": "l2"}, "one number a client"),
         ({"as_in": "release", "buffers": "uniform"}, "as_in 'release' sets buffers and one_axis"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -300,3 +300,20 @@ def test_evaluation_does_not_see_the_override(root):
     server = server_on(plan_of(root, [only("fc1")]), root)
     server.state = plain.state.clone()
     assert server.evaluate() == plain.evaluate()
+
+
+def test_rounds_that_are_plain_backpropagation_are_counted_and_the_first_is_warned_of():
+    def told(method, states=(None,)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for state in states:
+                _, view = choose(method, [updates(1)[0] * 0.5] * 2, state)  # a tie: the first candidate
+        return [str(warning.message) for warning in caught], view.logged["is_plain"]
+
+    again = {"layers": [0], "strategy": "lowest"}
+    (line,), is_plain = told(flfa(), [None, again, again])
+    assert "the chosen layer '0' is the first one" in line
+    assert is_plain == 1
+    assert told(flfa(), [{"layers": [1], "strategy": "lowest"}])[1] == 0
+    assert told(flfa(num_layers=2), [{"layers": [0, 1], "strategy": "lowest"}]) == ([], 0)
+    assert told(flfa(first_layer=False)) == ([], 1)  # round 0, and then the second layer

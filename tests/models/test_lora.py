@@ -150,8 +150,11 @@ def test_dropout_of_the_adapters_is_drawn_from_the_runs_seed(root):
 @pytest.mark.parametrize(
     ("lora", "words"),
     [
-        ({"targets": ["attn.nothing"]}, ["no layer for LoRA", "blocks.0.attn.qkv"]),
-        ({"targets": ["head", "attn.qkv"]}, ["includes the head 'head'"]),
+        ({"targets": ["attn.nothing"]}, ["model.lora.targets: no layer is called attn.nothing", "blocks.0.attn.qkv"]),
+        (
+            {"targets": ["head", "attn.qkv"]},
+            ["model.lora.targets: head is the head, which is trained whole; leave it out"],
+        ),
         ({"rank": 0}, ["model.lora.rank", "must be >= 1"]),
         ({"ranks": 4}, ["model.lora.ranks", "unknown key", "Did you mean 'rank'"]),
     ],

@@ -71,6 +71,12 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         ({"name": "vit", "patch": 3}, "model", "8 x 8 images are not divisible into 3 x 3 patches"),
         ({"name": "vit_s16"}, "model", "8 x 8 images are not divisible into 16 x 16 patches"),
         ({"name": "vit", "dim": 10, "heads": 4}, "model", "dim must be a multiple of heads"),
+        (
+            {"name": "cnn", "lora": {}},
+            "model.lora.targets",
+            "no layer is called attn.qkv or attn.proj or mlp.fc1 or mlp.fc2",
+        ),
+        ({"name": "cnn", "lora": {}}, "model.lora.targets", "name some of its layers: conv1, conv2, fc1"),
         ({"name": "univarfl_cnn"}, "model", "smaller than 21 x 21"),
         ({"name": "lenet"}, "model", "smaller than 16 x 16"),
         ({"name": "resnet18", "norm": "group", "groups": 3}, "model", "divisible by num_groups"),
@@ -81,12 +87,32 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         ({"name": "resnet19"}, "model.name", "Did you mean 'resnet18'"),
         ({"name": "timm:vit_tiny_patch16_22"}, "model.name", "'vit_tiny_patch16_224'"),
         ({"name": "levit_128"}, "model.name", "2 classifiers"),
-        ({"name": "dla34"}, "model", "raysim needs one linear layer with 10 outputs"),
+        ({"name": "dla34"}, "model", "it must be a linear layer with 10 outputs"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_faults_of_a_model(model, key, words, root):
     assert words in faults_of(raw_config(root, model=model))[key]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_about_size"),
+    [
+        ({"name": "lenet"}, True),
+        ({"name": "vit", "patch": 3}, True),
+        ({"name": "tests.support.models:first_size_only"}, True),
+        ({"name": "tests.support.models:too_few_outputs"}, False),
+        ({"name": "tests.support.models:no_module"}, False),
+        ({"name": "dla34"}, False),
+        ({"name": "cnn", "width": 0}, False),
+        ({"name": "cnn", "norm": "group", "groups": 0}, False),
+        ({"name": "cnn", "lora": {}}, False),
+    ],
+    ids=str,
+)
+def test_the_size_of_images_is_named_only_where_it_can_be_at_fault(model, is_about_size, root):
+    (text,) = faults_of(raw_config(root, model=model)).values()
+    assert ("data.resize" in text) is is_about_size
 
 
 def test_methods_prints_the_blocks_of_any_model():

@@ -37,8 +37,8 @@ def test_a_phase_method_runs_by_itself_after_the_last_round(root):
 
 
 def test_an_unknown_figure_is_a_fault_before_the_run(root):
-    with pytest.raises(ConfigError, match=r"report\.figures\.1: unknown figure 'pie'\. Did you mean"):
-        plan_of(root, report={"figures": ["bars", "pie"]})
+    with pytest.raises(ConfigError, match=r"report\.figures\[1\]: unknown figure 'curve'\. Did you mean 'curves'"):
+        plan_of(root, report={"figures": ["bars", "curve"]})
 
 
 def test_batches_of_one_example_are_refused_with_batch_norm(root):

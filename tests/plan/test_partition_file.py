@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import raysim
 from raysim.cli.partitions import partitions, write
 from raysim.core.errors import ConfigError
+from raysim.plan.check import check
 from tests.support.federations import SMALL
 
 
@@ -172,3 +174,39 @@ def test_trials_on_files_are_told_apart_and_notice_a_changed_file(settings, tmp_
     write_rows(tmp_path / "b.csv", rows)
     with pytest.raises(ConfigError, match=r"partition\.file: is changed, but finished trial"):
         raysim.tune(given, name="files", quiet=True)
+
+
+def test_files_that_differ_in_the_owners_of_test_rows_are_two_partitions(settings, whole, tmp_path):
+    rows = [{**row, "client": "0" if row["split"] == "test" else row["client"]} for row in whole]
+    files = write_rows(tmp_path / "a.csv", whole), write_rows(tmp_path / "b.csv", rows)
+
+    def read(file):
+        (read,) = partitions({**settings, "partition": {"scheme": "file", "file": file, "num_clients": 6}}, "a test")
+        return read.manifest
+
+    first, other = map(read, files)
+    assert sorted(first.test) == sorted(other.test)
+    assert first.checksum != replace(first, test_sizes=other.test_sizes).checksum
+    assert json.loads(first.to_json())["test_sizes"] == first.test_sizes.tolist()
+
+
+def test_a_run_that_does_not_say_whose_its_test_rows_are_does_not_go_on(settings):
+    settings = {**settings, "rounds": 1, "methods": [], "data": {**settings["data"], "split_within_clients": True}}
+    folder = raysim.run(settings, name="old", quiet=True).folder
+    written = json.loads((folder / "partition.json").read_text())
+    del written["test_sizes"]  # as older versions wrote it, with another checksum
+    (folder / "partition.json").write_text(json.dumps({**written, "checksum": "0" * 64}))
+    words = r"data: the finished run in .* does not say whose its test rows are; an older version began it; choose another name"
+    with pytest.raises(ConfigError, match=words):
+        raysim.run(settings, name="old", rounds=2, quiet=True)
+
+
+def test_a_file_without_a_training_row_or_with_a_client_below_the_minimum_is_refused(settings, whole, tmp_path):
+    partition = {"scheme": "file", "num_clients": 6}
+    unused = [{**row, "split": "test" if row["split"] == "train" else row["split"]} for row in whole]
+    given = {**partition, "file": write_rows(tmp_path / "a.csv", unused)}
+    with pytest.raises(ConfigError, match=r"no client has an example to train on in partition .*a\.csv\. Leave some"):
+        check({**settings, "partition": given}, "a test")
+    given = {**partition, "file": write_rows(tmp_path / "b.csv", whole), "min_samples": 900}
+    with pytest.raises(ConfigError, match=r"client \d has \d+ examples, fewer than 900 in partition file"):
+        check({**settings, "partition": given}, "a test")

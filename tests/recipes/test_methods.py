@@ -10,8 +10,10 @@ import pytest
 from methods.diagnostics import diagnostics
 from methods.feedback import feedback_layers
 from methods.flfa import flfa
+from methods.moon import moon
 from methods.univarfl import univarfl
 from raysim.config import parse_config, read_config
+from raysim.config.layers import scaled
 from raysim.config.sweep import grid
 from raysim.core.layout import layout_of
 from raysim.models import ModelSpec, build_skeleton, head_of
@@ -80,6 +82,39 @@ def test_flfa_methods_have_the_printed_options(number):
     assert seen == (want or {4: set(FLFA_VARIANTS), 13: {"lowest", "highest"}}[number])
 
 
+#: data.normalise, data.augment: the older code's, and for MedMNIST what the header says.
+FLFA_INPUTS = {
+    **dict.fromkeys(("bloodmnist", "organcmnist", "organsmnist", "pathmnist"), ("half", "none")),
+    "fashion_mnist": ("fashion-mnist", "flfa"),
+    "cifar10": ("cifar10", "flfa"),
+    "cifar100": ("cifar100", "flfa"),
+    "imagenet100": ("imagenet", "flfa"),
+}
+
+
+def test_flfa_inputs_and_choices_are_those_that_the_header_names():
+    seen = {}
+    for number in (1, 3):
+        for labels, _, config in trials("flfa", f"table_{number}"):
+            data, part = config.data, config.partition
+            seen[data.name] = data.normalise, data.augment
+            assert part.seed is None  # drawn anew by every seed
+            assert config.model.pretrained is None
+            assert labels["method"] != "MOON" or defaults(moon)["first"] == "none"
+    assert seen == FLFA_INPUTS
+    header = " ".join((PAPERS / "flfa" / "base.yaml").read_text().partition("\nseed:")[0].split()).replace("# ", "")
+    for words in (
+        "The older code has no MedMNIST: pixels go to [-1, 1], as in MedMNIST's own examples, without augmentation",
+        "Networks begin with random weights",
+        "Every seed draws initial weights, partition and cohorts anew",
+        "Momentum begins at 0 in every round",
+        "one factor a layer",
+        "MOON has no contrastive term before a client has trained once",
+        "raysim prepare imagenet100 --root FILES --size 64",
+    ):
+        assert words in header, words
+
+
 def test_flfa_scaffold_is_its_authors_with_and_without_flfa():
     seen = {labels["method"]: methods for labels, methods, _ in trials("flfa", "scaffold")}
     assert seen == {"SCAFFOLD": ["scaffold"], "SCAFFOLD + FLFA": ["scaffold", "flfa"]}
@@ -102,25 +137,7 @@ def test_figure_3_is_measured_in_every_round():
     assert defaults(diagnostics)["every"] == 1
 
 
-# --- FedVG: the released code's form ----------------------------------------------------------------------------------
-
-
-FEDVG_AS_RELEASED = sorted({path.stem for path in (PAPERS / "fedvg").glob("*.yaml")} - {"base", "figure_8"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FEDVG_AS_RELEASED)
-def test_fedvg_is_scored_as_released(name):
-    seen = 0
-    for labels, methods, config in trials("fedvg", name):
-        assert config.data.split_within_clients
-        assert config.data.validation_set.order == "client"
-        (options,) = [m["fedvg"] for m in methods if "fedvg" in m] or [None]
-        is_fedvg = "FedVG" in labels.get("method", "") or bool({"granularity", "score"} & set(labels))
-        assert (options is not None) == is_fedvg
-        assert options is None or options["as_in"] == "release"
-        seen += is_fedvg
-    assert seen
+# --- what recipes name for others ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,21 +152,6 @@ def test_settings_that_can_be_added_to_a_recipe_are_sound(paper, name, axis):
         assert not parse_config(trial.raw)[1] + build_methods(trial.raw.get("methods", []))[1], trial.name
 
 
-def test_scaffold_as_in_fl_bench_takes_five_steps():
-    raw = read_config(PAPERS / "fedvg" / "table_A3.yaml")
-    raw["tune"]["param_space"]["method"] = {"grid_search": ["Scaffold as in FL-bench"]}
-    found = {parse_config(trial.raw)[0].local.steps for trial in grid(raw, "table_A3")}
-    assert found == {5}
-    assert "keep one" in str(parse_config({"local": {"steps": 5, "epochs": 2}})[1])
-
-
-def test_figure_8_takes_norms_as_released():
-    """Rows that are held out before the partition are no client's; of the released form the spectral norm is left."""
-    found = {labels["norm"]: options["fedvg"] for labels, (options,), _ in trials("fedvg", "figure_8")}
-    assert found["spectral"] == {"norm": "spectral", "one_axis": "l2"}
-    assert all("one_axis" not in options for name, options in found.items() if name != "spectral")
-
-
 def test_flfa_by_default_is_the_papers():
     """One layer a round, by the skewness rule, with the weight at the round's start, rescaled as a whole."""
     found = defaults(flfa)
@@ -161,7 +163,7 @@ def test_flfa_by_default_is_the_papers():
 UNIVARFL = {
     "FedAvg": [],
     "FedProx": [{"fedprox": {"mu": 0.01}}],
-    "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5}}],
+    "MOON": [{"moon": {"mu": 1.0, "temperature": 0.5, "first": "random"}}],  # as in its code, which the paper used
     "Freeze": ["freeze"],
     "UniVarFL": [{"univarfl": {"mu": 0.5, "eps": 1.0}}],
 }
@@ -176,6 +178,7 @@ UNIVARFL_ALONE = {  # the ablation, which is not published
     **{name: UNIVARFL[name] for name in ("FedAvg", "UniVarFL")},
 }
 UNIVARFL_SPEED = {  # named beside the claim of speed
+    "SCAFFOLD": ["scaffold"],
     "FedDyn": [{"feddyn": {"alpha": 0.1}}],
     "FedAlign": [{"fedalign": {"mu": 0.45, "width": 0.25}}],
     **{name: UNIVARFL[name] for name in ("FedAvg", "FedProx", "MOON", "UniVarFL")},
@@ -219,8 +222,22 @@ def test_univarfls_claim_of_speed_is_measured():
     assert (report["time"], report["target"]) == ("FedAvg", "FedAvg")
 
 
+def test_univarfls_rounds_and_epochs_vary_and_every_run_measures_the_gradient():
+    """Theorem 1 bounds the smallest gradient by 1 / sqrt(T E): the paper's T and E, and others of the same product."""
+    schedules = set()
+    for labels, methods, config in trials("univarfl", "rounds_and_epochs"):
+        assert (config.rounds, config.local.epochs) == (labels["T"], labels["E"])
+        assert methods == [*UNIVARFL[labels["method"]], {"diagnostics": {"every": 10, "measures": ["gradient"]}}]
+        assert config.model.name == "univarfl_cnn"
+        schedules.add((labels["T"], labels["E"]))
+    assert (100, 10) in schedules
+    assert len(schedules) == 4
+    assert {rounds * epochs for rounds, epochs in schedules} == {1000}
+
+
 def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
-    """MOON's and FedUV's cap in the tables, none beside them; PACS on both networks; a constant rate, and FedUV's cosine."""
+    """MOON's and FedUV's cap in the tables, none beside them; PACS and HAM10000 on both networks; a constant rate, and
+    FedUV's cosine."""
     shift, networks, schedules = {}, {}, {}
     for name in ("table_1", "table_2", "ablation", "speed", "open_choices"):
         for labels, _, config in trials("univarfl", name):
@@ -229,11 +246,13 @@ def test_univarfl_recipes_hold_both_ways_of_what_the_paper_leaves_open():
             if "alpha" in labels:
                 key = labels["dataset"], labels["alpha"], choice == "uncapped"
                 shift.setdefault(key, set()).add(config.partition.form)
-            if labels["dataset"] == "PACS":
-                networks.setdefault(name, set()).add(config.model.name)
+            if labels["dataset"] in ("PACS", "HAM10000"):
+                networks.setdefault((name, labels["dataset"]), set()).add(config.model.name)
     cases = [(dataset, alpha) for dataset in ("STL-10", "CIFAR-100") for alpha in (0.01, 1.0)]
     assert shift == {(*case, free): {"class" if free else "capped"} for case in cases for free in (False, True)}
-    assert networks["table_1"] | networks["open_choices"] == {"resnet18", "univarfl_cnn"}
+    for dataset in ("PACS", "HAM10000"):
+        assert networks["table_1", dataset] == {"resnet18"}
+        assert networks["open_choices", dataset] == {"univarfl_cnn"}
     assert schedules == {False: {"constant"}, True: {"cosine"}}
 
 
@@ -360,6 +379,6 @@ def test_joint_can_be_added_to_a_recipe(recipe, root):
     raw["tune"]["param_space"]["method"] = {"grid_search": ["Joint"]}
     assert all(parse_config(trial.raw)[0].is_joint for trial in grid(raw, str(path)))
     raw["scale"].pop("tune.param_space.method", None)
-    (trial,) = grid(raw, str(path), is_scaled=True)
+    (trial,) = grid(scaled(raw, str(path)), str(path))
     plan = check({**trial.raw, "data": {**trial.raw["data"], "root": str(root)}}, str(path))
     assert (plan.config.is_joint, plan.config.methods, len(plan.manifest.clients)) == (True, [], 1)

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from raysim.config import parse_config, read_config
-from raysim.config.sweep import Trial, grid, scaled
+from raysim.config.layers import scaled
+from raysim.config.sweep import Trial, grid
 from raysim.data.reader_api import Options
 from raysim.data.sources import prepare
 from raysim.models import find_architecture
@@ -22,6 +23,7 @@ from raysim.reporting.names import is_network
 from raysim.reporting.published import canonical, match, published
 from raysim.running.runner import execute
 from raysim.tuning.calibrate import calibrate, plan_calibration
+from tests.support.stub_sets import NUMBERS
 
 PROJECT = Path(__file__).parent.parent.parent
 PAPERS = PROJECT / "configs" / "papers"
@@ -46,9 +48,9 @@ def trials_of(path, *, is_scaled=False):
         **raw.get("tune", {}),
         "space": {axis: {"grid_search": ends_of(domain)} for axis, domain in ranges.items()},
     }
-    if raw["tune"].get("param_space"):
-        return grid(raw, str(path), is_scaled=is_scaled)
     one = scaled(raw, str(path)) if is_scaled else raw
+    if raw["tune"].get("param_space"):
+        return grid(one, str(path))
     return [Trial(path.stem, {}, {**one, "labels": {"seed": one.get("seed", 0)}})]
 
 
@@ -62,6 +64,7 @@ OTHER_SEEDS = {
     "flfa/table_10": 1,
     "flfa/layers": 1,
     "livar/table_4": 5,
+    "livar/table_4_test": 8,
     "studies/livar_pretrain": 1,
     "studies/fedvg_pretrain": 1,
     "studies/combinations": 3,
@@ -222,6 +225,17 @@ def test_fedvg_settings_are_those_of_table_A1():
             assert str(got) == value or float(got) == float(value), (labels, what, got, value)
             seen.add((row["dataset"], what))
     assert len(seen) == len(wanted)
+
+
+def test_fedvgs_first_lines_name_covid19_as_printed_and_as_it_is():
+    """244 x 224 in table A.1, 9,523 images in section 4.1, and the 9,208 that the set's own page counts."""
+    text = (PAPERS / "fedvg" / "base.yaml").read_text().split("seed:")[0]
+    rows = [row for name in ("fedvg_table_A1", "fedvg_inline") for row in rows_of(name) if row["dataset"] == "COVID19"]
+    sides = {row["value"] for row in rows if "Image Size" in row["setting"]}
+    sizes = [int(row["value"]) for row in rows if row["metric"] == "dataset_size"]
+    counted = sum(NUMBERS["covid19"]["like"])
+    assert (sides, sizes, counted) == ({"244x224"}, [9523], 9208)
+    assert all(words in text for words in ("244 x 224", f"{sizes[0]:,}", f"{counted:,}"))
 
 
 def test_fedvg_hyperparameters_are_those_of_table_A2():

@@ -167,6 +167,21 @@ def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
     assert seen == set(printed)
 
 
+def test_figure_7_has_half_the_rows_only_where_classes_have_enough(stubs):
+    """The sizes that its first lines name: appendix A.7.1 has half of D_val at every rho."""
+    path = PAPERS / "fedvg" / "figure_7.yaml"
+    sizes = {}
+    for trial in trials_of(path):
+        if trial.raw["labels"]["seed"] == 0:
+            _, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, "")
+            sizes[trial.values.get("data.validation_set.imbalance")] = len(manifest.validation)
+    half = sizes.pop(None) / 2  # FedAvg's, whole
+    assert {rho for rho, size in sizes.items() if size > 0.99 * half} == {1.0, 0.9}
+    text = path.read_text().split("base:")[0]
+    printed = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) rows", text)]
+    assert printed == [pytest.approx(half, rel=0.01), 600, pytest.approx(min(sizes.values()), rel=0.01)]
+
+
 def test_seeds_may_share_one_partition(stubs):
     """`partition.seed`: the released code of FedVG partitions once and only trains anew."""
     raw = read_config(PAPERS / "fedvg" / "figure_A1.yaml")

@@ -22,7 +22,7 @@ def test_command_end_to_end(runs, tmp_path):
     result = CliRunner().invoke(app, ["report", str(runs)])
     assert result.exit_code == 0, result.output
     assert "61.00 ± 1.00 (n=3)" in result.output
-    assert "FedVG is best in 2 of 2 columns" in result.output
+    assert "FedVG has the highest mean in 2 of 2 columns" in result.output
     written = {path.relative_to(runs / "report").as_posix() for path in (runs / "report").rglob("*") if path.is_file()}
     assert written == {
         "report.md",
@@ -127,7 +127,7 @@ def test_last_and_best_accuracy_stand_side_by_side_by_name(tmp_path):
         ),
     ):
         output = CliRunner().invoke(app, ["report", str(root), *words]).output
-        in_order(output, first, second, "FedVG is best in 1")
+        in_order(output, first, second, "FedVG has the highest mean in 1")
         numbers = ("35.00", "60.00") if not words else ("60.00", "35.00")
         in_order(output, *numbers)
         assert second in (root / "report" / "report.md").read_text()

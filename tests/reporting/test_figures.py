@@ -176,7 +176,7 @@ def test_unknown_figures_are_faults_with_the_nearest_name(runs):
     with pytest.raises(ConfigError, match="2 faults in the command line") as caught:
         make_report([runs], {"figures": ["curve", "bars", "flfa_figure_5"]})
     first, second = caught.value.faults
-    assert (first.key, second.key) == ("report.figures.0", "report.figures.2")
+    assert (first.key, second.key) == ("report.figures[0]", "report.figures[2]")
     assert first.message.startswith("unknown figure 'curve'. Did you mean 'curves'? Known: agreement, ")
     assert "Did you mean 'flfa_figure_" in second.message
 
@@ -185,7 +185,7 @@ def test_an_unknown_figure_of_a_sweep_is_a_fault_of_its_file(tmp_path):
     root = sweep(tmp_path / "x", {("a", 0.1): [0.5]}, {"figures": ["pie"]})
     with pytest.raises(ConfigError, match=r"sweep\.yaml") as caught:
         make_report([root], {"figures": ["bars"]})
-    assert [fault.key for fault in caught.value.faults] == ["report.figures.0"]
+    assert [fault.key for fault in caught.value.faults] == ["report.figures[0]"]
 
 
 @pytest.mark.parametrize(

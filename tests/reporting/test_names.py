@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raysim.config import Config, read_config
+from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid
 from raysim.core.errors import DataError
 from raysim.reporting.build import make_report
@@ -38,7 +39,7 @@ def runs_of(path, *, is_scaled=False, **more):
     if "seed" in raw["tune"]["param_space"] and not is_scaled:
         raw["tune"]["param_space"]["seed"] = {"grid_search": [0]}
     found = []
-    for index, trial in enumerate(grid(raw, str(path), is_scaled=is_scaled)):
+    for index, trial in enumerate(grid(scaled(raw, str(path)) if is_scaled else raw, str(path))):
         for key, value in more.items():
             assign(trial.raw, key, value)
         config = Config.model_validate(trial.raw).model_dump(mode="json")
@@ -112,10 +113,10 @@ def test_no_run_of_a_recipe_is_another_experiment_and_every_scaled_one_is(path):
     runs = runs_of(path)
     assert misnamed(runs) == []
     assert deviations(path, runs) == []
-    scaled = runs_of(path, is_scaled=True)
-    assert all(misnamed([run]) for run in scaled)
-    assert deviations(path, scaled) == []  # no longer called by the published names
-    assert all(run.labels["dataset"] == run.config["data"]["name"] for run in label(scaled))
+    small = runs_of(path, is_scaled=True)
+    assert all(misnamed([run]) for run in small)
+    assert deviations(path, small) == []  # no longer called by the published names
+    assert all(run.labels["dataset"] == run.config["data"]["name"] for run in label(small))
 
 
 @pytest.mark.slow
@@ -275,7 +276,7 @@ def test_the_papers_sentence_on_averages_is_computed():
     means = [table.cells["FedVG", (0.05,)].mean for table in report.tables]
     assert lines["FedVG"][-1].text == f"{sum(means) / 7:.2f}"
     assert lines["FedAvg + FedVG"][-1].text.endswith("(3 of 7)")
-    (sentence,) = [line for line in conclusions(report) if line.startswith("Best on average over 7 tables: ")]
+    (sentence,) = [line for line in conclusions(report) if line.startswith("Highest on average over 7 tables: ")]
     assert f"FedVG at alpha = 0.05 ({sum(means) / 7:.2f}; next " in sentence
 
 

@@ -7,7 +7,7 @@ import pytest
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError
-from raysim.reporting.build import make_report
+from raysim.reporting.build import make_report, write
 from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
@@ -56,7 +56,7 @@ def test_names_mean_the_same_however_written():
 def test_every_shipped_table_reads():
     tables = {path.stem: published(path.stem) for path in FOLDER.glob("*.csv")}
     assert len(tables) == 30
-    assert sum(map(len, tables.values())) == 1712
+    assert sum(map(len, tables.values())) == 1714
     missing = [cell for cells in tables.values() for cell in cells if cell.text == "-"]
     assert missing
     assert all(cell.value is None for cell in missing)
@@ -94,3 +94,34 @@ def test_every_trial_of_a_recipe_finds_its_published_cell(name):
         found.add(id(cell))
     if name.startswith("table_A"):
         assert len(found) == len(theirs)
+
+
+def test_a_recipes_published_table_compares_the_rows_that_the_recipe_compares():
+    (table,) = make_report([], {"published": ["paper:flfa/table_4"]}).tables
+    assert table.rows == ("BP", "FLFA", "FLFA* (fixed random B)", "FLFA-dagger (no scaling)")
+    assert table.columns == ((),)
+    report = make_report([], {"published": ["paper:fedvg/table_A3"]})
+    assert report.subject == "FedVG"
+    assert make_report([], {"published": ["paper:fedvg/table_A3"], "against": "FedAvg"}).subject == "FedAvg"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedvg_table_A3", "best accuracy of the evaluated rounds (FedVG)"),
+        ("flfa_table_01", "mean accuracy of the last 10 % of the rounds (FLFA)"),
+        ("livar_table_1", "accuracy of rounds that are not named (LIVAR)"),
+    ],
+)
+def test_published_numbers_alone_are_headed_by_what_they_are(name, words, tmp_path):
+    text = write(make_report([], {"published": [name], "figures": []}), tmp_path).read_text()
+    assert f"# {name}: as published, {words}\n" in text
+    assert f"## As published, {words}, in %" in text
+    assert "after the last round" not in text
+
+
+def test_flfas_sentences_are_complete():
+    """Sections 5.1 and 5.2."""
+    cells = {(cell.metric, cell.dataset): cell.value for cell in published("flfa_inline")}
+    assert cells["gain_points", "PathMNIST"] == 2.84
+    assert cells["separability_ratio_gain_pct", "CIFAR-10"] == 20

@@ -192,7 +192,10 @@ def test_csv_read_again_is_equal(runs, tmp_path):
 def test_conclusions_by_hand(runs):
     changed, best, gain, tested, theirs = conclusions(make_report([runs], {}))
     assert changed.startswith("NOT the labelled experiment: rounds = 10 (recipe: 200); ")
-    assert best == "FedVG is best in 2 of 2 columns and second best in 0."
+    assert best == (
+        "FedVG has the highest mean in 2 of 2 columns and the second highest in 0. "
+        "Tests over seeds tell none of these leads from chance (p < 0.05), so no row is called best."
+    )
     assert gain == "FedVG differs from FedAvg by +5.50 points on average (from +4.00 to +7.00) over 2 columns."
     assert "FedVG is nowhere significantly better than FedAvg, FedProx" in tested
     assert theirs.startswith(
@@ -214,11 +217,12 @@ def test_joint_rows_are_named_as_the_bound_and_not_ranked(tmp_path):
         ("FedAvg", (1.0,)): "best", ("FedVG", (1.0,)): "second",
     }  # fmt: skip
     want = (
-        "FedVG is best in 1 of 2 columns (alpha = 0.1) and second best in 1; also best: FedAvg in 1. "
+        "FedVG has the highest mean in 1 of 2 columns (alpha = 0.1) and the second highest in 1; also highest: FedAvg in 1. "
+        "Tests over seeds tell none of these leads from chance (p < 0.05), so no row is called best. "
         "Upper bound, trained on all examples together and not ranked: Joint."
     )
     assert winners([table], "FedVG") == want
-    assert winners([table], "Joint").startswith("FedAvg is best in 1 of 2 columns")
+    assert winners([table], "Joint").startswith("FedAvg has the highest mean in 1 of 2 columns")
 
 
 def test_joint_rows_by_themselves_compete(tmp_path):

@@ -12,7 +12,7 @@ from raysim.reporting.build import make_report, write
 from raysim.reporting.document import conclusions
 from raysim.reporting.published import published
 from raysim.reporting.significance import Effect, effect_of, wilcoxon_greater
-from tests.support.report_runs import sweep
+from tests.support.report_runs import fabricate, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 
@@ -124,3 +124,72 @@ def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
     text = write(make_report([runs], {"figures": []}), tmp_path / "out").read_text()
     assert "fewer than five pairs this test cannot reach" in text
     assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text
+
+
+def test_no_baseline_beats_fedvg_is_computed_on_runs_as_on_published_means(tmp_path):
+    """Section 5.1 of FedVG: no baseline significantly outperforms it."""
+    said = conclusions(make_report([], {"published": ["fedvg_table_A3", "fedvg_table_A4"], "against": "FedVG"}))
+    assert any("The other way round, no row is significantly better than FedVG." in line for line in said)
+    up = [0.61, 0.62, 0.63, 0.64, 0.65]
+    scores = {("FedVG", 0.1): up, ("FedAvg", 0.1): [value - 0.01 * (1 + value) for value in up]}
+    worse = {("FedVG", 1.0): [0.3] * 5, ("FedAvg", 1.0): up}
+    for name, values, wanted in (
+        ("none", scores, "no row is significantly better than FedVG"),
+        ("one", scores | worse, "significantly better than FedVG: FedAvg at alpha = 1"),
+    ):
+        report = make_report([sweep(tmp_path / name, values, {"columns": ["alpha"]})], {"against": "FedVG"})
+        assert any(f"The other way round, {wanted}." in line for line in conclusions(report))
+
+
+def test_the_command_lines_baseline_goes_before_a_recipes_subject(runs):
+    def pairs(given):
+        (tests,) = make_report([runs], given).by_seed.values()
+        return {(test.method, test.other) for test in tests}
+
+    assert pairs({}) == {("FedVG", "FedAvg"), ("FedVG", "FedProx")}
+    assert pairs({"baseline": "fedprox"}) == {("FedAvg", "FedProx"), ("FedVG", "FedProx")}
+    assert pairs({"baseline": "FedProx", "against": "FedVG"}) == {("FedVG", "FedAvg"), ("FedVG", "FedProx")}
+
+
+def test_a_smaller_loss_is_tested_as_the_better_one(tmp_path):
+    for name, base in (("low", 0.1), ("high", 0.2)):
+        for seed in range(5):
+            losses = {"train/loss": base + seed / 100}
+            fabricate(tmp_path / "sweep" / f"{name}{seed}", 0.5, labels={"method": name, "seed": seed}, progress=losses)
+    report = make_report([tmp_path / "sweep"], {"metric": "train/loss", "against": "low"})
+    ((test,),) = report.by_seed.values()
+    assert (test.result.p, test.reverse.p) == (1 / 32, 1.0)
+    assert test.effect.mean == pytest.approx(-0.1)
+    assert "low has the lowest mean in 1 of 1 column" in conclusions(report)[0]
+
+
+def test_best_is_said_only_of_what_tests_tell_apart_and_ties_are_called_ties(tmp_path):
+    near, far = [0.60, 0.61, 0.62, 0.63, 0.64], [0.30, 0.32, 0.33, 0.34, 0.36]
+    mixed = [0.63, 0.58, 0.63, 0.61, 0.62]  # the mean is lower by 0.6 points
+    alpha = {"columns": ["alpha"]}
+
+    def first(name, values):
+        return conclusions(make_report([sweep(tmp_path / name, values, alpha)], {}))[0]
+
+    clear = first("clear", {("A", 0.1): near, ("B", 0.1): far})
+    assert "A has the highest mean in 1 of 1 column" in clear
+    assert "Best, by tests over seeds against every other row (p < 0.05): A in 1." in clear
+    close = first("close", {("A", 0.1): near, ("B", 0.1): mixed, ("C", 0.1): far})
+    assert "so no row is called best" in close
+    tied = first("tied", {("A", 0.1): near, ("B", 0.1): near[::-1], ("C", 0.1): far})
+    assert tied.startswith(
+        "A has the highest mean in 0 of 1 column, ties for it in 1 and the second highest in 0; tied: B"
+    )
+    assert "best" not in tied.casefold()
+
+
+def test_equal_averages_are_told_together(tmp_path):
+    for dataset in ("CIFAR-10", "OrganAMNIST"):
+        for method, best in (("A", 0.5), ("B", 0.5), ("C", 0.4)):
+            labels = {"dataset": dataset, "model": "ResNet-18", "method": method}
+            data = {"name": dataset.replace("-", "").casefold()}
+            fabricate(tmp_path / "all" / f"{dataset}{method}", best, labels=labels, data=data)
+    report = make_report([tmp_path / "all"], {})
+    assert "Highest on average over 2 tables: A and B (50.00 each; next C, 40.00)." in conclusions(report)
+    (average,) = report.extras
+    assert [entries[0].mark for _, entries in average.lines] == ["best", "best", ""]

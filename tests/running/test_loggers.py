@@ -15,6 +15,7 @@ import yaml
 import raysim
 from raysim.core.errors import ConfigError, DataError
 from raysim.folders.run_folder import RunFolder
+from raysim.plan.check import check
 from raysim.running.loggers import Loggers
 from tests.support.federations import SMALL
 
@@ -66,6 +67,13 @@ def settings(root: Path, tmp_path: Path, monkeypatch) -> dict[str, object]:
         "storage": str(tmp_path / "runs"),
         "loggers": ["recording:make"],
     }
+
+
+def test_the_same_logger_twice_is_refused(settings):
+    settings["loggers"] = ["recording:make", {"recording:make": {"fail_at": 9}}, "recording:make"]
+    with pytest.raises(ConfigError, match=r"loggers\[2\]: 'recording:make' is loggers\[0\] again; drop one of them"):
+        check(settings, "a test")
+    check({**settings, "loggers": settings["loggers"][:2]}, "a test")
 
 
 def told(folder: Path) -> list[list[object]]:

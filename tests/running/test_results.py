@@ -7,11 +7,15 @@ import json
 import numpy as np
 import pytest
 import yaml
+from safetensors.torch import save_file
 
 import raysim
 from raysim.config import Config
 from raysim.core.errors import DataError
-from raysim.folders.run_folder import RunFolder
+from raysim.folders.run_folder import RunFolder, Status
+from raysim.models import build_model
+from raysim.plan.build import model_spec
+from raysim.reporting.runs import find_runs
 from tests.support.report_runs import fabricate
 
 SUMMARY = {"rounds": 1, "image_shape": [8, 8, 1], "num_classes": 10}
@@ -62,7 +66,7 @@ def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
     files = RunFolder(folder)
     files.write_arrays(0, {"a.b": np.arange(400.0).reshape(20, 20), "a.c": np.zeros(3)})
     assert raysim.load(folder).arrays("a.b")[0].shape == (20, 20)
-    path = files.round_arrays(0)
+    path = files.arrays / "round_00000.npz"
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
@@ -71,6 +75,43 @@ def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
     with pytest.raises(DataError, match=r"^round_00000\.npz is damaged \([^\n]*\) in [^\n]*$"):
         raysim.load(folder).arrays("a.b")
     assert list(raysim.load(folder).arrays("a.c")[0]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        *((name, name) for name in READ_BY if name not in ("config.yaml", "clients.parquet")),
+        ("clients.parquet", "clients.parquet/rounds-000000-000000.parquet"),
+        ("progress.csv", "progress.csv"),
+    ],
+)
+def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, folder):
+    files, read = RunFolder(folder), {**READ_BY, "progress.csv": lambda run: run.history}[file]
+    files.write_arrays(0, {"a.b": np.zeros(3)})
+    files.append_clients(files.client_table(0, {"client": np.arange(3)}))
+    files.write_progress([{"round": "0", "system/round_s": "0.25"}], ["round", "system/round_s"])
+    spec = model_spec(Config.model_validate(files.read_config()), SUMMARY["num_classes"], SUMMARY["image_shape"])
+    save_file(build_model(spec, seed=0).state_dict(), files.model)
+    files.mark("COMPLETED", "test accuracy 0.9")
+    assert raysim.load(folder).status == Status("completed", "test accuracy 0.9")
+    read(raysim.load(folder))
+    path = folder / words
+    path.write_bytes(path.read_bytes() + b"\n")  # the parsers of most formats do not mind
+    remedy = r"Put the file back, or delete this folder to run it anew"
+    with pytest.raises(DataError, match=rf"^{words} is not as the run wrote it in {folder}\. {remedy}$"):
+        read(raysim.load(folder))
+    seal = (folder / "COMPLETED").read_text().splitlines()
+    (folder / "COMPLETED").write_text(seal[0])  # as older versions wrote it
+    files.check_unchanged(path)
+
+
+def test_a_report_leaves_out_a_finished_run_with_another_summary(tmp_path):
+    fabricate(tmp_path / "a", 0.5)
+    files = RunFolder(tmp_path / "a")
+    files.mark("COMPLETED")
+    assert [run.status for run in find_runs([tmp_path])] == ["finished"]
+    files.summary.write_text(files.summary.read_text().replace("0.", "0.9", 1))
+    assert [run.status for run in find_runs([tmp_path])] == ["damaged: no readable summary.json"]
 
 
 def test_a_folder_in_the_place_of_a_mark_is_no_mark(folder):

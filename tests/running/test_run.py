@@ -90,6 +90,7 @@ def test_a_damaged_file_of_a_run_is_one_sentence(content, words, root, tmp_path)
     execute(plan_of(root, name="a", storage=str(tmp_path), rounds=1))
     progress = tmp_path / "a" / "progress.csv"
     progress.unlink()
+    (tmp_path / "a" / "COMPLETED").write_text("")  # as versions wrote it that knew no checksums
     if content is None:
         (tmp_path / "a" / ".lock").unlink()
         (tmp_path / "a" / ".lock").mkdir()

@@ -14,7 +14,8 @@ from raysim.plan.build import Plan, Recipe, make_server, make_trainer
 from raysim.plan.check import check
 
 #: A network without kinks: rounding moves its gradients as little as its parameters. With ReLU and max pooling one unit
-#: in the last place flips a choice now and then, after which an engine and its twin part by 1e-4.
+#: in the last place flips a choice now and then, after which an engine and its twin part by 1e-4, and with BatchNorm by 1e-2
+#: and more (tests/bench/rounding.py).
 SMOOTH = {"activation": "tanh", "pool": "average"}
 
 BASE = {

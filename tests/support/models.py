@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
@@ -58,3 +61,19 @@ def faults_of(raw):
     with pytest.raises(ConfigError) as caught:
         check(raw, "a test")
     return {fault.key: fault.message for fault in caught.value.faults}
+
+
+# --- models as a user might write them, each with a fault -------------------------------------------------------------
+
+
+def first_size_only(num_classes, input_shape):
+    """For images with 100 numbers, whatever they have."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(100, num_classes))
+
+
+def too_few_outputs(num_classes, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes - 1))
+
+
+def no_module(num_classes, input_shape):
+    return "net"

@@ -152,6 +152,23 @@ def test_augmented_batches_do_not_depend_on_grouping_and_are_the_same_again(tran
     assert not torch.equal(batches_of(transform, seed=6)[0].images, again[0].images)
 
 
+def test_augmentation_is_drawn_from_the_clients_own_seed():
+    """Of one picture over and over, so that the order of the batches shows nothing."""
+    examples = Examples(pixels(1, seed=1).repeat(32, 1, 1, 1), torch.zeros(32, dtype=torch.int64))
+    chosen = LocalSettings(lr=0.1, batch_size=32)
+
+    def only_batch(transform, seed):
+        generator = torch_generator(seed)
+        (batch,) = training_batches(examples, transform, chosen, num_steps=1, generator=generator, skip_single=False)
+        return batch.images
+
+    by_name = InputTransform(augmentation=AUGMENTATIONS["cifar"])
+    by_function = InputTransform(function=lambda images, generator: images + torch.rand(1, generator=generator))
+    for transform in (by_name, by_function):
+        assert torch.equal(only_batch(transform, 5), only_batch(transform, 5))
+        assert not torch.equal(only_batch(transform, 5), only_batch(transform, 6))
+
+
 def test_augmentation_leaves_the_batch_order_alone_and_acts_on_each_image():
     plain = batches_of(InputTransform())
     moved = batches_of(InputTransform(augmentation=AUGMENTATIONS["flip"]))

@@ -24,7 +24,7 @@ def test_command_line_makes_grids_and_narrows_axes(tmp_path):
     settings = {"case": {"a": {"rounds": 1}, "b": {"rounds": 2}}}
     path.write_text(yaml.safe_dump({"tune": {"param_space": space, "settings": settings}}))
     raw = read_sweep(
-        path, ["local.lr=0.1,1e-2", "seed=4", "method=FedVG", "case=b,a", "rounds=7", "methods=[fedprox, fedavgm]"]
+        path, ["local.lr=0.1,1e-2", "seed=4", "method=FedVG", "case=b,a", "cohort.size=7", "loggers=[x, y]"]
     )
     assert raw["tune"]["param_space"] == {
         "method": {"grid_search": {"FedVG": {"methods": ["fedvg"]}}},
@@ -32,7 +32,7 @@ def test_command_line_makes_grids_and_narrows_axes(tmp_path):
         "case": {"grid_search": {"b": {"rounds": 2}, "a": {"rounds": 1}}},
         "local.lr": {"grid_search": [0.1, 0.01]},
     }
-    assert (raw["rounds"], raw["methods"]) == (7, ["fedprox", "fedavgm"])
+    assert (raw["cohort"]["size"], raw["loggers"]) == (7, ["x", "y"])
     raw = read_sweep(path, ["tune.param_space.local.lr={uniform: [0, 1]}", "methods=[fedprox, fedavgm],[]", "a='1,2'"])
     assert raw["tune"]["param_space"]["local.lr"] == {"uniform": [0, 1]}
     assert raw["tune"]["param_space"]["methods"] == {"grid_search": [["fedprox", "fedavgm"], []]}
@@ -82,7 +82,22 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
     [
         ({"param_space": {"local.lr": {"lognormal": [0, 1]}}}, "unknown domain 'lognormal'. Did you mean 'loguniform'"),
         ({"param_space": {"local.lr": {"loguniform": [0, 1]}}}, "tune.param_space.local.lr"),
-        ({"param_space": {"local.lr": {"uniform": [0]}}}, "uniform cannot take"),
+        ({"param_space": {"local.lr": {"uniform": [0]}}}, "uniform cannot take [0]: it takes lower, upper"),
+        *(
+            (
+                {"param_space": {"local.lr": {name: [9, 3, 1][: 3 if "q" in name else 2]}}},
+                "lower is 9 and upper 3; exchange them",
+            )
+            for name in ("uniform", "log_uniform", "quniform", "qloguniform", "randint", "log_randint", "qrandint")
+        ),
+        (
+            {"space": {"local.lr": {"loguniform": {"lower": -1, "upper": 1}}}},
+            "lower must be above 0 for a logarithm, got -1",
+        ),
+        ({"space": {"local.lr": {"quniform": [0, 1, 0.3]}}}, "lower and upper must be multiples of the step q, 0.3"),
+        ({"space": {"local.lr": {"randn": [0, -1]}}}, "the standard deviation sd must be above 0, got -1"),
+        ({"space": {"rounds": {"randint": [0.5, 2]}}}, "lower must be an integer, got 0.5"),
+        ({"space": {"rounds": {"randint": [3, 3]}}}, "nothing lies between 3 and 3; raise it"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asha", "grace_rounds": 9}, "more than a trial"),

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 
-from raysim.config.sweep import assign, grid, scaled, trial
+from raysim.config.layers import scaled
+from raysim.config.sweep import assign, grid, trial
 from raysim.core.errors import ConfigError
 
 RAW = {
@@ -46,8 +47,8 @@ def test_grid_is_the_product_with_labels_and_unique_names():
     assert trials[-1].name == "case=small_method=FedAvg-+-FedVG_alpha=1_seed=1"
 
 
-def test_scale_has_the_last_word_and_may_shrink_the_grid():
-    trials = grid(RAW, "a test", is_scaled=True)
+def test_scale_goes_before_labels_and_may_shrink_the_grid():
+    trials = grid(scaled(RAW, "a test"), "a test")
     assert len(trials) == 8
     assert {t.raw["rounds"] for t in trials} == {2}
     assert trials[0].raw["model"] == {"name": "cnn"}  # a group is replaced whole: no option of another model stays
@@ -56,7 +57,7 @@ def test_scale_has_the_last_word_and_may_shrink_the_grid():
 
 def test_scale_overrides_what_a_trial_set():
     raw = {**RAW, "scale": {"data.name": "digits", "tune.param_space.seed": {"grid_search": [0]}}}
-    assert {t.raw["data"]["name"] for t in grid(raw, "a test", is_scaled=True)} == {"digits"}
+    assert {t.raw["data"]["name"] for t in grid(scaled(raw, "a test"), "a test")} == {"digits"}
 
 
 def test_axes_with_the_same_last_part_keep_their_full_names():

@@ -106,7 +106,7 @@ class RayPool:
         with plain_errors():
             if self._capacity is not None:
                 self.slots.grow(self._capacity())
-            # At first for all of them, then for nobody who is not there.
+            # The first round waits for every trainer; a later one begins with those that are there, at least one.
             self.slots.wait_for(1 if self._planned else len(self.slots))
         self._planned = self.slots.ready()
         return len(self._planned)

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
 from raysim.engine.ray.session import LOSSES, Actor, this_node
-from raysim.folders.files import file_digest
+from raysim.folders.files import file_digest, part_of
 
 if TYPE_CHECKING:
     from raysim.data.shard_files import Filled, ShardPlan
@@ -91,7 +91,7 @@ def _local_folder() -> Path:
 
 
 def _copy(folder: str, node: str, file: str, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary = part_of(target)
     _read(folder, node, file).tofile(temporary)
     # Several trainers of a node may fetch the same file; each of them puts a whole one there.
     os.replace(temporary, target)

@@ -108,6 +108,35 @@ def test_non_finite_importance_gives_shares_for_that_layer():
     assert torch.equal(table[:, others], coefficients(importance[:, others]))
 
 
+def released_raw(importance, table):
+    """The rule of the released code with loops: quantiles over all values, strict comparisons; before it normalises."""
+    cuts = [
+        torch.quantile(importance[..., f].flatten(), torch.tensor(q).double())
+        for f, q in ((0, [0.25, 0.5]), (1, [0.6, 0.8]))
+    ]
+    rows = torch.zeros(importance.shape[:2], dtype=torch.float64)
+    for client in range(len(importance)):
+        for layer, values in enumerate(importance[client]):
+            (row, column) = (
+                0 if v < low else 2 if v > high else 1 for v, (low, high) in zip(values, cuts, strict=True)
+            )
+            rows[client, layer] = table[row][column]
+    return rows
+
+
+def test_non_finite_importances_are_handled_otherwise_than_in_the_released_code():
+    """There infinity is high, and one NaN makes every quantile NaN and so every bin the middle; here the layer has shares."""
+    importance, shares = some_importance(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64)
+    everyone = torch.ones(5, dtype=torch.bool)
+    assert torch.equal(released_raw(importance, ROWS["released"]), raw_coefficients(importance))
+    for value in (math.inf, math.nan):
+        broken = importance.clone()
+        broken[2, 3] = value
+        assert torch.equal(layer_coefficients(broken, everyone, shares)[:, 3], shares)
+        theirs = released_raw(broken, ROWS["released"])
+        assert (theirs == 0.08813978).all() if math.isnan(value) else theirs[2, 3] == 0.09313978
+
+
 def test_reductions_by_hand():
     grad, moved = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 1.0, 0.25])
     values = {name: float(reduced(grad, moved, name)) for name in ("abs_of_sum", "signed", "sum_of_abs", "grad_only")}

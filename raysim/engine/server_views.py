@@ -1,28 +1,48 @@
-"""What hooks see of a round, at the server and at a client: each view is built whole, in one call, for one method."""
+"""What hooks see of a round at the server: each view is built whole, in one call, for one method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.method import ClientView, ServerView, State, Value
+from raysim.core.layout import Layout
+from raysim.core.method import ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
+from raysim.engine.cohort import Cohort
 from raysim.engine.messages import GradientRequest
+from raysim.engine.metrics import FederationSizes
+from raysim.engine.plan import Phase
+from raysim.engine.scorer import Scorer
 from raysim.engine.transport import packed_copy
 from raysim.training.evaluate import Score
 
-if TYPE_CHECKING:  # they make the views
-    from raysim.engine.cohort import Cohort
-    from raysim.engine.server import Server
-    from raysim.engine.trainer import Round, Trainer
-    from raysim.training.inputs import Examples
+
+class Holder(Protocol):
+    """What the views of a round need of the server that holds the global model."""
+
+    layout: Layout
+    seed: int
+    sizes: FederationSizes
+    scorer: Scorer
+    state: Tensor
+    counters: dict[str, int]
+
+    @property
+    def params(self) -> Tensor: ...
+
+    @property
+    def buffers(self) -> Tensor: ...
+
+    def counters_after(self, cohort: Cohort) -> dict[str, int]: ...
+
+    def phase_of(self, round_index: int) -> tuple[int, Phase]: ...
 
 
 @dataclass
@@ -41,7 +61,7 @@ class ServerViews:
       gradients: by mode, what methods asked for, see `ServerView.validation_gradient`.
     """
 
-    server: Server
+    server: Holder
     cohort: Cohort
     round_index: int
     start: Tensor
@@ -129,42 +149,3 @@ class ServerViews:
         if self.best is None or not torch.equal(self.best[0], state):
             return {}
         return {"validation": self.best[1]}
-
-
-def client_views(
-    trainer: Trainer, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
-) -> dict[str, ClientView]:
-    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
-    settings, model = current.phase.settings, trainer.model
-    seed = derive_seed(trainer.seed, "validation", current.index, client)
-    if not current.phase.methods:
-        return {}
-    shared = partial(
-        ClientView,
-        id=client,
-        round_index=current.index,
-        num_examples=len(examples),
-        lr=settings.lr_of(current.index),
-        momentum=settings.momentum,
-        batch_size=settings.batch_size,
-        layout=trainer.layout,
-        start=start[: trainer.layout.num_params],
-        params=model.params,
-        start_state=start,
-        state=model.state,
-        head=trainer.head,
-        model=model,
-        batches=partial(trainer.batches_of, examples),
-        validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
-        validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
-        initial_state=partial(trainer.initial_state, client),
-    )
-    return {
-        method.name: shared(
-            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
-            message=current.fields.get(method.name, {}),
-            memory=memory.get(method.name, {}),
-            generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
-        )
-        for method in current.phase.methods
-    }

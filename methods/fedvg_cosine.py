@@ -1,0 +1,68 @@
+"""The cosine of a client's update and the descent direction on the validation data as its score."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
+from methods.scored import Granularity, Part, Score, leaf_names, part_of, weights_from_score
+from raysim.core.counting import counts_with
+from raysim.core.layout import Layout
+from raysim.core.method import Method, ServerView, State
+from raysim.core.weights import Weights
+
+
+def fedvg_cosine(
+    *,
+    granularity: Granularity = "model",
+    leaves: Part = "all",
+    mix: Literal["replace", "average"] = "replace",
+    val_mode: Literal["train", "eval"] = "train",
+    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
+) -> Method:
+    """A client's weight grows with the agreement of its update and the gradient on the server's validation data.
+
+        s_k = max(0, c_k) / sum_j max(0, c_j)
+    with c_k the cosine of client k's update and the descent direction -grad L_val at the broadcast point, over the model,
+    a layer or a layer block. It is FLTrust's trust score (Cao et al., NDSS 2021, arXiv:2012.13995) without its rescaling
+    of the updates; ours, not FedVG's. One gradient a round, not one a client.
+
+    Args:
+      granularity: of the weights; "auto": every round the one of the three whose aggregated model has the lowest loss on
+        the validation set.
+      leaves: that get these weights, and whose cosines count: all, the classifier ("head"), all but it ("body"), the
+        adapters of model.lora.
+      mix: "average" takes the mean of these weights and the weights so far, n_k/N.
+      val_mode: mode of the network while the gradient is taken; it matters with BatchNorm.
+      buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"
+        the same to every client.
+    Degenerate cases: an update, or a gradient, of 0 has cosine 0; where no client's cosine is above 0, those leaves keep
+    the weights given. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).
+    Raises:
+      ValueError: when the run starts, where leaves are personal.
+    """
+
+    def init(params: Tensor, layout: Layout) -> State:
+        if layout.personal:
+            names = ", ".join(leaf.name for leaf in layout.personal[:3])
+            raise ValueError(f"fedvg_cosine: the score is taken at the global model, which has no {names}; use fedvg")
+        return {}
+
+    def values(server: ServerView) -> Tensor:
+        direction = -server.validation_gradient(val_mode)
+        agreements = agreements_of(server, part_of(server.layout, leaves).params, direction)
+        server.log("agreeing", float((server.is_active & (cosines_of(agreements) > 0)).sum()))
+        return agreements
+
+    def weights(part: Layout, agreements: Tensor, usable: Tensor, granularity: str) -> Weights:
+        return dict(weights_from_agreements(part, agreements, usable, granularity=granularity, buffers=buffers))
+
+    score = Score(
+        "cosines", weights, values=values, logged=lambda values, part: (tensor_cosines(values), leaf_names(part))
+    )
+    needs = ["validation-set"]
+    return weights_from_score(
+        "fedvg_cosine", score, granularity=granularity, leaves=leaves, mix=mix, needs=needs, init=init
+    )

@@ -1,0 +1,54 @@
+"""The validation loss as the score of a client, which FedVG's paper calls the worse one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.scored import Part, Score, checked_eps, inverse_weights, weights_from_score
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method
+from raysim.core.weights import Weights
+
+
+def fedvg_loss(
+    *,
+    leaves: Part = "all",
+    mix: Literal["replace", "average"] = "replace",
+    val_mode: Literal["train", "eval"] = "train",
+    every: int = 1,
+    as_in: Literal["release"] | None = None,
+    eps: float = 1e-8,
+) -> Method:
+    """A client's weight is inverse to the loss of its model on the server's validation data.
+
+    FedVG (Devkota et al., arXiv:2602.21399), eq. 5 with G_k the mean cross-entropy of client k's model on the validation
+    set: one number a client, so one weight for all of the chosen leaves.
+
+    Args:
+      leaves: that get these weights: all, the classifier ("head"), all but it ("body"), the adapters of model.lora.
+      mix: "average" takes the mean of these weights and the weights so far, n_k/N.
+      val_mode: mode of the network while scoring; it matters with BatchNorm. The released code uses "train".
+      every: score every n-th round, from the first on; in between, a client keeps its last score (`scored` logs how many
+        were scored).
+      as_in: "release" scores the validation rows client after client (data.validation_set.order: client).
+      eps: the constant of eq. 5, >= 0.
+    Degenerate cases: a client without a step, or with a non-finite loss, gets weight 0; if no client is left, the global
+    model stays.
+    Raises:
+      ValueError: eps < 0 or every < 1.
+    """
+    checked_eps("fedvg_loss", eps)
+
+    def measure(client: ClientView) -> Tensor:
+        loss = torch.tensor([client.validation_loss(val_mode)], dtype=torch.float64)
+        return loss.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def weights(part: Layout, losses: Tensor, usable: Tensor, granularity: str) -> Weights:
+        return dict.fromkeys((leaf.name for leaf in part.leaves), inverse_weights(losses[:, 0], usable, eps))
+
+    score = Score("loss", weights, measure=measure, logged=lambda losses, part: (losses, ["loss"]))
+    needs = ["validation-set", *(["client-order"] if as_in else [])]
+    return weights_from_score("fedvg_loss", score, leaves=leaves, mix=mix, every=every, needs=needs)

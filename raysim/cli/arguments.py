@@ -1,0 +1,48 @@
+"""Arguments that several verbs take, with what the shell completes; all of it is imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def completions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What the shell offers for a word of a verb that takes a configuration and settings."""
+    from raysim.cli.completion import complete_call
+
+    return complete_call(ctx, incomplete)
+
+
+def method_names(incomplete: str) -> list[str]:
+    from raysim.cli import completion
+
+    return [name for name in completion.method_names() if name.startswith(incomplete)]
+
+
+def shipped_names() -> list[str]:
+    from raysim.cli.recipes import completions
+
+    return completions()
+
+
+def configuration(meaning: str) -> Any:
+    """The argument of a verb that takes a configuration."""
+    return typer.Argument(help=meaning, autocompletion=completions)
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]", autocompletion=completions
+    ),
+]
+GridOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="settings as key=value; key=1,2,3 makes an axis of a grid",
+        metavar="[a.b=c,d ...]",
+        autocompletion=completions,
+    ),
+]
+Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]

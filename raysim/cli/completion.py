@@ -1,0 +1,93 @@
+"""What the shell offers after a verb: recipes and YAML files, then keys, their words, and methods. Loads no PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+
+from raysim.config import Config
+from raysim.config.shipped import recipes
+
+#: Where bash ends a word, so that `paper:fedvg` reaches us as three.
+BREAKS = (":", "=")
+
+
+def complete_call(context: typer.Context, incomplete: str) -> list[str]:
+    """Completions of the words of a verb that takes a configuration and settings."""
+    before = [context.params.get("config"), *(context.params.get("overrides") or ())]
+    return completions([word for word in before if word], incomplete)
+
+
+def completions(before: Sequence[str], incomplete: str) -> list[str]:
+    """What may stand in the place of `incomplete`.
+
+    Args:
+      before: the words between the verb and it, as the shell divides them.
+    """
+    earlier, pieces = list(before), [incomplete]
+    if not incomplete and earlier and earlier[-1] in {key for key, _ in _keys(Config)}:
+        pieces = ["=", ""]  # typer leaves out a word that is an equals sign; no setting is a key alone
+    while earlier and (earlier[-1] in BREAKS or pieces[0] in BREAKS):
+        pieces.insert(0, earlier.pop())
+    word = "".join(pieces)
+    fixed = word if incomplete in BREAKS else "".join(pieces[:-1])
+    offered = settings(word) if earlier else configurations(word)
+    return [each.removeprefix(fixed) for each in offered]
+
+
+def configurations(word: str) -> list[str]:
+    """Recipes, and the YAML files and folders here, that begin so."""
+    names = [name for name, file in recipes().items() if file.stem != "base" and name.startswith(word)]
+    if "/" in word:
+        return names  # none: the shell completes the path by itself
+    paths = sorted(path for path in Path.cwd().glob(f"{word}*") if not path.name.startswith("."))
+    files = [path.name for path in paths if path.suffix in (".yaml", ".yml")]
+    return [*names, *files, *(f"{path.name}/" for path in paths if path.is_dir())]
+
+
+def settings(word: str) -> list[str]:
+    """Keys that begin so; behind a key that takes certain words, these; behind `methods=`, a list of methods."""
+    if word.startswith("methods="):
+        listed, _, begun = word.removeprefix("methods=").lstrip("[").rpartition(",")
+        others = [name for name in method_names() if name.startswith(begun) and name not in listed.split(",")]
+        return [f"methods=[{listed}{',' * bool(listed)}{name}]" for name in others]
+    key, equals, _ = word.partition("=")
+    if equals:
+        words = dict(_keys(Config)).get(key, ())
+        return [each for each in (f"{key}={value}" for value in words) if each.startswith(word)]
+    begun_so = [(name, words) for name, words in _keys(Config) if name.startswith(word)]
+    if len(begun_so) == 1:  # with its words at once: behind the only completion the shell would set a blank
+        ((key, words),) = begun_so
+        return [f"{key}={value}" for value in words] or [f"{key}="]
+    return [f"{name}=" for name, _ in begun_so]
+
+
+def _keys(group: type[BaseModel], above: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(dotted key, the words that it takes) of every key."""
+    for name, field in group.model_fields.items():
+        parts = (field.annotation, *get_args(field.annotation))
+        inner = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+        if inner is not None:
+            yield from _keys(inner, f"{above}{name}.")
+            continue
+        words = [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        yield f"{above}{name}", ("true", "false", *words) if bool in parts else tuple(words)
+
+
+@cache
+def method_names() -> tuple[str, ...]:
+    """The names of the methods, as their package lists them; read without an import, which would load PyTorch."""
+    package = importlib.util.find_spec("methods")
+    if package is None or package.origin is None:
+        return ()
+    for node in ast.parse(Path(package.origin).read_text()).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "GROUPS":
+            return tuple(sorted(name.id for name in ast.walk(node.value or node) if isinstance(name, ast.Name)))
+    return ()

@@ -1,0 +1,27 @@
+"""What a list of methods is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raysim.core.settings import Settings
+
+
+def method_names(specs: Sequence[str | Settings]) -> list[str]:
+    """The names in a list of methods."""
+    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
+
+
+def methods_label(specs: Sequence[str | Settings]) -> str:
+    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
+    return " + ".join(method_names(specs)) or "fedavg"
+
+
+def methods_text(specs: Sequence[object]) -> str:
+    """The same with options, of a list that was not checked: "fedprox (mu=0.1) + fedvg"."""
+    texts = []
+    for spec in specs:
+        name, options = next(iter(spec.items())) if isinstance(spec, Mapping) and spec else (spec, None)
+        more = ", ".join(f"{key}={value}" for key, value in options.items()) if isinstance(options, Mapping) else ""
+        texts.append(f"{name} ({more})" if more else str(name))
+    return " + ".join(texts) or "fedavg"

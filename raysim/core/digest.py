@@ -1,0 +1,85 @@
+"""A digest of a function: of its source, and of the values that it has from where it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+
+
+def source_digest(function: object) -> str:
+    """Eight letters that change with the source of a function, or of a method's hooks, and with the values inside.
+
+    A run does not go on with a function that was edited meanwhile, or that was made with another option.
+    """
+    whole = hashlib.sha256()
+    _add_to(whole, function, frozenset())
+    return whole.hexdigest()[:8]
+
+
+def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
+    """Add a value to a digest: functions by their source and what they hold, all else by its content.
+
+    Args:
+      above: ids of what holds it, so that a function that refers to itself comes to an end.
+    """
+    if id(value) not in above:
+        own, parts = _parted(value)
+        whole.update(own)
+        for part in parts:
+            _add_to(whole, part, above | {id(value)})
+
+
+def _parted(value: object) -> tuple[bytes, Iterable[object]]:
+    """(what a value is without its parts, its parts)."""
+    if inspect.isfunction(value):
+        return _source_of(value).encode(), _closure(value.__closure__ or ())
+    if isinstance(value, partial):
+        return b"", (value.func, value.args, value.keywords)
+    if isinstance(value, Mapping):
+        return b"", value.items()
+    if isinstance(value, list | tuple):
+        return b"", value
+    if isinstance(value, set | frozenset):
+        return b"", sorted(value, key=repr)
+    if isinstance(value, type):
+        return _source_of(value).encode(), ()
+    if is_dataclass(value):
+        return type(value).__qualname__.encode(), [(field.name, getattr(value, field.name)) for field in fields(value)]
+    if inspect.ismethod(value):
+        return b"", (value.__func__, value.__self__)
+    if inspect.isroutine(value):  # not written in Python
+        return f"{value.__module__}.{value.__qualname__}".encode(), ()
+    if callable(value):  # an object of a class of the user's own
+        return _source_of(type(value)).encode(), getattr(value, "__dict__", {}).items()
+    return (repr(value).encode() if isinstance(value, str | int | float | bytes | None) else _sent(value)), ()
+
+
+def _closure(cells: Iterable[object]) -> list[object]:
+    values = []
+    for cell in cells:
+        try:
+            values.append(cell.cell_contents)  # type: ignore[attr-defined]
+        except ValueError:  # not set yet
+            continue
+    return values
+
+
+def _source_of(function: object) -> str:
+    try:
+        return inspect.getsource(function)  # type: ignore[arg-type]
+    except (OSError, TypeError):  # typed at a prompt, or no plain function
+        code = getattr(function, "__code__", None)
+        return repr((code.co_code, code.co_names, code.co_varnames)) if code else str(function)
+
+
+def _sent(value: object) -> bytes:
+    """A value as it is sent to other processes; its type where it cannot be."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception:  # whatever the objects that it refers to raise
+        return type(value).__qualname__.encode()

@@ -1,0 +1,159 @@
+"""What hooks take and return, checked where they are called: a fault names the method, the hook, its file and line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from raysim.core.errors import OwnCodeError, RaysimError
+from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.own import place_of
+from raysim.core.weights import RightMap, Weights
+
+T = TypeVar("T")
+
+#: Hook -> what it is called with; the table in raysim/core/method.py says what each is.
+CALLS = {
+    "partition": ("partition",),
+    "init": ("params", "layout"),
+    "broadcast": ("message", "state"),
+    "forward": ("operations", "client"),
+    "loss": ("loss", "client"),
+    "grads": ("gradient", "client"),
+    "report": ("client",),
+    "weigh": ("weights", "server"),
+    "server_update": ("update", "state", "server"),
+    "evaluation_override": ("state", "server"),
+}
+
+#: Hook -> what the functions are called with that it returns.
+INNER_CALLS = {"forward": ("layer", "inputs"), "loss": ("outputs", "batch"), "grads": ("params", "batch")}
+
+
+def fault_of_hook(method: Method, hook: str, what: str, mend: str = "") -> OwnCodeError:
+    """A slip of a method's hook as an error. what: "returned str, not a tensor"."""
+    mend = mend or "the table at the top of raysim/core/method.py says what each hook takes and returns"
+    return OwnCodeError(f"method {method.name}: its {hook} {what}", place_of(getattr(method, hook)), mend)
+
+
+def check_calls(method: Method) -> None:
+    """Refuse a hook that cannot be called as raysim calls it.
+
+    Raises:
+      OwnCodeError: it is no function, or takes fewer or more values.
+    """
+    for hook, values in CALLS.items():
+        function = getattr(method, hook)
+        if function is not None and not callable(function):
+            what = f"method {method.name}: its {hook} is no function but of type {type(function).__name__}"
+            raise OwnCodeError(what, mend=f"give a function of ({', '.join(values)})")
+        if function is not None and not _takes(function, len(values)):
+            what = f"cannot be called with ({', '.join(values)})"
+            raise fault_of_hook(method, hook, what, f"write {hook}({', '.join(values)})")
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    """Whether a function can be called with so many values; true of one that does not say what it takes."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def returned(value: T, kind: object, method: Method, hook: str) -> T:
+    """What a hook returned, if it is of the kind that it must be."""
+    if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or an abstract one such as Mapping
+        name = getattr(kind, "__name__", str(kind))
+        wanted = name if name in ("Partition", "Message") else name.lower()
+        raise fault_of_hook(method, hook, f"returned {type(value).__name__}, not a {wanted}")
+    return value
+
+
+def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: str = "") -> Tensor:
+    """A tensor that a hook returned, if it has the shape that it must have.
+
+    Args:
+      where: what part of the returned value it is, as in "as its update".
+    """
+    behind = f" {where}" if where else ""
+    if not isinstance(value, Tensor):
+        raise fault_of_hook(method, hook, f"returned {type(value).__name__}{behind}, not a tensor")
+    if value.shape != shape:
+        what = f"returned a tensor of shape {tuple(value.shape)}{behind}"
+        raise fault_of_hook(method, hook, what, f"return one of shape {tuple(shape)}")
+    return value
+
+
+def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T, view: ClientView) -> T:
+    """What a wrapping hook makes of the functions so far; those that it returns are checked whenever they are called.
+
+    Args:
+      inner: the layer operations by layer, the loss, or the gradient function.
+    """
+    outer = getattr(method, hook)(inner, view)
+    if hook == "forward":
+        for operation in returned(outer, Mapping, method, hook).values():
+            _check_inner(operation, method, hook)
+        return cast("T", outer)
+    _check_inner(returned(outer, Callable, method, hook), method, hook)
+    if outer is inner:
+        return inner
+
+    def checked(first: Tensor, batch: object) -> Tensor:
+        """first: the outputs of a loss; the parameters of a gradient."""
+        value = outer(first, batch)
+        shape = torch.Size() if hook == "loss" else first.shape
+        return shaped(value, shape, method, hook, "from the function that it made")
+
+    return cast("T", checked)
+
+
+def _check_inner(function: Callable[..., object], method: Method, hook: str) -> None:
+    values = INNER_CALLS[hook]
+    if not callable(function) or not _takes(function, len(values)):
+        what = f"made a function that cannot be called with ({', '.join(values)})"
+        raise fault_of_hook(method, hook, what)
+
+
+def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
+    """The aggregation weights that a method's `weigh` makes of those so far; a slip is no silent broadcast.
+
+    Raises:
+      OwnCodeError: no such leaf, another shape or type. RaysimError: a weight that is not finite.
+    """
+    assert method.weigh is not None
+    new = returned(method.weigh(weights, view), Mapping, method, "weigh")
+    leaves, count = view.layout.by_name, len(view.clients)
+    for name, weight in new.items():
+        if name not in leaves:
+            mend = f"leaves: {', '.join(list(leaves)[:8])}{' ...' if len(leaves) > 8 else ''}"
+            raise fault_of_hook(method, "weigh", f"returned weights for {name!r}, which is no leaf", mend)
+        if not _is_weight(weight, count, leaves[name].shape):
+            values = weight.maps if isinstance(weight, RightMap) else weight
+            is_tensor = isinstance(values, Tensor)
+            form = f"shape {tuple(values.shape)} and {values.dtype}" if is_tensor else f"type {type(values).__name__}"
+            shape = (count, *leaves[name].shape)
+            mend = f"return float64 of shape {shape[:1]}, or with further axes of {shape}"
+            raise fault_of_hook(method, "weigh", f"returned weights of {name} with {form}", mend)
+        if not bool(torch.isfinite(weight.maps if isinstance(weight, RightMap) else weight).all()):
+            what = f"method {method.name}: its weigh returned weights of {name} that are not finite"
+            raise RaysimError(what, place_of(method.weigh), "give such a client weight 0")
+    return new
+
+
+def _is_weight(weight: object, count: int, leaf: tuple[int, ...]) -> bool:
+    """Whether a value is a weight of each of so many clients on a leaf of this shape."""
+    if isinstance(weight, RightMap):
+        return weight.maps.dtype == torch.float64 and weight.maps.shape == (count, *leaf[1:], *leaf[1:])
+    if not isinstance(weight, Tensor) or weight.dtype != torch.float64 or not weight.dim():
+        return False
+    return weight.shape == (count, *leaf)[: weight.dim()]

@@ -1,0 +1,46 @@
+"""Texts of others, made harmless where they are shown: control characters, and cells that a spreadsheet would compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+#: Control characters, separators of lines and paragraphs, marks that turn the direction of text, and half characters.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+#: What begins a formula in a spreadsheet.
+FORMULA = ("=", "+", "-", "@")
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""The text with control characters as Python writes them, `\n` or `\x1b`; those in `keep` stay."""
+    return CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+
+
+def all_visible(value: T) -> T:
+    """The same of every text in nested lists and mappings, keys too."""
+    if isinstance(value, str):
+        return cast("T", visible(value))
+    if isinstance(value, dict):
+        return cast("T", {all_visible(key): all_visible(inner) for key, inner in value.items()})
+    if isinstance(value, list):
+        return cast("T", list(map(all_visible, value)))
+    return value
+
+
+def cells(row: Iterable[object]) -> Iterator[object]:
+    """The cells of a row of a CSV file. Text that a spreadsheet would take for a formula begins with an apostrophe."""
+    for value in row:
+        text = visible(value) if isinstance(value, str) else value
+        yield f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

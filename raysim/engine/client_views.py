@@ -1,0 +1,91 @@
+"""A round as a trainer knows it, and what hooks see of one of its clients: each view is built whole, for one method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, ClientView, State
+from raysim.core.seeding import derive_seed, torch_generator
+from raysim.engine.messages import RoundMessage
+from raysim.engine.plan import Phase
+from raysim.engine.transport import unpack
+from raysim.training.inputs import Examples
+from raysim.training.model import BoundModel
+
+T = TypeVar("T")
+
+
+class Round:
+    """A round's message as this process uses it: copied to the device once, however many tasks arrive."""
+
+    def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
+        self.message, self.phase, self.index = message, phase, message.round_index
+        self.state = torch.from_numpy(message.state.copy()).to(device)
+        self.fields: dict[str, State] = unpack(dict(message.fields), device)
+
+    def is_of(self, message: RoundMessage) -> bool:
+        return (self.index, self.message.phase_index) == (message.round_index, message.phase_index)
+
+
+class Bench(Protocol):
+    """What a client's views need of the trainer that holds its model."""
+
+    layout: Layout
+    head: str
+    num_classes: int
+    seed: int
+    model: BoundModel
+
+    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
+
+    def initial_state(self, client: int) -> Tensor: ...
+
+    def accuracy_on(self, held_out: str) -> float: ...
+
+    def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T: ...
+
+
+def client_views(
+    trainer: Bench, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
+) -> dict[str, ClientView]:
+    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
+    settings, model = current.phase.settings, trainer.model
+    seed = derive_seed(trainer.seed, "validation", current.index, client)
+    if not current.phase.methods:
+        return {}
+    shared = partial(
+        ClientView,
+        id=client,
+        round_index=current.index,
+        num_examples=len(examples),
+        lr=settings.lr_of(current.index),
+        momentum=settings.momentum,
+        batch_size=settings.batch_size,
+        layout=trainer.layout,
+        start=start[: trainer.layout.num_params],
+        params=model.params,
+        start_state=start,
+        state=model.state,
+        head=trainer.head,
+        model=model,
+        batches=partial(trainer.batches_of, examples),
+        validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
+        validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
+        accuracy=trainer.accuracy_on,
+        initial_state=partial(trainer.initial_state, client),
+    )
+    return {
+        method.name: shared(
+            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
+            message=current.fields.get(method.name, {}),
+            memory=memory.get(method.name, {}),
+            generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
+        )
+        for method in current.phase.methods
+    }

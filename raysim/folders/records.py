@@ -1,0 +1,89 @@
+"""The records of a run by rounds: whether they are whole, and as they were when a checkpoint was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raysim.core.rounds import round_name
+from raysim.folders.files import file_digest
+from raysim.folders.run_folder import RunFolder
+
+
+class RecordChain:
+    """A chain of SHA-256 for each kind of record: link = SHA-256(link before, record), in the order of rounds.
+
+    A checkpoint keeps the links of its time. They cover the records of all rounds before it and none after, so that a
+    run that was killed in the middle of a later row goes on, and one whose earlier rows were changed does not.
+
+    Attributes:
+      links: kind of record -> hexadecimal digits; empty before the first record.
+    """
+
+    def __init__(self) -> None:
+        self.links: dict[str, str] = {}
+
+    def add_row(self, kind: str, row: Mapping[str, str]) -> None:
+        """A row of a table. Empty cells do not count: columns that come later fill earlier rows with them."""
+        filled = {name: text for name, text in row.items() if text}
+        self._add(kind, json.dumps(filled, sort_keys=True))
+
+    def add_file(self, kind: str, path: Path) -> None:
+        """A file that is not written again. Raises OSError."""
+        self._add(kind, f"{path.name} {file_digest(path)}")
+
+    def _add(self, kind: str, record: str) -> None:
+        self.links[kind] = hashlib.sha256(f"{self.links.get(kind, '')}{record}".encode()).hexdigest()
+
+
+def record_chain(folder: RunFolder, before: int) -> RecordChain:
+    """The chain over the records of all rounds below `before`, as they lie there. Raises RaysimError, OSError."""
+    chain = RecordChain()
+    for row in folder.progress_rows(before):
+        chain.add_row(folder.progress.name, row)
+    for part in folder.client_parts():
+        if int(part.stem.rpartition("-")[2]) < before:
+            chain.add_file(folder.clients.name, part)
+    for round_index, path in folder.array_files().items():
+        if round_index < before:
+            chain.add_file(folder.arrays.name, path)
+    return chain
+
+
+def damaged_records(folder: RunFolder, before: int, links: Mapping[str, str]) -> str:
+    """What is missing, damaged or changed, in words, of the records of all rounds below `before`; empty if nothing is.
+
+    Args:
+      links: of their chain when a checkpoint was written; empty in checkpoints of older versions, which had none.
+    """
+    if missing := _missing(folder, before):
+        return missing
+    now = record_chain(folder, before).links
+    changed = sorted(kind for kind, link in links.items() if now.get(kind) != link)
+    since = f"since the checkpoint after {round_name(before - 1)}"
+    return f"{' and '.join(changed)} changed {since}" if changed else ""
+
+
+def _missing(folder: RunFolder, before: int) -> str:
+    whole = set(range(before))
+    lacking = whole - {int(row["round"]) for row in folder.progress_rows()}
+    if lacking:
+        return f"{folder.progress.name} lacks {_rounds(lacking)}"
+    there: set[int] = set()
+    for part in folder.client_parts():
+        try:
+            there |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
+        except (pa.ArrowInvalid, OSError) as error:
+            return f"{part.parent.name}/{part.name} is damaged ({error})"
+    return f"{folder.clients.name} lacks {_rounds(whole - there)}" if whole - there else ""
+
+
+def _rounds(numbers: set[int]) -> str:
+    listed = sorted(numbers)
+    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
+    return round_name(listed[0]) + more

@@ -1,0 +1,99 @@
+"""Reports of runs that were not planned together: readable columns, and notes on the terminal."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+import raysim
+from raysim.cli.main import app
+from raysim.reporting.build import make_report
+from raysim.reporting.published import number
+from raysim.reporting.tables import heading
+from raysim.running.results import Run, Runs
+from tests.support.report_runs import fabricate, sweep
+
+
+def headings(report):
+    return [heading(table.names, column) for table in report.tables for column in table.columns]
+
+
+def settings(methods=(), lr=0.1, alpha=0.1, **more):
+    return {"methods": list(methods), "local": {"lr": lr}, "partition": {"scheme": "dirichlet", "alpha": alpha}, **more}
+
+
+def test_a_sweep_over_methods_has_them_as_rows_alone(tmp_path):
+    lists = (["fedavgm"], [{"fedprox": {"mu": 0.1}}], [{"fedprox": {"mu": 1.0}}], [])
+    for index, (methods, lr) in enumerate((methods, lr) for methods in lists for lr in (0.1, 0.2)):
+        labels = {"methods": str(methods), "lr": lr}
+        fabricate(tmp_path / "all" / str(index), 0.5, labels=labels, **settings(methods, lr))
+    report = make_report([tmp_path / "all"], {})
+    assert headings(report) == ["lr = 0.1", "lr = 0.2"]
+    assert report.tables[0].rows == ("fedavg", "fedavgm", "fedprox (mu=0.1)", "fedprox (mu=1.0)")
+    assert len(report.cells) == 8
+
+
+def test_labels_of_methods_that_are_names_stay(tmp_path):
+    for name in ("mine", "theirs"):
+        fabricate(tmp_path / "all" / name, 0.5, labels={"methods": name}, **settings())
+    assert headings(make_report([tmp_path / "all"], {})) == ["methods = mine", "methods = theirs"]
+
+
+def test_a_single_run_beside_a_sweep_is_called_by_the_sweeps_labels(tmp_path):
+    for index, (alpha, lr) in enumerate([(0.1, 0.1), (0.1, 0.2), (1.0, 0.1), (1.0, 0.2)]):
+        labels = {"method": "FedAvg", "alpha": alpha, "lr": lr}
+        fabricate(tmp_path / "sweep" / str(index), 0.5, labels=labels, **settings((), lr, alpha))
+    fabricate(tmp_path / "alone", 0.6, **settings(["fedprox"], 0.4, 1.0))
+    report = make_report([tmp_path / "sweep", tmp_path / "alone"], {})
+    assert headings(report)[-1] == "alpha = 1, lr = 0.4"
+    assert report.tables[0].cells["fedprox", (1.0, 0.4)].mean == 60.0
+
+
+def test_columns_name_only_the_labels_that_they_have(tmp_path):
+    one = sweep(tmp_path / "one", {("A", 0.1): [0.5], ("A", 1.0): [0.5]})
+    labels = {"dataset": "CIFAR-10", "model": "ResNet-18", "method": "A"}
+    for rho in (1, 2):
+        fabricate(tmp_path / "two" / str(rho), 0.5, labels={**labels, "rho": rho})
+    fabricate(tmp_path / "three", 0.5, labels=labels)
+    report = make_report([one, tmp_path / "two", tmp_path / "three"], {})
+    assert headings(report) == ["alpha = 0.1", "alpha = 1", "rho = 1", "rho = 2", "no alpha, rho"]
+
+
+def test_runs_of_one_cell_with_other_settings_are_told_apart_by_them(tmp_path):
+    labels = {"method": "A", "alpha": 0.1}
+    for index, (rounds, alpha) in enumerate([(10, 0.1), (20, 0.1), (20, 1.0)]):
+        facts = {"params_sha256": str(index)}
+        labels = {"method": "A", "alpha": alpha}
+        fabricate(tmp_path / "runs" / str(index), 0.5, labels=labels, rounds=rounds, summary=facts, **settings())
+    assert headings(make_report([tmp_path / "runs"], {})) == [
+        "alpha = 0.1, rounds = 10",
+        "alpha = 0.1, rounds = 20",
+        "alpha = 1, rounds = 20",
+    ]
+
+
+def test_the_same_run_under_other_settings_still_counts_once(tmp_path):
+    for name, stop in (("a", {}), ("b", {"stop": {"patience": 3}})):
+        facts = {"params_sha256": "same"}
+        fabricate(tmp_path / "runs" / name, 0.5, labels={"method": "A"}, summary=facts, **settings(**stop))
+    (cell,) = make_report([tmp_path / "runs"], {}).cells
+    assert cell.n == 1
+
+
+def test_notes_stand_on_the_terminal(tmp_path):
+    root = sweep(tmp_path / "one", {("FedAvg", 0.1): [0.5]}, {"against": "FedVG"})
+    output = CliRunner().invoke(app, ["report", str(root), "--time", "FedAvg", "--figure", "gains"]).output
+    for note in (
+        "note: `report.against`: no row 'FedVG'",
+        "note: `report.time`: no run beside FedAvg has the seconds of two rounds or more.",
+        "note: Figure `gains` is not drawn: it needs report.baseline and two columns or more.",
+    ):
+        assert note in " ".join(output.split())
+        assert note.removeprefix("note: ") in (root / "report" / "report.md").read_text()
+
+
+def test_a_sweep_and_a_run_make_one_report_from_python(tmp_path):
+    root = sweep(tmp_path / "sweep", {("FedAvg", 0.1): [0.5], ("FedVG", 0.1): [0.6]})
+    other = fabricate(tmp_path / "other", 0.8, labels={"method": "Mine", "alpha": 0.1}, **settings())
+    runs = Runs([Run(root / "FedAvg-0.1-0"), Run(root / "FedVG-0.1-0")], root)
+    report = raysim.report([Run(other), runs], out=tmp_path / "out", figures=[])
+    assert sorted(number(value) for value in report.cells["mean"]) == [50.0, 60.0, 80.0]
