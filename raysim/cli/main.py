@@ -18,7 +18,7 @@ from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, SettingIgnored
+from raysim.core.errors import ConfigError, SettingIgnored, SettingRenamed
 from raysim.core.own_code import refuse_shadows
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
@@ -50,8 +50,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A setting that was left out is a line for users; other warnings are for programmers, with their place."""
-    if category is SettingIgnored:
+    """A setting left out or renamed is a line for users; other warnings are for programmers, with their place."""
+    if category in (SettingIgnored, SettingRenamed):
         err.print(f"note: {message}", markup=False)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

@@ -58,9 +58,7 @@ def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list
 # --- settings laid over others ----------------------------------------------------------------------------------------
 
 
-def left_idle(
-    raw: Raw, model: type[BaseModel], layers: Sequence[Raw], *, is_from_above: bool = False
-) -> dict[str, str]:
+def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
     """Key -> reason, of the settings that one layer of a configuration leaves without effect in another.
 
     A layer that sets both, the option and what takes its effect away, contradicts itself: that is a fault, and not here. An
@@ -69,7 +67,6 @@ def left_idle(
     Args:
       raw: the layers laid over each other; model: its schema.
       layers: settings by dotted keys, the uppermost first; the lowest, which may hold groups, is the last.
-      is_from_above: without the settings of a layer above the one that leaves them without effect.
     """
     try:
         config = model.model_validate(raw)
@@ -77,12 +74,10 @@ def left_idle(
         return {}
     idle = idle_options(config)
     axes = list(mappings(raw.get("tune")))
-    places = {key: (_layer(layers, key), _layer(layers, counts.key)) for key, (counts, _) in idle.items()}
     return {
         key: reason
         for key, (counts, reason) in idle.items()
-        if (places[key][0] > places[key][1] or (places[key][0] < places[key][1] and not is_from_above))
-        and not any(sets(axis, counts.key) for axis in axes)
+        if _layer(layers, key) != _layer(layers, counts.key) and not any(sets(axis, counts.key) for axis in axes)
     }
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raysim.config.counting import idle_faults, left_idle, remove
+from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated
 from raysim.config.places import LONGEST_NAME
 from raysim.config.schema import Config, ReportGroup
@@ -70,13 +70,15 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
 
 
 def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
-    """A configuration without what one of its layers set and one above it leaves without effect; a warning names it.
+    """A configuration without what one of its layers set and another one leaves without effect; a warning names it.
+
+    What the uppermost layer sets stays, to be refused.
 
     Args:
       raw: the layers laid over each other.
       layers: settings by dotted keys or in groups, the uppermost first.
     """
-    idle = left_idle(raw, Config, layers, is_from_above=True)
+    idle = {key: reason for key, reason in left_idle(raw, Config, layers).items() if not sets(layers[0], key)}
     if idle:
         raw = copy.deepcopy(raw)
         remove(raw, idle)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from raysim.config.keys import Group, group, key
+from raysim.config.renamed import renamed_with_note
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
 from raysim.core.counting import Counts, counts_above, counts_given, counts_with
 from raysim.core.direction import BETTER, Direction, direction_of
@@ -268,7 +269,9 @@ class Config(Group):
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "an update that is not finite ends the run; skip: the round goes on without that client"
     )
-    methods: list[str | Settings] = key([], "methods, applied in this order")
+    methods: list[Annotated[str | Settings, BeforeValidator(renamed_with_note)]] = key(
+        [], "methods, applied in this order"
+    )
     loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")

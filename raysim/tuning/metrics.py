@@ -29,7 +29,7 @@ SUMMARY_NUMBERS = (*judged([], 0), "rounds", "num_clients", "num_classes", "seco
 
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
     """Metrics of a report that none of these runs will have."""
-    metrics = {"report.metric": report.metric}
+    metrics = {} if report.metric is None else {"report.metric": report.metric}
     metrics |= {
         f"report.metrics.{label}.{name}": m for label, all_ in report.metrics.items() for name, m in all_.items()
     }
