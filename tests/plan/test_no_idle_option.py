@@ -124,7 +124,7 @@ CONTEXTS: list[tuple[dict[str, object], str]] = [
     ({"local.schedule": "constant"}, "local."),
     ({"local.schedule": "cosine"}, "local."),
     ({"local.momentum": 0.9}, "local."),
-    ({"local.epochs": 1.0, "local.steps": 2}, "local."),
+    ({"local.epochs": None, "local.steps": 2}, "local."),
     ({"cohort": {"fraction": 0.75}}, "cohort."),
     ({"cohort.stragglers": 0.5}, "cohort."),
 ]
