@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from methods import METHODS
 from raysim.config.faults import options_model
 from raysim.config.schema import Config
+from raysim.core.counting import Counts
 from raysim.core.errors import ConfigError, SettingIgnored
 from raysim.core.settings import assign
 from raysim.plan.check import check
@@ -258,9 +259,32 @@ def probes_of(method: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, json.dumps(value)) for name, value in found)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if probes_of(name)])
+def choices_of(method: str) -> list[tuple[str, str]]:
+    """Of each option that is no number the values that a condition of another option names, and one that none names; and 0."""
+    fields = options_model(METHODS[method]).model_fields.values()
+    conditions = " or ".join(part.condition for field in fields for part in field.metadata if isinstance(part, Counts))
+    words = conditions.replace(",", " ").split()
+    choices: list[tuple[str, str]] = []
+    taken = set()
+    for name, value in probes_of(method):
+        if value[0].isdigit():
+            choices += [(name, value)] if value == "0.0" else []
+        elif str(json.loads(value)) in words or name not in taken:
+            choices.append((name, value))
+            taken |= set() if str(json.loads(value)) in words else {name}
+    return choices
+
+
+#: Methods of more than 20 pairs of options.
+DEAR = [name for name in METHODS if len(choices_of(name)) * len(dict(probes_of(name))) > 20]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in METHODS if probes_of(name)],
+)
 def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
-    """Alone, and beside each value of each other option."""
+    """Alone, and beside values of each other option."""
 
     @cache
     def run(*chosen: tuple[str, str]) -> str | None:
@@ -278,9 +302,8 @@ def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
 
     assert run() is not None
     silent = [(*probe, "", "") for probe in probes_of(method) if run(probe) == run()]
-    choices = [probe for probe in probes_of(method) if not probe[1][0].isdigit() or probe[1] == "0.0"]
     firsts = {name: (name, value) for name, value in reversed(probes_of(method))}.values()
-    for beside, probe in itertools.product(choices, firsts):
+    for beside, probe in itertools.product(choices_of(method), firsts):
         if beside[0] != probe[0] and run(beside) and run(*sorted((beside, probe))) == run(beside):
             silent.append((*probe, *beside))
     unseen = {(option, beside) for name, option, beside in UNSEEN if name == method}
