@@ -34,7 +34,7 @@ PROJECT = Path(__file__).parents[2]
         (["mine.yaml"], "model.lora.r", ["model.lora.rank="]),
         (["mine.yaml"], "methods=[fedpr", ["methods=[fedproto]", "methods=[fedprox]"]),
         (["mine.yaml"], "methods=[fedprox,fedpr", ["methods=[fedprox,fedproto]"]),
-        (["mine.yaml", "methods", "="], "[fedv", ["[fedvg]"]),
+        (["mine.yaml", "methods", "="], "[fedpr", ["[fedprox]"]),
         (["mine.yaml", "rounds=3"], "nothing", []),
         (["mine.yaml"], "rounds=", []),
     ],
