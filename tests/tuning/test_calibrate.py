@@ -17,7 +17,8 @@ from scipy.optimize import nnls
 from typer.testing import CliRunner
 
 from raysim.cli.main import app
-from raysim.config import PartitionGroup, read_config
+from raysim.config import read_config
+from raysim.config.schema_data import PartitionGroup
 from raysim.core.errors import ConfigError
 from raysim.plan.check import check
 from raysim.running.runner import execute
