@@ -225,6 +225,7 @@ VALUES = {
 UNSEEN: dict[tuple[str, str, str], str] = {
     ("flfa", "feedback", "strategy"): "the highest agreement is the first layer's here, where no feedback counts",
     ("flfa", "scale", "strategy"): "the same",
+    ("fedalign", "as_in", "block"): "the same channels in so small a block, which is warned of when the run starts",
     ("livar", "evaluate", "layers"): "lambda is n_i / sum n with examples: the released form names both",
 }
 
