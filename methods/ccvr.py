@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
+from raysim.core.counting import counts_above, counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
-from raysim.core.options import warn_of_ignored
 
 #: What fed-mammoth adds to every variance.
 MAMMOTH_VARIANCE = 1e-8
@@ -25,16 +25,18 @@ FeatureSet = tuple[Tensor, Tensor]
 
 def ccvr(
     *,
-    when: Literal["end", "every_round"] = "end",
+    when: Annotated[Literal["end", "every_round"], counts_with("as_in", None)] = "end",
     num_samples: int = 256,
     epochs: int = 5,
-    lr: float = 0.01,
-    momentum: float = 0.9,
-    batch_size: int = 32,
-    schedule: Literal["constant", "cosine"] = "cosine",
-    gaussians: Literal["pooled", "clients"] = "pooled",
-    covariance: Literal["full", "diagonal"] = "full",
-    loss: Literal["plain", "normalised"] = "plain",
+    lr: Annotated[float, counts_above("epochs", 0)] = 0.01,
+    momentum: Annotated[float, counts_above("epochs", 0)] = 0.9,
+    batch_size: Annotated[int, counts_with("as_in", None), counts_above("epochs", 0)] = 32,
+    schedule: Annotated[
+        Literal["constant", "cosine"], counts_with("as_in", None), counts_above("epochs", 0)
+    ] = "cosine",
+    gaussians: Annotated[Literal["pooled", "clients"], counts_with("as_in", None)] = "pooled",
+    covariance: Annotated[Literal["full", "diagonal"], counts_with("as_in", None)] = "full",
+    loss: Annotated[Literal["plain", "normalised"], counts_with("as_in", None)] = "plain",
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.
@@ -71,11 +73,8 @@ def ccvr(
         )
     if lr <= 0 or not 0 <= momentum < 1:
         raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
-    given = dict(locals())
     is_mammoth = as_in == "fed-mammoth"
     if is_mammoth:
-        own = ("when", "gaussians", "covariance", "loss", "schedule", "batch_size")
-        warn_of_ignored(ccvr, given, own, "as_in fed-mammoth")
         when, gaussians, covariance = "every_round", "clients", "diagonal"
         loss, schedule, batch_size = "normalised", "cosine", num_samples
     smallest = 2 if is_mammoth else 1

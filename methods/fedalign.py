@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raysim.core.counting import counts_above
 from raysim.core.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State
@@ -23,7 +24,13 @@ AsIn = Literal["release"] | None
 ITERATIONS = 10
 
 
-def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None, as_in: AsIn = None) -> Method:
+def fedalign(
+    *,
+    mu: float = 0.45,
+    width: Annotated[float, counts_above("mu", 0)] = 0.25,
+    block: Annotated[str | None, counts_above("mu", 0)] = None,
+    as_in: Annotated[AsIn, counts_above("mu", 0)] = None,
+) -> Method:
     """Adds a distillation of the last block's spectral norms into its own first channels to the loss.
 
     Mendieta et al. 2022 (CVPR, arXiv:2111.14213) and their code. For one image, x the input and y the output of the block,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.core.counting import counts_above
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
 
@@ -15,8 +16,8 @@ def fedavgm(
     *,
     beta: float = 0.9,
     server_lr: float = 1.0,
-    form: Literal["heavy_ball", "nesterov", "damped"] = "heavy_ball",
-    as_in: Literal["fl-bench"] | None = None,
+    form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_above("beta", 0)] = "heavy_ball",
+    as_in: Annotated[Literal["fl-bench"] | None, counts_above("beta", 0)] = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.
 

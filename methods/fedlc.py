@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.core.counting import counts_above
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
-def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable", min_count: float = 1e-8) -> Method:
+def fedlc(
+    *,
+    tau: float = 1.0,
+    form: Literal["usable", "literal"] = "usable",
+    min_count: Annotated[float, counts_above("tau", 0)] = 1e-8,
+) -> Method:
     """Cross-entropy of logits with a margin that grows for rare classes: o_c = f_c - tau n_c^(-1/4).
 
     Zhang et al. 2022 (ICML, "Federated Learning with Label Distribution Skew via Logits Calibration"), n_c the client's

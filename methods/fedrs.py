@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.core.counting import counts_with, counts_without
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
-def fedrs(*, alpha: float = 0.5, form: Literal["binary", "continuous"] = "binary", count_as_missing: int = 0) -> Method:
+def fedrs(
+    *,
+    alpha: float = 0.5,
+    form: Annotated[Literal["binary", "continuous"], counts_without("alpha", 1)] = "binary",
+    count_as_missing: Annotated[int, counts_without("alpha", 1), counts_with("form", "binary")] = 0,
+) -> Method:
     """Restricted softmax: cross-entropy of o_c = s_c <W_c, h> + b_c.
 
     Li, Zhan 2021 (KDD, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data"):

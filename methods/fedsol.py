@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raysim.core.counting import counts_above
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs
 
@@ -15,11 +16,11 @@ from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Output
 def fedsol(
     *,
     rho: float = 1.0,
-    form: Literal["fixed", "adaptive"] = "fixed",
-    temperature: float = 3.0,
-    floor: float = 1e-6,
-    perturbs: Literal["all", "body", "head"] = "all",
-    reference_mode: Literal["eval", "train"] = "eval",
+    form: Annotated[Literal["fixed", "adaptive"], counts_above("rho", 0)] = "fixed",
+    temperature: Annotated[float, counts_above("rho", 0)] = 3.0,
+    floor: Annotated[float, counts_above("rho", 0)] = 1e-6,
+    perturbs: Annotated[Literal["all", "body", "head"], counts_above("rho", 0)] = "all",
+    reference_mode: Annotated[Literal["eval", "train"], counts_above("rho", 0)] = "eval",
 ) -> Method:
     """The gradient of the loss at y + ε, where ε climbs the proximal loss at y.
 

@@ -7,13 +7,14 @@ and how its weights take the place of the weights so far, is in `scored.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from methods.granularity import spread
 from methods.scored import Granularity, Part, Score, checked_eps, inverse_weights, part_of, weights_from_score
+from raysim.core.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, State
 from raysim.core.weights import Weights, normalised
@@ -28,11 +29,14 @@ def fedvg(
     layers: Literal["tensor", "module"] = "tensor",
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
-    val_mode: Literal["train", "eval"] = "train",
+    val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
     every: int = 1,
-    buffers: Literal["layer", "uniform"] = "layer",
-    one_axis: Literal["block", "l2"] = "block",
-    as_in: Literal["release"] | None = None,
+    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
+    one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
+    as_in: Annotated[
+        Literal["release"] | None,
+        counts_without("norm", "update", "update-l1") | counts_with("granularity", "layer", "auto"),
+    ] = None,
     eps: float = 1e-8,
 ) -> Method:
     """A client's weight is inverse to the size of the validation gradient at its model.

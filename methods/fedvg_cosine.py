@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
 from methods.scored import Granularity, Part, Score, leaf_names, part_of, weights_from_score
+from raysim.core.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
 from raysim.core.weights import Weights
@@ -19,7 +20,7 @@ def fedvg_cosine(
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
     val_mode: Literal["train", "eval"] = "train",
-    buffers: Literal["layer", "uniform"] = "layer",
+    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
 ) -> Method:
     """A client's weight grows with the agreement of its update and the gradient on the server's validation data.
 

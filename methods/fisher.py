@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from raysim.core.counting import counts_with
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
-from raysim.core.options import warn_of_ignored
 from raysim.core.weights import RightMap, Weights
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
@@ -24,10 +24,10 @@ MAMMOTH_CONSTANT = 1e-12
 
 def fisher(
     *,
-    kind: Literal["exact", "empirical"] = "exact",
-    num_examples: int = 4096,
-    floor: float = 1e-6,
-    normalise: bool = True,
+    kind: Annotated[Literal["exact", "empirical"], counts_with("as_in", None)] = "exact",
+    num_examples: Annotated[int, counts_with("as_in", None)] = 4096,
+    floor: Annotated[float, counts_with("as_in", None)] = 1e-6,
+    normalise: Annotated[bool, counts_with("as_in", None)] = True,
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
@@ -51,10 +51,7 @@ def fisher(
     """
     if floor <= 0 or num_examples < 1:
         raise ValueError(f"fisher: floor must be > 0 and num_examples >= 1, got {floor} and {num_examples}")
-    given = dict(locals())
     is_mammoth = as_in == "fed-mammoth"
-    if is_mammoth:
-        warn_of_ignored(fisher, given, ("kind", "num_examples", "floor", "normalise"), "as_in fed-mammoth")
 
     def report(client: ClientView) -> dict[str, Vector | float]:
         if is_mammoth:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from methods.feedback import (
     feedback_op,
     random_feedback,
 )
+from raysim.core.counting import counts_without
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed
@@ -37,7 +38,7 @@ def flfa(
     agreement: Literal["mean", "pairwise"] = "mean",
     scale: Scale = "layer",
     feedback: Literal["round", "random", "resampled", "direct"] = "round",
-    seed: int = 0,
+    seed: Annotated[int, counts_without("feedback", "round")] = 0,
 ) -> Method:
     """Feedback alignment with the round's global weights, in the layers whose updates agree least (or most).
 

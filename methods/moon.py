@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
+from raysim.core.counting import counts_above
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
-def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "random", "global"] = "none") -> Method:
+def moon(
+    *,
+    mu: float = 1.0,
+    temperature: Annotated[float, counts_above("mu", 0)] = 0.5,
+    first: Annotated[Literal["none", "random", "global"], counts_above("mu", 0)] = "none",
+) -> Method:
     """Adds mu times a model-contrastive loss to the loss.
 
     Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and

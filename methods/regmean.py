@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
+from raysim.core.counting import counts_with
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, Method, ServerView
-from raysim.core.options import warn_of_ignored
 from raysim.core.weights import RightMap, Weights
 
 
 def regmean(
-    *, shrink: float = 0.9, rows: Literal["mean", "sum"] = "mean", as_in: Literal["fed-mammoth"] | None = None
+    *,
+    shrink: Annotated[float, counts_with("as_in", None)] = 0.9,
+    rows: Annotated[Literal["mean", "sum"], counts_with("as_in", None)] = "mean",
+    as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
 
@@ -39,9 +42,7 @@ def regmean(
     """
     if not 0 <= shrink <= 1:
         raise ValueError(f"regmean: shrink must be in [0, 1], got {shrink}; 0.9 is the paper's, 1 is none")
-    given = dict(locals())
     if as_in == "fed-mammoth":
-        warn_of_ignored(regmean, given, ("shrink", "rows"), "as_in fed-mammoth")
         shrink, rows = 0.5, "sum"
 
     def report(client: ClientView) -> dict[str, Tensor]:

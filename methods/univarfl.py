@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.core.counting import counts_above, counts_with
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 #: Rows of features shorter than this have no direction.
@@ -26,12 +26,12 @@ def univarfl(
     *,
     mu: float = 0.5,
     lam: float | None = None,
-    eps: float = EPS,
-    form: Form = "masked",
-    variance: Variance = "biased",
-    spread: Spread = "variance",
-    uniformity: Literal["energy", "kernel"] = "energy",
-    warmup: int = 0,
+    eps: Annotated[float, counts_above("mu", 0), counts_with("uniformity", "energy")] = EPS,
+    form: Annotated[Form, counts_above("mu", 0), counts_with("uniformity", "energy")] = "masked",
+    variance: Annotated[Variance, counts_above("lam", 0)] = "biased",
+    spread: Annotated[Spread, counts_above("lam", 0)] = "variance",
+    uniformity: Annotated[Literal["energy", "kernel"], counts_above("mu", 0)] = "energy",
+    warmup: Annotated[int, counts_above("mu", 0)] = 0,
 ) -> Method:
     """Adds classifier variance L_V and hyperspherical energy L_HE to the loss.
 
@@ -69,11 +69,6 @@ def univarfl(
         raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, {EPS:g} is safe")
     if warmup < 0:
         raise ValueError(f"univarfl: warmup must be >= 0 rounds, got {warmup}; 0 has the whole mu from the start")
-    if warmup and mu == 0:
-        warnings.warn("univarfl: warmup is mu's, which is 0; drop it", stacklevel=2)
-    for name, is_given in (("eps", eps != EPS), ("form", form != "masked")):
-        if is_given and uniformity == "kernel":
-            warnings.warn(f"univarfl: {name} is the energy's, uniformity kernel does not use it; drop it", stacklevel=2)
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         energy = mu * min(1.0, client.round_index / warmup) if warmup else mu

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from raysim.config import Config, path_to_write, read_config
+from raysim.config import Config, parse_config, path_to_write, read_config
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
@@ -247,6 +247,8 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
         raise ConfigError([Fault("tune", text)], source)
+    if faults := _of_other_verbs(raw):
+        raise ConfigError(faults, source)
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
@@ -264,11 +266,28 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         if note := note_of_values(raw):
             line.say(f"note: {note}")
         from raysim.plan.check import check  # loads PyTorch
+        from raysim.plan.splitting import rows_line
         from raysim.running.runner import execute
 
-        execute(check(raw, source), on_start=progress.start, on_round=after, on_step=line.step)
+        plan = check(raw, source)
+        line.say(rows_line(plan.config, plan.manifest))
+        execute(plan, on_start=progress.start, on_round=after, on_step=line.step)
     assert progress.folder is not None
     return Run(progress.folder)
+
+
+def _of_other_verbs(raw: Settings) -> list[Fault]:
+    """Groups that are another verb's, where they set something, and metrics that a report will not find."""
+    from raysim.tuning.metrics import report_faults
+
+    config, _ = parse_config(raw)
+    faults = [] if config is None else report_faults(config.report, [config])
+    groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
+    return faults + [
+        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
+        for name, group in groups.items()
+        if group != type(group)()
+    ]
 
 
 def finished_sweep(

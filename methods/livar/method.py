@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -22,22 +22,36 @@ from methods.livar.math import (
 )
 from methods.livar.online import online_coefficients
 from methods.moments import Features, linear_head, local_features, one_thread
+from raysim.core.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
-from raysim.core.options import warn_of_ignored
 from raysim.core.weights import Weights, normalised
 
 
 def livar(
     *,
     components: Literal["both", "lora", "head"] = "both",
-    layers: Literal["importance", "examples"] = "importance",
-    importance: Reduction = "abs_of_sum",
-    accumulate: Literal["run", "round"] = "run",
-    table: Literal["released", "paper", "online"] | list[list[float]] | dict[str, object] = "released",
-    variance: Literal["correct", "all", "released"] = "correct",
-    next: Literal["factors", "svd"] = "factors",
-    evaluate: Literal["merged", "code", "factors"] = "merged",
+    layers: Annotated[Literal["importance", "examples"], counts_without("components", "head")] = "importance",
+    importance: Annotated[
+        Reduction,
+        counts_without("components", "head"),
+        counts_with("layers", "importance"),
+        counts_without("table", "online"),
+    ] = "abs_of_sum",
+    accumulate: Annotated[
+        Literal["run", "round"],
+        counts_without("components", "head"),
+        counts_with("layers", "importance"),
+        counts_without("table", "online"),
+    ] = "run",
+    table: Annotated[
+        Literal["released", "paper", "online"] | list[list[float]] | dict[str, object],
+        counts_without("components", "head"),
+        counts_with("layers", "importance"),
+    ] = "released",
+    variance: Annotated[Literal["correct", "all", "released"], counts_without("components", "lora")] = "correct",
+    next: Annotated[Literal["factors", "svd"], counts_without("components", "head")] = "factors",
+    evaluate: Annotated[Literal["merged", "code", "factors"], counts_without("components", "head")] = "merged",
 ) -> Method:
     """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
 
@@ -77,12 +91,10 @@ def livar(
       ValueError: a table that is not 3 x 3 and positive; or, when the run starts, a head that is not one matrix and one
         vector, or table online where leaves are personal.
     """
-    given = dict(locals())
     has_lora, has_head = components != "head", components != "lora"
     has_table = table != "online"
     is_online = has_lora and layers == "importance" and not has_table
     counts = has_lora and layers == "importance" and has_table
-    _warn(given)
 
     coefficient_table = table_of(table if has_table else "released")
 
@@ -194,19 +206,6 @@ def livar(
         claims=frozenset(claims),
         needs=frozenset(needs),
     )
-
-
-def _warn(given: Mapping[str, object]) -> None:
-    """Say which of the options have no effect beside the others."""
-    counting = ("importance", "accumulate", "table")
-    if given["components"] == "head":
-        warn_of_ignored(livar, given, ("layers", *counting, "next", "evaluate"), "components: head")
-    elif given["layers"] == "examples":
-        warn_of_ignored(livar, given, counting, "layers: examples")
-    elif given["table"] == "online":
-        warn_of_ignored(livar, given, ("importance", "accumulate"), "table: online")
-    if given["components"] == "lora":
-        warn_of_ignored(livar, given, ("variance",), "components: lora")
 
 
 class _ImportanceCount:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TextIO
 
 import typer
 from rich.markup import escape
@@ -17,7 +18,7 @@ from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, SettingIgnored, SettingRenamed
 from raysim.core.own_code import refuse_shadows
 from raysim.core.uri import is_uri
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
@@ -39,6 +40,22 @@ def options(
     ] = False,
 ) -> None:
     """What goes before the verb."""
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A setting left out or renamed is a line for users; other warnings are for programmers, with their place."""
+    if category in (SettingIgnored, SettingRenamed):
+        err.print(f"note: {message}", markup=False)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check_partition
+from raysim.plan.splitting import uses_validation
 from raysim.running.pictures import partition_pictures, png
 from raysim.running.runner import write_partition
 
@@ -33,9 +34,10 @@ def partitions(raw: Mapping[str, object], source: str) -> list[Partition]:
       ConfigError, DataError: a fault in the file, in one of its trials or in a set.
     """
     different: dict[str, tuple[Mapping[str, object], SetInfo, Manifest]] = {}
+    validates = uses_validation(raw)
     for trial in _trials(raw, source):
         try:
-            info, manifest = check_partition(trial.raw, source)
+            info, manifest = check_partition(trial.raw, source, validates=validates)
         except DataError as error:
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         different.setdefault(manifest.checksum, (trial.values, info, manifest))

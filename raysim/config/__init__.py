@@ -13,7 +13,7 @@ from raysim.config.places import (
     path_to_write,
     shipped_folder,
 )
-from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, without
+from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, settled, without
 from raysim.config.schema import (
     CalibrateGroup,
     CohortGroup,
@@ -52,6 +52,7 @@ __all__ = [
     "parse_report",
     "path_to_write",
     "read_config",
+    "settled",
     "shipped_file",
     "shipped_files",
     "shipped_folder",

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from raysim.config.counting import idle_faults
 from raysim.core.errors import Fault, did_you_mean
 from raysim.core.settings import Settings
 
@@ -87,13 +88,11 @@ def parse_options(
     """
     try:
         model = options_model(function)
-    except (
-        ValueError,
-        TypeError,
-        NameError,
-    ) as error:  # of a built-in such as dict, or of annotations that name nothing
+    except (ValueError, TypeError, NameError) as error:  # of a built-in such as dict, or annotations that name nothing
         return {}, [Fault(key, f"takes no options that could be read ({error}); name a function of your own")]
     parsed, faults = validated(model, dict(options), key)
+    if parsed is not None:
+        faults = idle_faults(parsed, f"{key}.")
     return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from raysim.config import sweep
 from raysim.config.faults import nearest
 from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
-from raysim.config.reading import lay_over
+from raysim.config.reading import lay_over, settled
 from raysim.config.sweep import head
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw, Settings, assign
@@ -79,7 +79,7 @@ def layered(
         tell(f"{where} goes before {', '.join(keys)} of `scale`")
     if losses:
         tell(f"{where} goes before what labels set: {_losses_text(losses)}")
-    return shrunk
+    return settled(shrunk, [of_trials, *([file["scale"]] if is_scaled else []), file])
 
 
 def scaled(raw: Raw, source: str, tell: Tell = silent) -> Settings:

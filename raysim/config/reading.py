@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated
-from raysim.config.schema import FORMS, Config, ReportGroup
+from raysim.config.schema import Config, ReportGroup
+from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.names import LONGEST_NAME, name_fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
@@ -30,8 +33,9 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     """
     source = str(path) if path else "the command line"
     raw = _read_file(config_file(path), ()) if path else {}
-    lay_over(raw, parse_overrides(overrides), source)
-    return raw
+    below, values = copy.deepcopy(raw), parse_overrides(overrides)
+    lay_over(raw, values, source)
+    return settled(raw, (values, below))
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
@@ -56,11 +60,30 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         return raw
     if not isinstance(base, str):
         raise ConfigError([Fault("base", f"must be the path of another file, got {base!r}")], source)
-    result = _read_file(config_file(base, path.parent), (*above, path.resolve()))
+    below = _read_file(config_file(base, path.parent), (*above, path.resolve()))
+    result = dict(below)
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
-    return result
+    return settled(result, (raw, below))
+
+
+def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
+    """A configuration without what one of its layers set and another one leaves without effect; a warning names it.
+
+    What the uppermost layer sets stays, to be refused.
+
+    Args:
+      raw: the layers laid over each other.
+      layers: settings by dotted keys or in groups, the uppermost first.
+    """
+    idle = {key: reason for key, reason in left_idle(raw, Config, layers).items() if not sets(layers[0], key)}
+    if idle:
+        raw = copy.deepcopy(raw)
+        remove(raw, idle)
+        texts = (f"{key} {reason}" for key, reason in idle.items())
+        warnings.warn(f"left out: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
+    return raw
 
 
 def _neighbours(path: Path) -> str:
@@ -78,18 +101,27 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
       ConfigError: a malformed one.
     """
     values: Settings = {}
+    faults: list[Fault] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(
                 [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
             )
+        key = key.strip()
+        faults += [
+            Fault(before, f"is overwritten by {override!r} behind it; write it behind that, or drop it")
+            for before in values
+            if before == key or before.startswith(f"{key}.")
+        ]
         try:
-            values[key.strip()] = load_yaml(text)
+            values[key] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
+    if faults:
+        raise ConfigError(faults, "the command line")
     return values
 
 
@@ -134,6 +166,7 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
         config, _ = validated(Config, without(sound, more))
     if config is not None:
         contradictions = _contradictions(config) | _data_contradictions(config) | _unusable_paths(config)
+        contradictions |= dict.fromkeys(idle_faults(config, tune=raw.get("tune")), True)
         unsound = {fault.key.split(".")[0] for fault in faults}
         faults += [
             fault
@@ -158,23 +191,13 @@ def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
 
 
 def _contradictions(config: Config) -> dict[Fault, bool]:
-    """Settings that exclude each other or have no effect, and whether this configuration has them."""
+    """Settings that exclude each other, and whether this configuration has them."""
     cohort, local = config.cohort, config.local
     size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
-    decay = f"{local.lr_decay:g} has no effect with schedule {local.schedule}"
     return {
         Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
         Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
             config.cohort_size > config.num_clients
-        ),
-        Fault("local.nesterov", "needs local.momentum above 0; set it, or drop nesterov"): (
-            local.nesterov and not local.momentum
-        ),
-        Fault("local.momentum", "has no effect with optimizer adamw, which has its own; drop it"): (
-            local.optimizer == "adamw" and local.momentum > 0
-        ),
-        Fault("local.lr_decay", f"{decay}; set local.schedule to exponential, or drop lr_decay"): (
-            local.schedule != "exponential" and local.lr_decay != 1
         ),
         Fault("local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"): (
             None not in (local.steps, local.epochs)
@@ -187,9 +210,9 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     data, part, chosen = config.data, config.partition, config.data.validation_set
     scheme, _ = name_and_options(part.scheme)
     forms, external = FORMS.get(scheme, ()), chosen.external
-    remedy = f"choose {' or '.join(forms)}" if forms else "drop it"
+    remedy = f"choose {' or '.join(forms)}"
     own, place = chosen.from_clients, "data.validation_set.from_clients"
-    is_changed = chosen.subset < 1 or own.share > 0 or chosen.imbalance is not None or chosen.label_noise > 0
+    is_changed = chosen != ValidationSetGroup(external=external)
     is_official = data.split == "official"
     held_out = f"test {data.test:g} and validation {data.validation:g}"
     names = [data.name, *data.test_sets]
@@ -197,13 +220,10 @@ def _data_contradictions(config: Config) -> dict[Fault, bool]:
     by_client = "client needs validation rows that are the clients' own"
     return {
         Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; {remedy}"): (
-            part.form not in (None, *forms) and not config.is_joint
+            bool(forms) and part.form not in (None, *forms)
         ),
         Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file"): (
             part.scheme == "file" and part.file is None
-        ),
-        Fault("partition.file", f"has no effect with scheme {part.scheme}; set the scheme to file, or drop it"): (
-            part.scheme not in ("file", "joint") and part.file is not None
         ),
         Fault("data", f"{held_out} leave nothing to train on; lower them"): (
             data.test + data.validation >= 1 and not is_official

@@ -2,134 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from raysim.config.faults import Checked
+from raysim.config.keys import Group, group, key
+from raysim.config.renamed import renamed_with_note
+from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
+from raysim.core.counting import Counts, counts_above, counts_given, counts_with
 from raysim.core.direction import BETTER, Direction, direction_of
 from raysim.core.settings import Settings
-
-
-def key(default: object, meaning: str, **bounds: Any) -> Any:
-    """A key of a group, with its default, what it means, and pydantic's bounds of its values."""
-    return Field(default, description=meaning, **bounds)
-
-
-def group(kind: type[Any], meaning: str) -> Any:
-    """A group of keys, at its defaults where it is not given."""
-    return Field(default_factory=kind, description=meaning)
-
-
-class Group(Checked):
-    """A group of keys; unknown ones are refused."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True)
-
-
-class ExternalGroup(Group):
-    name: str | None = key(None, "prepared set that the validation set is taken from")
-    mapping: str | None = key(None, "YAML file with its classes for each class, or the name of one in configs/mappings")
-    unique: bool = key(True, "false: 50 images of each class twice, as in FedVG's code")
-
-
-class FromClientsGroup(Group):
-    share: float = key(
-        0.0,
-        "share of the validation set, rounded down, that has classes (and domains) in the proportions of some clients' "
-        "training rows; its rows are held-out ones like the others",
-        ge=0,
-        le=1,
-    )
-    clients: list[Annotated[int, Field(ge=0)]] = key([0], "clients with these proportions, from 0", min_length=1)
-
-
-class ValidationSetGroup(Group):
-    subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
-    from_clients: FromClientsGroup = group(
-        FromClientsGroup, "a share of the validation set with the proportions of some clients"
-    )
-    imbalance: float | None = key(
-        None, "rho: at most half of the rows are kept, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
-    )
-    label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
-    order: Literal["stratified", "client"] = key(
-        "stratified",
-        "order of the validation rows; client: one client after another, and an external set one class after another",
-    )
-    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
-
-
-#: `module:function`.
-Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
-
-
-class PreprocessGroup(Group):
-    resize: int | None = key(None, "height and width", ge=1)
-    rgb: bool = key(False, "grey images get three channels")
-    own: Own | dict[Own, Settings] | None = key(
-        None, "module:function of your own, called last: (n, height, width, channels) uint8 to images of that form"
-    )
-
-
-class DataGroup(Group):
-    name: str = key("digits", "name of the prepared set")
-    root: str = key(
-        "data",
-        "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
-    )
-    split: Literal["fraction", "official"] = key(
-        "fraction", "official: the set's own test rows, and validation rows if it has any"
-    )
-    split_within_clients: bool = key(False, "true: partition first, then hold out rows inside each client")
-    test: float = key(0.25, "fraction held out for testing; not with split official", ge=0, lt=1)
-    validation: float = key(0.10, "fraction that the server holds for validation", ge=0, lt=1)
-    validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
-    test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
-    preprocess: PreprocessGroup | None = key(
-        None, "done once to every image, before it is stored; what follows here is done again for every batch"
-    )
-    normalise: str = key("none", "name of the channel statistics by which inputs are normalised")
-    resize: int | None = key(None, "height and width that images are resized to", ge=1)
-    interpolation: Literal["bilinear", "bicubic"] = key("bilinear", "how images are resized")
-    crop: int | None = key(None, "height and width of the crop: the central one, or the augmentation's", ge=1)
-    channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
-    augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
-    reader: str | Settings | None = key(
-        None, "module:function of your own that reads `files`; the set is then prepared by it"
-    )
-    files: str | None = key(None, "folder or file that `reader` reads")
-
-
-class PartitionGroup(Group):
-    scheme: (
-        Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"]
-        | Own
-        | dict[Own, Settings]
-    ) = key("dirichlet", "how examples go to clients; joint: one client has all, num_clients and cohort do not count")
-    form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
-        None, "form of the scheme; by default dirichlet: class, quantity: dirichlet"
-    )
-    alpha: float = key(0.1, "Dirichlet concentration; smaller is more heterogeneous", gt=0)
-    num_clients: int = key(20, "number of clients, the population", ge=1)
-    min_samples: int = key(
-        1, "fewest training examples of a client; with data.split_within_clients, fewest examples in all", ge=1
-    )
-    shards_per_client: int = key(2, "scheme shards: pieces of the sorted set for each client", ge=1)
-    domains_per_client: int = key(1, "scheme domain: domains for each client", ge=1)
-    samples_per_client: int | None = key(
-        None, "scheme nine_plus_one: examples of every client; as many as possible if not given", ge=1
-    )
-    file: str | None = key(
-        None,
-        "scheme file: CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace "
-        "those of data",
-    )
-    seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")
-
-
-#: Forms of the schemes that have several.
-FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
 
 
 class LoraGroup(Group):
@@ -158,10 +40,22 @@ class LocalGroup(Group):
     epochs: float | None = key(1.0, "local epochs; may be a fraction; null beside steps", gt=0)
     steps: int | None = key(None, "local steps, in place of epochs", ge=1)
     batch_size: int = key(32, "examples in a local step", ge=1)
-    momentum: float = key(0.0, "momentum of the client optimiser; zero at the start of every round", ge=0, lt=1)
-    nesterov: bool = key(False, "true: Nesterov's form of the momentum")
+    momentum: float = key(
+        0.0,
+        "momentum of the client optimiser; zero at the start of every round",
+        ge=0,
+        lt=1,
+        counts=counts_with("local.optimizer", "sgd"),
+    )
+    nesterov: bool = key(False, "true: Nesterov's form of the momentum", counts=counts_above("local.momentum", 0))
     weight_decay: float = key(0.0, "weight decay: added to the gradient; with adamw, decoupled from it", ge=0)
-    lr_decay: float = key(1.0, "factor of the learning rate from round to round, with schedule exponential", gt=0, le=1)
+    lr_decay: float = key(
+        1.0,
+        "factor of the learning rate from round to round",
+        gt=0,
+        le=1,
+        counts=counts_with("local.schedule", "exponential"),
+    )
     schedule: Literal["constant", "exponential", "cosine"] = key(
         "exponential", "course of the learning rate over the rounds; exponential without lr_decay is constant"
     )
@@ -194,7 +88,9 @@ class CohortGroup(Group):
     fraction: float | None = key(None, "clients per round as a fraction of the population", gt=0, le=1)
     dropout: float = key(0.0, "chance that a chosen client never reports", ge=0, lt=1)
     stragglers: float = key(0.0, "chance that a client does only a share of its local work", ge=0, le=1)
-    straggler_work: float = key(0.2, "least share of the work that a straggler does", gt=0, le=1)
+    straggler_work: float = key(
+        0.2, "least share of the work that a straggler does", gt=0, le=1, counts=counts_above("cohort.stragglers", 0)
+    )
 
 
 class EvaluationGroup(Group):
@@ -208,15 +104,26 @@ class CheckpointGroup(Group):
     keep_last: int = key(2, "number of latest checkpoints that are kept", ge=1)
 
 
+def _is_longer(rounds: object, patience: object) -> bool:
+    return isinstance(rounds, int) and isinstance(patience, int) and rounds > patience + 1
+
+
 class StopGroup(Group):
     accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
-    patience: int | None = key(None, "rounds without a better test accuracy after which the run ends", ge=1)
+    patience: int | None = key(
+        None,
+        "rounds without a better test accuracy after which the run ends",
+        ge=1,
+        counts=Counts("rounds", "larger than patience + 1", _is_longer),
+    )
     seconds: float | None = key(
         None, "seconds of rounds after which the run ends; the only condition that depends on the machine", gt=0
     )
 
 
 class ResourcesGroup(Group):
+    """Those that only Ray uses stay silent in a serial run, so that a file serves both backends."""
+
     backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
@@ -271,8 +178,12 @@ class TuneGroup(Group):
     mode: Direction | None = key(None, BETTER)
     max_concurrent: int | None = key(None, "trials at a time; null: as many as there is room for", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
-    grace_rounds: int = key(1, "rounds that every trial gets before asha or median may stop it", ge=1)
-    reduction_factor: float = key(4.0, "asha: 1 of `reduction_factor` trials survives each rung", gt=1)
+    grace_rounds: int = key(
+        1, "rounds that every trial gets before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
+    )
+    reduction_factor: float = key(
+        4.0, "1 of `reduction_factor` trials survives each rung", gt=1, counts=counts_with("tune.scheduler", "asha")
+    )
     callbacks: list[str | Settings] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
     )
@@ -358,13 +269,15 @@ class Config(Group):
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "an update that is not finite ends the run; skip: the round goes on without that client"
     )
-    methods: list[str | Settings] = key([], "methods, applied in this order")
+    methods: list[Annotated[str | Settings, BeforeValidator(renamed_with_note)]] = key(
+        [], "methods, applied in this order"
+    )
     loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")
     model: ModelGroup = group(ModelGroup, "the network and its initial weights")
     local: LocalGroup = group(LocalGroup, "the local training of a client")
-    cohort: CohortGroup = group(CohortGroup, "which clients take part in a round")
+    cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", counts=NOT_JOINT)
     evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")
     checkpoint: CheckpointGroup = group(CheckpointGroup, "when the state of a run is written")
     stop: StopGroup = group(StopGroup, "what ends the run before its last round")

@@ -33,10 +33,12 @@ import copy
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from raysim.config.counting import left_idle, remove
 from raysim.config.method_lists import methods_text
+from raysim.config.schema import Config
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.settings import Raw, Settings, assign
 
@@ -61,11 +63,17 @@ SCALED = "_scaled"
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a sweep. values: axis -> chosen label or value."""
+    """One configuration of a sweep.
+
+    Attributes:
+      values: axis -> chosen label or value.
+      idle: key -> reason, of settings that have no effect in this trial and are left out of it.
+    """
 
     name: str
     values: dict[str, object]
     raw: Settings
+    idle: Mapping[str, str] = field(default_factory=dict)
 
 
 def without_null_sweep(raw: Settings) -> Settings:
@@ -87,17 +95,21 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
     space = axes(raw, source)
     result = copy.deepcopy(_without(raw, GROUPS))
     labels: dict[str, object] = {}
+    layers: list[Raw] = [raw]  # the uppermost first
     for axis, value in values.items():
         named = named_settings(raw, axis, space[axis])
         settings = {axis: value} if named is None else named[value]
         if settings is None:
             settings = {}
         set_all(result, settings, key_of(raw, axis), source)
+        layers[:0] = _layers(settings)
         if not any(head(key) == "labels" for key in settings):
             name, label = _as_label(axis, value, space)
             labels[name] = label
     result["labels"] = {**labels, **(result.get("labels") or {})}
-    return Trial(trial_name(values, space), dict(values), result)
+    idle = left_idle(result, Config, layers)
+    remove(result, idle)
+    return Trial(trial_name(values, space), dict(values), result, idle)
 
 
 def grid(raw: Raw, source: str) -> list[Trial]:
@@ -240,6 +252,14 @@ def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str 
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return _short(axis, space), value
     return _short(axis, space), str(value)
+
+
+def _layers(settings: Raw) -> list[Raw]:
+    """The settings of a label; above them, those of its keys that lie inside one of its groups: they are set again behind it."""
+    again = {
+        key: value for key, value in settings.items() if any(str(key).startswith(f"{group}.") for group in settings)
+    }
+    return [again, settings] if again else [settings]
 
 
 def _short(axis: str, names: Iterable[str]) -> str:

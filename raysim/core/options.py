@@ -1,31 +1,17 @@
-"""Options of methods and models: what each means, and which have no effect beside others."""
+"""Options of methods and models: what each means, and when it counts."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-
-def warn_of_ignored(
-    make: Callable[..., object], given: Mapping[str, object], names: Iterable[str], because: str
-) -> None:
-    """Warn of options that are not at their defaults and have no effect.
-
-    Args:
-      make: a method's function; given: its options by name; names: those without effect; because: beside what.
-    """
-    defaults = inspect.signature(make).parameters
-    idle = [name for name in names if given[name] != defaults[name].default]
-    if idle:
-        verb = "has" if len(idle) == 1 else "have"
-        warnings.warn(f"{make.__name__}: {', '.join(idle)} {verb} no effect with {because}; drop it", stacklevel=3)
+from raysim.core.counting import Counts
 
 
 @dataclass(frozen=True)
@@ -49,10 +35,19 @@ def options_of(make: Callable[..., object]) -> list[Option]:
     """
     known = meanings(make)
     return [
-        Option(name, values_of(parameter.annotation), _plain(parameter.default), known.get(name, ""))
+        Option(
+            name, values_of(parameter.annotation), _plain(parameter.default), _meaning(parameter, known.get(name, ""))
+        )
         for name, parameter in inspect.signature(make, eval_str=True).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
     ]
+
+
+def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
+    """The meaning with the options beside which it counts."""
+    declared = [part for part in get_args(parameter.annotation) if isinstance(part, Counts)]
+    conditions = " and ".join(counts.condition for counts in declared)
+    return f"{meaning.removesuffix('.')}; counts with {conditions}" if conditions else meaning
 
 
 def meanings(make: Callable[..., object]) -> dict[str, str]:

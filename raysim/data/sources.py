@@ -225,6 +225,8 @@ def prepare(
         if getattr(options, field.name) != field.default and field.name not in source.options:
             has = ", ".join(f"--{option}" for option in source.options) or "none"
             raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
+    if files is not None and not source.has_files:
+        raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):
         raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
     path, resize = set_path(root, save_as), options.image_resize if "resize" in source.options else None

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
+from raysim.config.renamed import renamed
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings
@@ -222,8 +223,11 @@ class RunFolder:
     # --- whole files --------------------------------------------------------------------------------------------------
 
     def read_config(self) -> Settings:
-        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
-        return dict(yaml.safe_load(self.config.read_text()))
+        """The configuration with which the run began, in today's spelling. Raises OSError, ValueError, yaml.YAMLError."""
+        config = dict(yaml.safe_load(self.config.read_text()))
+        if isinstance(methods := config.get("methods"), list):
+            config["methods"] = list(map(renamed, methods))
+        return config
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """The whole configuration; of values that only Python can give it has the names, and says so at the top."""

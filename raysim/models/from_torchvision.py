@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import Norm, norm_layer, projector, unfit_option
+from raysim.models.parts import Groups, Norm, norm_layer, projector, unfit_option
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
@@ -38,7 +38,7 @@ def resnet(
     stem: Stem = "imagenet",
     first_stride: Literal[1, 2] = 1,
     norm: Norm = "batch",
-    groups: int = 2,
+    groups: Groups = 2,
     projector_width: int = 0,
 ) -> nn.Module:
     """A ResNet of torchvision.
@@ -99,7 +99,7 @@ def mobilenetv2(
     width: float = 1.0,
     dropout: float = 0.2,
     norm: Norm = "batch",
-    groups: int = 2,
+    groups: Groups = 2,
 ) -> nn.Module:
     """MobileNetV2 of torchvision.
 

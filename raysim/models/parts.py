@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
+from raysim.core.counting import counts_with
 from raysim.core.errors import ConfigError, Fault
 
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
@@ -14,6 +15,8 @@ Norm = Literal["batch", "group"]
 
 #: Layers or blocks of a network whose depth is an option: the deepest ResNet of its paper has 1,202.
 MOST_LAYERS = 2000
+#: Groups of GroupNorm.
+Groups = Annotated[int, counts_with("norm", "group")]
 
 
 def unfit_option(text: str) -> ConfigError:

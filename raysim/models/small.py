@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.imports import importing
-from raysim.models.parts import MOST_LAYERS, Norm, norm_layer, projector, unfit_option
+from raysim.models.parts import MOST_LAYERS, Groups, Norm, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -19,7 +19,7 @@ def cnn(
     width: int = 32,
     hidden: int = 512,
     norm: Literal["none", "batch", "group"] = "none",
-    groups: int = 2,
+    groups: Groups = 2,
     activation: Literal["relu", "tanh"] = "relu",
     pool: Literal["max", "average"] = "max",
 ) -> nn.Module:
@@ -102,7 +102,7 @@ UNIVARFL = ((16, 3, 1), (16, 1, 1), (32, 3, 2), (32, 3, 1), (32, 1, 1), (64, 3, 
 
 
 def univarfl_cnn(
-    shape: Shape, classes: int, *, projector_width: int = 256, norm: Norm = "batch", groups: int = 2
+    shape: Shape, classes: int, *, projector_width: int = 256, norm: Norm = "batch", groups: Groups = 2
 ) -> nn.Module:
     """UniVarFL's network for STL-10: eight unpadded convolutions without bias, and a two-layer projector.
 
@@ -133,7 +133,7 @@ def univarfl_cnn(
 
 
 def resnet20(
-    shape: Shape, classes: int, *, width: int = 16, norm: Norm = "batch", groups: int = 2, depth: int = 20
+    shape: Shape, classes: int, *, width: int = 16, norm: Norm = "batch", groups: Groups = 2, depth: int = 20
 ) -> nn.Module:
     """The residual network that He et al. 2016 (CVPR, section 4.2) made for CIFAR: 3x3 stem, three stages of basic blocks.
 

@@ -42,23 +42,32 @@ from raysim.plan.build import (
     spec_of,
     with_weights,
 )
-from raysim.plan.check_data import draw_partition, open_sets, or_faults
+from raysim.plan.check_data import Sets, draw_partition, open_sets, or_faults
 from raysim.plan.check_own import check_metrics, check_own, logger_faults
 from raysim.plan.check_training import memory_faults, stop_faults, training_faults
 from raysim.plan.find import build_methods
 from raysim.plan.resources import check_resources
+from raysim.plan.splitting import uses_validation, with_split
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
 
 T = TypeVar("T")
 
 
-def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, ready: Ready | None = None) -> Plan:
+def check(
+    raw: Mapping[str, object],
+    source: str,
+    *,
+    has_room: bool = False,
+    ready: Ready | None = None,
+    validates: bool | None = None,
+) -> Plan:
     """Check a raw configuration completely, without starting Ray or writing a run.
 
     Args:
       has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
       ready: what was made of its data before; its files are then not looked at, nor needed.
+      validates: whether something uses validation rows; None: as this configuration has it.
     Raises:
       ConfigError: with every fault found.
     """
@@ -73,10 +82,13 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, rea
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
         faults += figure_faults(config.report.figures)
-    sets, data_faults = or_faults(lambda: open_sets(config) if ready is None else ready, "data")
+    sets, data_faults = (ready, []) if ready is not None else or_faults(partial(open_sets, config), "data")
     faults += data_faults
     if sets is None:
         raise ConfigError(faults, source)
+    if isinstance(sets, Sets):
+        config, split_faults = _split(config, sets, raw, validates)
+        faults += split_faults
     info = sets.info
     if size_faults := memory_faults(config, info.shape):
         raise ConfigError(faults + size_faults, source)
@@ -100,14 +112,25 @@ def check(raw: Mapping[str, object], source: str, *, has_room: bool = False, rea
     return Plan(config, info, manifest, layout, tuple(methods), ready)
 
 
-def check_partition(raw: Mapping[str, object], source: str) -> tuple[SetInfo, Manifest]:
-    """The partition of a raw configuration, without a look at its model and methods. Raises ConfigError, DataError."""
+def check_partition(
+    raw: Mapping[str, object], source: str, *, validates: bool | None = None
+) -> tuple[SetInfo, Manifest]:
+    """The partition of a raw configuration, without a look at its model. `validates` and raises: as `check`; DataError."""
     config, faults = parse_config(raw)
     if config is None:
         raise ConfigError(faults, source)
     config = located(config)
     sets = open_sets(config)
+    config, faults = _split(config, sets, raw, validates)
+    if faults:
+        raise ConfigError(faults, source)
     return sets.info, draw_partition(config, sets)
+
+
+def _split(config: Config, sets: Sets, raw: Mapping[str, object], validates: bool | None) -> tuple[Config, list[Fault]]:
+    """The configuration with its split decided, see `with_split`."""
+    is_used = uses_validation(raw) if validates is None else validates
+    return with_split(config, sets.images, uses_validation=is_used)
 
 
 def inspect_model(

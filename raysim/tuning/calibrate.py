@@ -27,6 +27,7 @@ from methods.livar.calibration import Result, calibration, explain, rows_of_run
 from methods.livar.math import TABLES, plain_table
 from methods.livar.regression import gram, target_coefficients
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
+from raysim.config.counting import left_idle, remove
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
 from raysim.core.uri import is_uri
@@ -35,6 +36,7 @@ from raysim.folders.run_folder import RunFolder
 from raysim.models.pretrained import read_weights
 from raysim.plan.build import Plan
 from raysim.plan.check import check
+from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
 from raysim.terminal import LiveLine
 from raysim.tuning.calibrate_figures import PUBLISHED, draw
@@ -140,10 +142,14 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
 
 
 def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
+    validates = uses_validation(raw)  # both have the same rows
+
     def plan(kind: str, methods: list[object], **partition: object) -> Plan:
         own = copy.deepcopy({**raw, "name": f"{name}/{kind}", "methods": methods})
         own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed, **partition}
-        return with_whole_files(check(own, source))
+        if partition:  # settings of the federation have no effect without one
+            remove(own, left_idle(own, Config, ({"partition": partition}, raw)))
+        return with_whole_files(check(own, source, validates=validates))
 
     federated = plan("federated", [*(raw.get("methods") or ["livar"]), "keep_factors"])
     return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))

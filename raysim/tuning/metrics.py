@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysim.config import Config, method_names, nearest
-from raysim.running.record import COLUMNS
+from raysim.config import Config, ReportGroup, method_names, nearest
+from raysim.core.errors import Fault
+from raysim.reporting.metrics import Metric
+from raysim.running.record import COLUMNS, judged
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what
 #: the best round is. The last one chooses a round without a look at the test set.
@@ -19,6 +21,21 @@ SUMMARY_METRICS = {
 #: Columns of every run, of runs with a validation set, and of some kinds of clients.
 OF_THE_SERVER = ("balanced_accuracy", "macro_f1", "calibration_error", "validation_accuracy", "validation_loss")
 OF_CLIENTS = ("accuracy", "expected_accuracy", "personal_accuracy", "expected_personal_accuracy")
+
+
+#: Numbers of summary.json, which a report may show.
+SUMMARY_NUMBERS = (*judged([], 0), "rounds", "num_clients", "num_classes", "seconds_total", "seconds_per_round")
+
+
+def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
+    """Metrics of a report that none of these runs will have."""
+    metrics = {} if report.metric is None else {"report.metric": report.metric}
+    metrics |= {
+        f"report.metrics.{label}.{name}": m for label, all_ in report.metrics.items() for name, m in all_.items()
+    }
+    names = {key: Metric(metric).bare for key, metric in metrics.items()}
+    texts = {key: metric_fault(name, configs) for key, name in names.items() if name not in SUMMARY_NUMBERS}
+    return [Fault(key, text) for key, text in texts.items() if text]
 
 
 def metric_fault(metric: str, configs: Sequence[Config]) -> str:
@@ -37,4 +54,4 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
     is_of_method = bool(name) and (owner in methods or any(":" in method for method in methods))
     if metric in known or is_of_method or metric.startswith("server/accuracy_domain_"):
         return ""
-    return f"no run of this sweep has {metric!r}. {nearest(metric, sorted(known))}"
+    return f"no run here has {metric!r}. {nearest(metric, sorted(known))}"

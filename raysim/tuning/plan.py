@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.config import Config, TuneGroup, folder_of, located, parse_config, parse_overrides, read_config, sweep
+from raysim.config import (
+    Config,
+    ReportGroup,
+    TuneGroup,
+    folder_of,
+    located,
+    parse_config,
+    parse_overrides,
+    parse_report,
+    read_config,
+    sweep,
+)
 from raysim.config.clashes import clashes, library_faults
 from raysim.config.labels import values_of
 from raysim.config.layers import Tell, labels_of_axes, layered, silent
 from raysim.config.yaml_text import flow_parts
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, SettingIgnored
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
-from raysim.tuning.metrics import metric_fault
+from raysim.tuning.metrics import metric_fault, report_faults
 from raysim.tuning.planner import Planner, SweepTrial, refusals
 from raysim.tuning.points import Draws, Range
 
@@ -84,17 +96,17 @@ def read_sweep(
     """
     raw, source = read_config(path), str(path) if path else "the command line"
     labels = labels_of_axes(raw, source, is_scaled=is_scaled)
-    values: dict[str, object] = {}
+    plain: list[str] = []
     axes: dict[str, list[Any]] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
         parts = _parts(text, [*labels.get(key, []), *values_of(raw, key)])
         if not equals or key.startswith(sweep.AXES) or (key not in labels and len(parts) < 2):
-            values |= parse_overrides([override])
+            plain.append(override)
         else:
             axes[key] = [choice for part in parts for choice in _chosen(key, part, labels.get(key) or [])]
-    return layered(raw, values, source, axes=axes, is_scaled=is_scaled, tell=tell)
+    return layered(raw, parse_overrides(plain), source, axes=axes, is_scaled=is_scaled, tell=tell)
 
 
 def _parts(text: str, choices: Sequence[object]) -> list[str]:
@@ -158,8 +170,12 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws) -> Sweep:
         points = _points(whole, base, lists, ranges, source)
         trials, refused = planner.plan_all(("", values) for values in points)
         _refuse(refused, len(trials), base.tune, source)
+        if idle := planner.idle(trials):
+            texts = (f"{key} {reason}" for key, reason in idle.items())
+            warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
-    if faults := _tune_faults(base.tune, planned.checked):
+    report = parse_report(whole.get("report"), source)
+    if faults := _tune_faults(base.tune, report, planned.checked):
         raise ConfigError(faults, source)
     return planned
 
@@ -246,8 +262,8 @@ def _points(
                 }
 
 
-def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
-    """What is wrong with the scheduler's settings for these trials."""
+def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
+    """What is wrong with the scheduler's settings and with the metrics for these trials."""
     faults = []
     shortest = min(trial.num_rounds for trial in trials)
     if settings.scheduler is not None and settings.grace_rounds > shortest:
@@ -255,6 +271,7 @@ def _tune_faults(settings: TuneGroup, trials: Sequence[SweepTrial]) -> list[Faul
         faults.append(Fault("tune.grace_rounds", text))
     if text := metric_fault(settings.metric, [trial.config for trial in trials]):
         faults.append(Fault("tune.metric", text))
+    faults += report_faults(report, [trial.config for trial in trials])
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
         if bare:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raysim.config import Config, sweep
+from raysim.config.counting import value_at
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.seeding import derive_seed
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.find import MAPPINGS
+from raysim.plan.splitting import uses_validation
 
 #: Longer trial names are cut: file systems allow 255 bytes.
 LONGEST_NAME = 160
@@ -53,6 +55,8 @@ class Planner:
         self._axes = sweep.axes(raw, source)
         self._taken: set[str] = set()
         self._first: dict[str, str] = {}
+        self._idle: dict[str, str] = {}
+        self._validates = uses_validation(raw)  # the same rows for all trials, so that methods compare
 
     def free_name(self, values: Mapping[str, object]) -> str:
         """A name for the trial with these values that no trial has yet; numbers that were drawn are shortened."""
@@ -69,12 +73,21 @@ class Planner:
         """The checked trial of that name. Raises ConfigError with all its faults; the name is then taken, too."""
         self._taken.add(name)
         single = sweep.trial(self._raw, values, self._source)
+        self._idle |= single.idle
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
-        plan = check({**single.raw, **place}, self._source)
+        plan = check({**single.raw, **place}, self._source, validates=self._validates)
         plan = with_whole_files(plan)
         original = self._first.setdefault(identity(plan), name)
         same_as = "" if original == name else original
         return SweepTrial(name, dict(values), single.raw, plan.config, plan.num_rounds, plan.manifest.checksum, same_as)
+
+    def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
+        """Key -> reason, of settings that were left out of some trial and have an effect in none."""
+        return {
+            key: reason
+            for key, reason in self._idle.items()
+            if all(value_at(trial.raw, key) is None for trial in trials)
+        }
 
     def plan_all(
         self, points: Iterable[tuple[str, Mapping[str, object]]]

@@ -54,7 +54,8 @@ def test_true_and_false_are_no_numbers(root):
 def test_momentum_of_an_optimiser_that_has_its_own_is_refused():
     local = {"optimizer": "adamw", "momentum": 0.9}
     assert faults_of({"local": local}) == {
-        "local.momentum": "has no effect with optimizer adamw, which has its own; drop it"
+        "local.momentum": "has no effect with local.optimizer adamw (it counts with local.optimizer sgd); "
+        "drop it, or change local.optimizer"
     }
     assert faults_of({"local": {**local, "optimizer": "sgd"}}) == faults_of({"local": {**local, "momentum": 0}}) == {}
 
@@ -202,7 +203,7 @@ def test_what_belongs_to_the_sweep_is_no_axis(root, axis):
 @pytest.mark.parametrize("metric", ["", "foo", "server/acuracy", "fedvg/norms"])
 def test_a_metric_that_no_run_has(root, metric):
     tune = {"param_space": {"seed": {"grid_search": [0]}}, "metric": metric}
-    assert refused(root, tune)["tune.metric"].startswith(f"no run of this sweep has {metric!r}")
+    assert refused(root, tune)["tune.metric"].startswith(f"no run here has {metric!r}")
 
 
 def test_a_metric_of_a_method_that_a_trial_has(root):

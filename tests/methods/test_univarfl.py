@@ -20,6 +20,7 @@ from methods.univarfl import (
     variance_target,
 )
 from raysim.core.method import Batch, Outputs
+from raysim.plan.find import build_methods
 from raysim.training.model import cross_entropy
 from tests.support.federations import plan_of, run
 
@@ -265,8 +266,8 @@ def test_kernel_of_equal_rows_pulls_nowhere(rows):
 
 @pytest.mark.parametrize("options", [{"eps": 0.1}, {"form": "literal"}])
 def test_options_of_the_energy_are_not_the_kernels(options):
-    with pytest.warns(UserWarning, match=f"univarfl: {next(iter(options))} .*kernel"):
-        univarfl(uniformity="kernel", **options)
+    (fault,) = build_methods([{"univarfl": {"uniformity": "kernel", **options}}])[1]
+    assert f"{next(iter(options))}: has no effect with uniformity kernel" in str(fault)
 
 
 def test_default_epsilon_bounds_what_one_pair_adds():
@@ -322,8 +323,6 @@ def test_warm_up_of_a_run_begins_without_the_energy_and_ends_with_all_of_it(root
     assert state(rounds=2, warmup=1) != state(rounds=2, mu=0)
     with pytest.raises(ValueError, match="warmup must be >= 0 rounds, got -1"):
         univarfl(warmup=-1)
-    with pytest.warns(UserWarning, match="warmup is mu's, which is 0"):
-        univarfl(mu=0, warmup=3)
 
 
 def test_faults_name_the_remedy():

@@ -134,7 +134,7 @@ def test_a_missing_or_damaged_file_and_idle_keys_are_faults(settings, tmp_path):
     (tmp_path / "bad.json").write_text("[{")
     for partition, message in (
         ({"scheme": "file"}, r"partition\.file: is missing"),
-        ({"file": "a.csv"}, "has no effect with scheme dirichlet"),
+        ({"file": "a.csv"}, r"partition\.file: has no effect with partition\.scheme dirichlet"),
         ({"scheme": "file", "file": str(tmp_path / "no.csv")}, "No such file"),
         ({"scheme": "file", "file": str(tmp_path / "bad.json")}, r"bad\.json.*Write example,client"),
         ({"scheme": "file", "file": str(tmp_path)}, "cannot be read"),

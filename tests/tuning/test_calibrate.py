@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from raysim.cli.main import app
 from raysim.config import read_config
+from raysim.config.schema_data import PartitionGroup
 from raysim.core.errors import ConfigError
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
@@ -210,7 +211,8 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
             plan_calibration(raw, "a test")
         return {fault.key: fault.message for fault in caught.value.faults}
 
-    found = faults(rounds=2, methods=["fedprox"], partition={"scheme": "joint"}, calibrate={"cuts_a": [0.5, 0.2]})
+    joint = {**PartitionGroup().model_dump(), "scheme": "joint"}
+    found = faults(rounds=2, methods=["fedprox"], partition=joint, calibrate={"cuts_a": [0.5, 0.2]})
     assert set(found) == {"rounds", "methods", "partition.scheme", "calibrate.cuts_a"}
     assert "must be > 0" in faults(local={"lr": 0})["local.lr"]
     assert "lora" in faults(model={"lora": None})["methods"]

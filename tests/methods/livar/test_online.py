@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from methods.livar import livar
 from methods.livar.math import adapters_of
 from methods.livar.method import factors_of
 from methods.livar.online import online_coefficients
 from raysim.core.errors import ConfigError
+from raysim.plan.find import build_methods
 from raysim.tuning.calibrate import plan_calibration
 from tests.methods.livar.test_calibration import naive_minimum
 from tests.support.federations import lora_plan, raw_config, run, server_on
@@ -130,11 +129,9 @@ def test_what_cannot_work_is_refused(root):
         lora_plan(root, [ONLINE], data={**FEW, "validation": 0})
     with pytest.raises(ConfigError, match="taken at the global model"):
         lora_plan(root, [{"personal": {"layers": "head"}}, {"livar": {"table": "online", "components": "lora"}}])
-    with pytest.warns(UserWarning, match="importance, accumulate have no effect with table: online"):
-        livar(table="online", importance="signed", accumulate="round")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        livar(table="online")
+    idle = build_methods([{"livar": {"table": "online", "importance": "signed", "accumulate": "round"}}])[1]
+    assert [fault.key.rpartition(".")[2] for fault in idle] == ["importance", "accumulate"]
+    assert "has no effect with table online" in idle[0].message
     raw = raw_config(root, [ONLINE], rounds=1, model={"name": "vit", "dim": 16, "depth": 1, "heads": 2, "lora": {}})
     with pytest.raises(ConfigError, match="must begin with livar, which counts the importances"):
         plan_calibration(raw, "a test")

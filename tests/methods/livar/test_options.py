@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from methods.ccvr import ccvr
-from methods.fisher import fisher
 from methods.livar import livar
 from methods.livar.math import (
     adapters_of,
 )
-from methods.regmean import regmean
 from raysim.core.errors import ConfigError
+from raysim.plan.find import build_methods
 from tests.methods.livar.test_math import some_importance
 from tests.methods.livar.test_method import VARIANTS
 from tests.support.federations import lora_plan, plan_of, server_on
@@ -71,35 +68,33 @@ def test_table_4_changes_one_thing_at_a_time(root):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"components": "head", "table": "paper"}, "livar: table has no effect with components: head; drop it"),
-        ({"components": "head", "layers": "examples", "next": "svd"}, "layers, next have no effect"),
-        ({"components": "lora", "variance": "all"}, "variance has no effect with components: lora"),
-        ({"layers": "examples", "accumulate": "round"}, "accumulate has no effect with layers: examples"),
+        ({"components": "head", "table": "paper"}, ["table: has no effect with components head"]),
+        ({"components": "head", "layers": "examples", "next": "svd"}, ["layers: has no effect", "next: has no effect"]),
+        ({"components": "lora", "variance": "all"}, ["variance: has no effect with components lora"]),
+        ({"layers": "examples", "accumulate": "round"}, ["accumulate: has no effect with layers examples"]),
     ],
 )
-def test_options_without_effect_warn(options, words):
-    with pytest.warns(UserWarning, match=words):
-        livar(**options)
+def test_options_without_effect_are_refused(options, words):
+    faults = build_methods([{"livar": options}])[1]
+    assert [word in str(fault) for word, fault in zip(words, faults, strict=True)] == [True] * len(words)
 
 
 @pytest.mark.parametrize("options", [*VARIANTS.values(), *CELLS.values()])
-def test_options_with_effect_do_not_warn(options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        livar(**options)
+def test_options_with_effect_are_not_refused(options):
+    assert build_methods([{"livar": options}])[1] == []
 
 
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (ccvr, {"batch_size": 64, "loss": "plain"}, "ccvr: batch_size has no effect with as_in fed-mammoth"),
-        (regmean, {"shrink": 0.1}, "regmean: shrink has"),
-        (fisher, {"kind": "empirical"}, "fisher: kind has"),
+        ("ccvr", {"batch_size": 64, "loss": "plain"}, "ccvr.batch_size: has no effect with as_in fed-mammoth"),
+        ("regmean", {"shrink": 0.1}, "regmean.shrink: has"),
+        ("fisher", {"kind": "empirical"}, "fisher.kind: has"),
     ],
 )
-def test_options_beside_as_in_warn(make, options, words):
-    with pytest.warns(UserWarning, match=words):
-        make(as_in="fed-mammoth", **options)
+def test_options_beside_as_in_are_refused(make, options, words):
+    (fault,) = build_methods([{make: {"as_in": "fed-mammoth", **options}}])[1]
+    assert words in str(fault)
 
 
 @pytest.mark.parametrize(

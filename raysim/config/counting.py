@@ -1,0 +1,120 @@
+"""The one checker of what options declare about when they count, see `raysim.core.counting`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+
+from pydantic import BaseModel, ValidationError
+
+from raysim.core.counting import Counts
+from raysim.core.errors import Fault
+from raysim.core.settings import Raw, Settings
+
+
+def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, str]]:
+    """Key -> (the condition that is not met, the reason) of the options that are not at their defaults and have no effect.
+
+    Args:
+      model: a whole configuration, or the options of one function; conditions name its keys.
+      prefix: of the keys that are returned.
+    """
+    return dict(_idle(model, model, prefix))
+
+
+def _idle(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[Counts, str]]]:
+    for name, field in type(model).model_fields.items():
+        value, key = getattr(model, name), f"{prefix}{name}"
+        if value == field.get_default(call_default_factory=True):
+            continue
+        unmet = next(
+            (part for part in field.metadata if isinstance(part, Counts) and not _is_met(part, whole, value)), None
+        )
+        if unmet is not None:
+            yield key, (unmet, unmet.reason(value_of(whole, unmet.key)))
+        elif isinstance(value, BaseModel):
+            yield from _idle(value, whole, f"{key}.")
+
+
+def _is_met(counts: Counts, whole: BaseModel, value: object) -> bool:
+    return any(each.is_met(value_of(whole, each.key), value) for each in (counts, *counts.others))
+
+
+def value_of(model: object, key: str) -> object:
+    """The value at a dotted key; None where a group on the way is null."""
+    return reduce(lambda group, name: getattr(group, name, None), key.split("."), model)
+
+
+def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
+    """The same as faults; without those of which an axis of `tune` decides, which are looked at trial by trial."""
+    axes = list(mappings(tune))
+    return [
+        Fault(key, f"{reason}; drop it, or change {counts.key}")
+        for key, (counts, reason) in idle_options(model, prefix).items()
+        if not any(sets(axis, each.key) for axis in axes for each in (counts, *counts.others))
+    ]
+
+
+# --- settings laid over others ----------------------------------------------------------------------------------------
+
+
+def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
+    """Key -> reason, of the settings that one layer of a configuration leaves without effect in another.
+
+    A layer that sets both, the option and what takes its effect away, contradicts itself: that is a fault, and not here. An
+    option of which an axis of `tune` decides whether it counts is looked at trial by trial.
+
+    Args:
+      raw: the layers laid over each other; model: its schema.
+      layers: settings by dotted keys, the uppermost first; the lowest, which may hold groups, is the last.
+    """
+    try:
+        config = model.model_validate(raw)
+    except ValidationError:  # is told where the whole is checked
+        return {}
+    idle = idle_options(config)
+    axes = list(mappings(raw.get("tune")))
+    return {
+        key: reason
+        for key, (counts, reason) in idle.items()
+        if _layer(layers, key) != _layer(layers, counts.key) and not any(sets(axis, counts.key) for axis in axes)
+    }
+
+
+def mappings(value: object) -> Iterator[Raw]:
+    """A value and everything inside it that is a mapping."""
+    if isinstance(value, Mapping):
+        yield value
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for part in inside:
+        yield from mappings(part)
+
+
+def _layer(layers: Sequence[Raw], key: str) -> int:
+    """The uppermost layer that sets something at a dotted key; the lowest stands for the defaults, too."""
+    return next((place for place, settings in enumerate(layers) if sets(settings, key)), len(layers) - 1)
+
+
+def sets(settings: Raw, key: str) -> bool:
+    """Whether settings by dotted keys, or groups of them, hold a key, or something inside it."""
+    for name, value in settings.items():
+        path = str(name)
+        if path == key or path.startswith(f"{key}."):
+            return True
+        if key.startswith(f"{path}.") and isinstance(value, Mapping) and sets(value, key.removeprefix(f"{path}.")):
+            return True
+    return False
+
+
+def value_at(raw: object, key: str) -> object:
+    """What a raw configuration has at a dotted key; None where it has nothing."""
+    return reduce(lambda group, name: group.get(name) if isinstance(group, Mapping) else None, key.split("."), raw)
+
+
+def remove(raw: Settings, keys: Iterable[str]) -> None:
+    """Take dotted keys out of a raw configuration, in place."""
+    for key in keys:
+        parents, _, last = key.rpartition(".")
+        group = value_at(raw, parents) if parents else raw
+        if isinstance(group, dict):
+            group.pop(last, None)

@@ -1,0 +1,36 @@
+"""How keys of the schema are written down: default, meaning, bounds, and when they count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from raysim.config.faults import Checked
+from raysim.core.counting import Counts
+
+
+def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:
+    """A key of a group, with its default, what it means, when it counts (always), and pydantic's bounds of its values."""
+    return _counting(Field(default, description=_described(meaning, counts), **bounds), counts)
+
+
+def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any:
+    """A group of keys, at its defaults where it is not given."""
+    return _counting(Field(default_factory=kind, description=_described(meaning, counts)), counts)
+
+
+def _described(meaning: str, counts: Counts | None) -> str:
+    return meaning if counts is None else f"{meaning}; counts with {counts.condition}"
+
+
+def _counting(field: Any, counts: Counts | None) -> Any:
+    if counts is not None:
+        field.metadata.append(counts)
+    return field
+
+
+class Group(Checked):
+    """A group of keys; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)

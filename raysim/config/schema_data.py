@@ -1,0 +1,168 @@
+"""The groups `data` and `partition` of the schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from raysim.config.keys import Group, group, key
+from raysim.core.counting import OWN, Counts, counts_above, counts_given, counts_with, counts_without
+from raysim.core.settings import Settings
+
+
+class ExternalGroup(Group):
+    name: str | None = key(None, "prepared set that the validation set is taken from")
+    mapping: str | None = key(None, "YAML file with its classes for each class, or the name of one in configs/mappings")
+    unique: bool = key(
+        True,
+        "false: 50 images of each class twice, as in FedVG's code",
+        counts=counts_given("data.validation_set.external.name"),
+    )
+
+
+class FromClientsGroup(Group):
+    share: float = key(
+        0.0,
+        "share of the validation set, rounded down, that has classes (and domains) in the proportions of some clients' "
+        "training rows; its rows are held-out ones like the others",
+        ge=0,
+        le=1,
+    )
+    clients: list[Annotated[int, Field(ge=0)]] = key(
+        [0],
+        "clients with these proportions, from 0",
+        min_length=1,
+        counts=counts_above("data.validation_set.from_clients.share", 0),
+    )
+
+
+class ValidationSetGroup(Group):
+    subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
+    from_clients: FromClientsGroup = group(
+        FromClientsGroup, "a share of the validation set with the proportions of some clients"
+    )
+    imbalance: float | None = key(
+        None, "rho: at most half of the rows are kept, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
+    )
+    label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
+    order: Literal["stratified", "client"] = key(
+        "stratified",
+        "order of the validation rows; client: one client after another, and an external set one class after another",
+    )
+    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
+
+
+#: `module:function`.
+Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
+
+
+class PreprocessGroup(Group):
+    resize: int | None = key(None, "height and width", ge=1)
+    rgb: bool = key(False, "grey images get three channels")
+    own: Own | dict[Own, Settings] | None = key(
+        None, "module:function of your own, called last: (n, height, width, channels) uint8 to images of that form"
+    )
+
+
+class DataGroup(Group):
+    name: str = key("digits", "name of the prepared set")
+    root: str = key(
+        "data",
+        "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
+    )
+    split: Literal["auto", "fraction", "official", "file"] = key(
+        "auto",
+        "official: the set's own test rows, and validation rows if it has any; fraction: as test and validation say; file: as "
+        "partition.file says, which goes first; auto: official where the set has test rows of its own and neither test nor "
+        "split_within_clients is given, else fraction",
+    )
+    split_within_clients: bool = key(
+        False,
+        "true: partition first, then hold out rows inside each client",
+        counts=counts_without("data.split", "file"),
+    )
+    test: float = key(
+        0.25, "fraction held out for testing", ge=0, lt=1, counts=counts_with("data.split", "fraction", "auto")
+    )
+    validation: float = key(
+        0.10,
+        "fraction that the server holds for validation; with split official, where the set has no validation rows of its own, "
+        "and unless it is given only where a method or a metric uses them",
+        ge=0,
+        lt=1,
+        counts=counts_without("data.split", "file"),
+    )
+    validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
+    test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
+    preprocess: PreprocessGroup | None = key(
+        None, "done once to every image, before it is stored; what follows here is done again for every batch"
+    )
+    normalise: str = key("none", "name of the channel statistics by which inputs are normalised")
+    resize: int | None = key(None, "height and width that images are resized to", ge=1)
+    interpolation: Literal["bilinear", "bicubic"] = key(
+        "bilinear",
+        "how images, and an augmentation's boxes, are resized",
+        counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
+    )
+    crop: int | None = key(None, "height and width of the crop: the central one, or the augmentation's", ge=1)
+    channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
+    augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
+    reader: str | Settings | None = key(
+        None, "module:function of your own that reads `files`; the set is then prepared by it"
+    )
+    files: str | None = key(None, "folder or file that `reader` reads")
+
+
+#: Forms of the schemes that have several.
+FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
+
+#: Joint training has one client, with all examples.
+NOT_JOINT = counts_without("partition.scheme", "joint")
+
+
+def _of_scheme(*schemes: str) -> Counts:
+    return counts_with("partition.scheme", *schemes)
+
+
+class PartitionGroup(Group):
+    """A union by scheme: each key says with which schemes it counts, and stands beside no other."""
+
+    scheme: (
+        Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"]
+        | Own
+        | dict[Own, Settings]
+    ) = key("dirichlet", "how examples go to clients; joint: one client has all")
+    form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
+        None,
+        "form of the scheme; by default dirichlet: class, quantity: dirichlet",
+        counts=_of_scheme(*FORMS),
+    )
+    alpha: float = key(
+        0.1,
+        "Dirichlet concentration; smaller is more heterogeneous",
+        gt=0,
+        counts=_of_scheme("dirichlet", "quantity", "nine_plus_one", OWN),
+    )
+    num_clients: int = key(20, "number of clients, the population", ge=1, counts=NOT_JOINT)
+    min_samples: int = key(
+        1,
+        "fewest training examples of a client; with data.split_within_clients, fewest examples in all",
+        ge=1,
+        counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
+    )
+    shards_per_client: int = key(2, "pieces of the sorted set for each client", ge=1, counts=_of_scheme("shards", OWN))
+    domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
+    samples_per_client: int | None = key(
+        None,
+        "examples of every client; as many as possible if not given",
+        ge=1,
+        counts=_of_scheme("nine_plus_one", OWN),
+    )
+    file: str | None = key(
+        None,
+        "CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace those of "
+        "data",
+        counts=_of_scheme("file"),
+    )
+    seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")

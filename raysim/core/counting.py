@@ -1,0 +1,85 @@
+"""When an option counts: declared beside the option, and read by one checker, `raysim.config.counting`.
+
+A key of the configuration declares it in the schema, `key(0.1, "...", counts=counts_with("partition.scheme", "dirichlet"))`;
+an option of a method or a model in its annotation, `groups: Annotated[int, counts_with("norm", "group")] = 2`. Given where
+it does not count, it is refused; its default counts as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+#: Stands for every `module:function` among the values of `counts_with`.
+OWN = "module:function"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A condition under which an option counts.
+
+    Attributes:
+      key: the setting that decides it: a dotted key of the configuration, or an option beside this one.
+      words: which values of that setting, in words.
+      is_met: is_met(value of that setting, value of this option).
+      others: further conditions, of which one is enough.
+    """
+
+    key: str
+    words: str
+    is_met: Callable[[object, object], bool]
+    others: tuple[Counts, ...] = ()
+
+    def __or__(self, other: Counts) -> Counts:
+        return replace(self, others=(*self.others, other))
+
+    @property
+    def condition(self) -> str:
+        """When the option counts: "norm group"."""
+        return " or ".join(f"{each.key} {each.words}" for each in (self, *self.others))
+
+    def reason(self, value: object) -> str:
+        """Why an option has no effect where the deciding setting has this value."""
+        return f"has no effect with {self.key} {_shown(value)} (it counts with {self.condition})"
+
+
+def counts_with(key: str, *values: object) -> Counts:
+    """It counts where another setting has one of these values."""
+    return Counts(key, _either(values), lambda value, _: _name(value) in values)
+
+
+def counts_without(key: str, *values: object) -> Counts:
+    """It counts where another setting has none of these values."""
+    return Counts(key, f"other than {_either(values)}", lambda value, _: _name(value) not in values)
+
+
+def counts_above(key: str, bound: float) -> Counts:
+    """It counts where a number is above a bound; null is a default that is."""
+    return Counts(key, f"more than {bound:g}", lambda value, _: value is None or _number(value) > bound)
+
+
+def counts_given(key: str) -> Counts:
+    """It counts where another setting is given."""
+    return Counts(key, "a value other than null", lambda value, _: value is not None)
+
+
+def _either(values: tuple[object, ...]) -> str:
+    *others, last = map(_shown, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _name(value: object) -> object:
+    """What a setting chooses: the name of `{name: options}`, and `OWN` for functions of the user's own."""
+    name = next(iter(value), None) if isinstance(value, Mapping) else value
+    return OWN if isinstance(name, str) and ":" in name else name
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _shown(value: object) -> str:
+    name = next(iter(value), "") if isinstance(value, Mapping) else value
+    if name is None or isinstance(name, bool):
+        return {None: "null", True: "true", False: "false"}[name]
+    return f"{name:g}" if isinstance(name, float) else str(name)

@@ -1,0 +1,101 @@
+"""By which rule a set is split: decided where the configuration leaves it open, and told in one line."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from raysim.config import Config
+from raysim.config.counting import idle_options, mappings
+from raysim.config.schema_data import DataGroup
+from raysim.core.errors import DataError, Fault, SettingIgnored
+from raysim.core.settings import Raw
+from raysim.data.arrow import ImageSet
+from raysim.data.division import read_division
+from raysim.data.manifest import Manifest
+from raysim.data.splits import TEST, TRAIN, VALIDATION
+from raysim.plan.find import build_methods
+
+
+def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
+    """(the configuration with `data.split` decided, settings that then have no effect).
+
+    Rows of an official split are held out for validation only if something uses them, unless the configuration says how many.
+    A partition file with splits goes before the settings of `data`, which may be those of the run that wrote it: a warning
+    names the ones that are left out.
+    """
+    data, splits = config.data, images.splits
+    if _file_has_splits(config, images):
+        return _split_by_file(config), []
+    asks_for_fractions = data.split_within_clients or "test" in data.model_fields_set
+    has_tests = splits is not None and {TRAIN, TEST} <= {*np.unique(splits).tolist()}
+    rule = data.split
+    if rule == "auto":
+        rule = "official" if has_tests and not asks_for_fractions else "fraction"
+    changes: dict[str, object] = {"split": rule}
+    if rule == "official" and not uses_validation and "validation" not in data.model_fields_set:
+        changes["validation"] = 0.0
+    num_own = 0 if splits is None else int((splits == VALIDATION).sum())
+    faults = []
+    if rule == "official" and num_own and data.validation not in (0, DataGroup().validation):
+        text = f"{data.validation:g} has no effect: {data.name} has {num_own:,} validation rows of its own; drop it"
+        faults.append(Fault("data.validation", f"{text}, or set it to 0"))
+    return config.model_copy(update={"data": data.model_copy(update=changes)}), faults
+
+
+def _file_has_splits(config: Config, images: ImageSet) -> bool:
+    """Whether the partition's file says what is held out; what is wrong with it is told where the partition is drawn."""
+    part = config.partition
+    if part.scheme != "file" or part.file is None:
+        return False
+    try:
+        file = read_division(Path(part.file), num_examples=len(images), num_clients=config.num_clients)
+    except DataError:
+        return False
+    return file.splits is not None
+
+
+def _split_by_file(config: Config) -> Config:
+    given = {"data.split"} if config.data.split not in ("auto", "file") else set()
+    config = config.model_copy(update={"data": config.data.model_copy(update={"split": "file"})})
+    given |= {key for key in idle_options(config) if key.startswith("data.")}
+    if given:
+        names = ", ".join(sorted(given))
+        warnings.warn(
+            f"left out: {names}; {config.partition.file} says which rows are held out", SettingIgnored, stacklevel=2
+        )
+    defaults = {key: getattr(DataGroup(), key) for key in map(_last, given - {"data.split"})}
+    return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def uses_validation(raw: Raw) -> bool:
+    """Whether something in a configuration, or in any trial of its sweep, uses validation rows."""
+    for group in mappings(raw):
+        specs = [spec for key in ("methods", "methods+") if isinstance(group.get(key), list) for spec in group[key]]
+        if any("validation-set" in method.needs for method in build_methods(specs)[0]):
+            return True
+        if "validation" in str(group.get("metric", "")) or any("validation_set" in str(key) for key in group):
+            return True
+    return False
+
+
+#: data.split -> by which rule rows are held out.
+RULES = {
+    "official": "the set's own split",
+    "file": "the split of partition.file",
+    "fraction": "random fractions, data.test and data.validation",
+}
+
+
+def rows_line(config: Config, manifest: Manifest) -> str:
+    """How many rows train, validate and test, and by which rule."""
+    rule = RULES.get(config.data.split, config.data.split)
+    rule += " of each client" if config.data.split_within_clients else ""
+    train, validate, test = int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test)
+    return f"{train:,} rows train, {validate:,} validate, {test:,} test: {rule}"

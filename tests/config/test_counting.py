@@ -1,0 +1,230 @@
+"""Options without effect are refused; what an upper layer leaves idle in a lower one is left out with a word."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import raysim
+from raysim.api import finished_run, settings_of
+from raysim.config import parse_config, parse_options, parse_overrides, read_config
+from raysim.config.sweep import grid
+from raysim.core.errors import ConfigError, DataError, SettingIgnored
+from raysim.data.arrow import write_set
+from raysim.data.sources import prepare, set_path
+from raysim.models import find_architecture
+from raysim.plan.check import check, check_partition
+from raysim.plan.find import build_methods
+from raysim.plan.splitting import rows_line
+from raysim.terminal import Progress
+from raysim.tuning.plan import plan_sweep
+from raysim.tuning.ranges import draws
+from tests.support.federations import raw_config
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        *(
+            ({"partition": {"scheme": scheme, "alpha": 0.5}}, "partition.alpha")
+            for scheme in ("iid", "shards", "joint")
+        ),
+        ({"partition": {"scheme": "file", "file": "a.csv", "alpha": 0.5}}, "partition.alpha"),
+        *(
+            ({"partition": {"scheme": scheme, "domains_per_client": 2}}, "partition.domains_per_client")
+            for scheme in ("dirichlet", "iid", "shards", "quantity", "natural", "nine_plus_one", "joint")
+        ),
+        ({"partition": {"scheme": "nine_plus_one", "min_samples": 5}}, "partition.min_samples"),
+        ({"data": {"interpolation": "bicubic"}}, "data.interpolation"),
+        ({"data": {"split": "official", "test": 0.3}}, "data.test"),
+        ({"cohort": {"straggler_work": 0.5}}, "cohort.straggler_work"),
+        ({"rounds": 5, "stop": {"patience": 5}}, "stop.patience"),
+        ({"tune": {"grace_rounds": 3}}, "tune.grace_rounds"),
+        ({"tune": {"scheduler": "median", "reduction_factor": 2}}, "tune.reduction_factor"),
+        ({"partition": {"scheme": "joint"}, "cohort": {"size": 1, "dropout": 0.5}}, "cohort"),
+    ],
+)
+def test_a_key_that_does_not_count_is_refused(raw, key):
+    (fault,) = parse_config(raw)[1]
+    assert fault.key == key
+    assert fault.message.startswith("has no effect with ")
+    assert "drop it, or change " in fault.message
+
+
+def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
+    (fault,) = parse_config({"partition": {"scheme": "iid", "alpha": 0.5}})[1]
+    assert str(fault) == (
+        "partition.alpha: has no effect with partition.scheme iid (it counts with partition.scheme dirichlet, quantity, "
+        "nine_plus_one or module:function); drop it, or change partition.scheme"
+    )
+
+
+def test_defaults_count_as_not_given_so_that_the_complete_configuration_of_a_run_is_one():
+    config, faults = parse_config({"partition": {"scheme": "iid"}})
+    assert not faults
+    assert parse_config(config.model_dump(mode="json"))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"univarfl": {"mu": 0, "warmup": 3}}, "warmup: has no effect with mu 0"),
+        ({"univarfl": {"mu": 0, "form": "mean"}}, "form: has no effect with mu 0"),
+        ({"personal": {"layers": []}}, "layers is empty"),
+        ({"flfa": {"seed": 3}}, "seed: has no effect with feedback round"),
+    ],
+)
+def test_an_option_of_a_method_that_does_not_count_is_refused(spec, words):
+    assert words in "".join(map(str, build_methods([spec])[1]))
+
+
+def test_groups_without_group_norm_are_refused():
+    _, faults = parse_options(find_architecture("cnn").build, {"norm": "none", "groups": 4}, "model")
+    assert [fault.key for fault in faults] == ["model.groups"]
+    assert parse_options(find_architecture("cnn").build, {"norm": "group", "groups": 4}, "model")[1] == []
+
+
+def test_groups_and_metrics_of_other_verbs(settings):
+    for more, words in (
+        ({"tune": {"num_samples": 3}}, "tune: has no effect in a run, only with .*raysim tune`; drop it"),
+        ({"calibrate": {"trees": 3}}, "calibrate: has no effect in a run"),
+        ({"report": {"metric": "nosuch"}}, "report.metric: no run here has 'nosuch'"),
+    ):
+        raw, source = settings_of(settings, more, {})
+        with pytest.raises(ConfigError, match=words):
+            finished_run(raw, source, Progress(is_quiet=True))
+
+
+def test_an_override_that_a_later_one_wipes_out_is_refused():
+    with pytest.raises(ConfigError, match=r"local\.lr: is overwritten by 'local=\{epochs: 2\}' behind it"):
+        parse_overrides(["local.lr=0.1", "local={epochs: 2}"])
+    assert parse_overrides(["local={epochs: 2}", "local.lr=0.1"]) == {"local": {"epochs": 2}, "local.lr": 0.1}
+
+
+def test_files_for_a_set_that_reads_none_are_refused(tmp_path):
+    with pytest.raises(DataError, match="digits is made here and reads no files"):
+        prepare("digits", tmp_path, tmp_path / "nonexistent")
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_leaves_out_what_it_makes_idle_in_the_file(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("partition: {scheme: dirichlet, alpha: 0.5}\n")
+    with pytest.warns(SettingIgnored, match="left out: partition.alpha has no effect with partition.scheme iid"):
+        raw = read_config(file, ["partition.scheme=iid"])
+    assert raw == {"partition": {"scheme": "iid"}}
+    (tmp_path / "b.yaml").write_text("base: a.yaml\npartition: {scheme: shards}\n")
+    with pytest.warns(SettingIgnored, match="partition.scheme shards"):
+        assert read_config(tmp_path / "b.yaml") == raw | {"partition": {"scheme": "shards"}}
+
+
+def test_what_the_command_line_itself_gives_without_effect_stays_to_be_refused(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("partition: {scheme: iid}\n")
+    raw = read_config(file, ["partition.alpha=0.5"])
+    assert [fault.key for fault in parse_config(raw)[1]] == ["partition.alpha"]
+
+
+SCHEMES = {"Dirichlet": {"partition.scheme": "dirichlet"}, "even": {"partition.scheme": "iid"}}
+
+
+def test_a_trial_leaves_out_what_its_labels_make_idle():
+    axes = {"skew": {"grid_search": SCHEMES}}
+    raw = {"partition": {"alpha": 0.5}, "tune": {"param_space": axes}}
+    first, second = grid(raw, "a sweep")
+    assert first.raw["partition"] == {"alpha": 0.5, "scheme": "dirichlet"}
+    assert second.raw["partition"] == {"scheme": "iid"}
+    assert set(second.idle) == {"partition.alpha"}
+
+
+def test_a_label_that_contradicts_itself_is_refused():
+    label = {"partition.scheme": "iid", "partition.alpha": 0.5}
+    (trial,) = grid({"tune": {"param_space": {"skew": {"grid_search": {"even": label}}}}}, "a sweep")
+    assert [fault.key for fault in parse_config(trial.raw)[1]] == ["partition.alpha"]
+
+
+def test_a_setting_that_counts_in_no_trial_is_told(root):
+    def planned(labels):
+        raw = raw_config(root, partition={"alpha": 0.5})
+        return plan_sweep({**raw, "tune": {"param_space": {"skew": {"grid_search": labels}}}}, "sweep", draws)
+
+    with pytest.warns(SettingIgnored, match="left out of every trial: partition.alpha"):
+        planned({"even": SCHEMES["even"]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SettingIgnored)
+        assert len(planned(SCHEMES).trials) == 2
+
+
+# --- data.split -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory):
+    """A folder with two sets of 200 rows: `split` has 150 training and 50 test rows, `three` 20 for validation, too."""
+    folder = tmp_path_factory.mktemp("official")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (200, 8, 8, 1), np.uint8), np.arange(200) % 4
+    for name, counts in (("split", (150, 0, 50)), ("three", (130, 20, 50))):
+        splits = np.repeat([0, 1, 2], counts)
+        write_set(set_path(folder, name), name, "abcd", [(images, labels, None, splits)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("data", "methods", "rows"),
+    [
+        ({}, [], (150, 0, 50)),
+        ({}, ["fedvg"], (135, 15, 50)),
+        ({"validation": 0.2}, [], (120, 30, 50)),
+        ({"validation_set": {"subset": 0.6}}, [], (135, 9, 50)),
+        ({"test": 0.1}, [], (160, 20, 20)),
+        ({"split": "fraction"}, [], (130, 20, 50)),
+        ({"split_within_clients": True}, [], (134, 18, 48)),
+        ({"name": "three"}, [], (130, 0, 50)),
+        ({"name": "three"}, ["fedvg"], (130, 20, 50)),
+    ],
+)
+def test_rows_of_an_official_split_are_the_default_and_validate_only_where_they_are_used(official, data, methods, rows):
+    raw = {"data": {"name": "split", "root": str(official), **data}, "methods": methods}
+    _, manifest = check_partition({**raw, "partition": {"scheme": "iid", "num_clients": 3}}, "a test")
+    found = (int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test))
+    assert found == rows
+
+
+def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(official):
+    labels = {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}
+    raw = raw_config(official, partition={"scheme": "iid", "num_clients": 3, "alpha": 0.1}, cohort={"size": 2})
+    raw["data"]["name"] = "split"
+    trials = plan_sweep({**raw, "tune": {"param_space": {"m": {"grid_search": labels}}}}, "sweep", draws).trials
+    assert [trial.config.data.validation for trial in trials] == [0.1, 0.1]
+    assert len({trial.partition_sha256 for trial in trials}) == 1
+
+
+def test_a_fraction_beside_validation_rows_of_the_set_is_refused(official):
+    raw = {"data": {"name": "three", "root": str(official), "validation": 0.3}}
+    with pytest.raises(
+        ConfigError, match=r"data\.validation: 0.3 has no effect: three has 20 validation rows of its own"
+    ):
+        check_partition(raw, "a test")
+
+
+def test_the_start_says_how_many_rows_do_what_and_by_which_rule(official, root, capsys, settings):
+    plan = check(raw_config(root, partition={"scheme": "iid", "alpha": 0.1}), "a test")
+    assert rows_line(plan.config, plan.manifest) == (
+        "1,169 rows train, 179 validate, 449 test: random fractions, data.test and data.validation"
+    )
+    raysim.run(settings, {"data": {"name": "split", "root": str(official)}}, rounds=1)
+    assert "150 rows train, 0 validate, 50 test: the set's own split" in capsys.readouterr().out
+
+
+def test_the_split_of_a_partition_file_goes_before_fractions_with_a_word(settings, tmp_path):
+    drawn = raysim.run(settings, name="drawn", rounds=1, quiet=True)
+    part = {"scheme": "file", "file": str(drawn.folder / "examples.csv"), "num_clients": 6}
+    raw = {"data": {**settings["data"], "test": 0.4}, "partition": part}
+    with pytest.warns(SettingIgnored, match=r"left out: data\.test; .*examples\.csv says which rows are held out"):
+        _, manifest = check_partition(raw, "a test")
+    assert manifest.checksum == drawn.summary["partition_sha256"]
