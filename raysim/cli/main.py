@@ -6,9 +6,10 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -40,22 +41,21 @@ def options(
     ] = False,
 ) -> None:
     """What goes before the verb."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = _shown_once()
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """A setting left out or renamed is a line for users; other warnings are for programmers, with their place."""
-    if category in (SettingIgnored, SettingRenamed):
-        err.print(f"note: {message}", markup=False)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+def _shown_once() -> Callable[..., None]:
+    """A setting left out or renamed is a line for users, told once; other warnings are for programmers, with their place."""
+    lines: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:
+        if category not in (SettingIgnored, SettingRenamed):
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+        elif str(message) not in lines:
+            lines.add(str(message))
+            err.print(f"note: {message}", markup=False)
+
+    return show
 
 
 @app.command()

@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import raysim
+from raysim.cli.main import app
 from raysim.config import parse_config
 from raysim.config.renamed import renamed
 from raysim.core.errors import SettingRenamed
@@ -59,3 +61,10 @@ def test_a_run_that_was_begun_with_the_old_spelling_goes_on(settings):
         longer = raysim.run(settings, name="old", rounds=2, methods=[{"fedvg": {"score": "loss"}}], quiet=True)
     assert len(longer.history) == 2
     assert yaml.safe_load(file.read_text())["methods"] == ["fedvg_loss"]
+
+
+def test_a_note_is_told_once_by_every_command(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("methods: [{fedvg: {score: loss}}]\nresources: {backend: serial}\n")
+    result = CliRunner().invoke(app, ["run", str(path), "rounds=1", "--print-config"])
+    assert result.stderr.count("note: fedvg with score: loss is now called fedvg_loss") == 1, result.output

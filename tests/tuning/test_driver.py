@@ -255,5 +255,5 @@ def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_
         }
         assert {name for name in missing if not name.startswith("events")} == {".lock", "checkpoints"}
         config = yaml.safe_load((sweep.folder / twin / "config.yaml").read_text())
-        assert (config["labels"]["alpha"], config["partition"]["alpha"]) == (1.0, 1.0)
+        assert config["labels"]["alpha"] == 1.0  # which is no setting of joint training
     assert run(sweep)[0] == outcomes  # and nothing is left to do
