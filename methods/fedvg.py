@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from methods.granularity import spread
-from methods.scored import Granularity, Part, Score, checked_eps, inverse_weights, part_of, weights_from_score
+from methods.scored import ClientScore, Granularity, Part, checked_eps, inverse_weights, part_of, weights_from_score
 from raysim.core.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, State
@@ -107,7 +107,7 @@ def fedvg(
         )
 
     needs = ["validation-set"] * needs_data + ["client-order"] * bool(as_in and needs_data)
-    score = Score("norms", weights, measure=measure)
+    score = ClientScore("norms", weights, measure=measure)
     return weights_from_score(
         "fedvg", score, granularity=granularity, leaves=leaves, mix=mix, every=every, needs=needs, init=init
     )

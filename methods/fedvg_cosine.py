@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
-from methods.scored import Granularity, Part, Score, leaf_names, part_of, weights_from_score
+from methods.scored import ClientScore, Granularity, Part, leaf_names, part_of, weights_from_score
 from raysim.core.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
@@ -59,7 +59,7 @@ def fedvg_cosine(
     def weights(part: Layout, agreements: Tensor, usable: Tensor, granularity: str) -> Weights:
         return dict(weights_from_agreements(part, agreements, usable, granularity=granularity, buffers=buffers))
 
-    score = Score(
+    score = ClientScore(
         "cosines", weights, values=values, logged=lambda values, part: (tensor_cosines(values), leaf_names(part))
     )
     needs = ["validation-set"]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.scored import Part, Score, checked_eps, inverse_weights, weights_from_score
+from methods.scored import ClientScore, Part, checked_eps, inverse_weights, weights_from_score
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method
 from raysim.core.weights import Weights
@@ -49,6 +49,6 @@ def fedvg_loss(
     def weights(part: Layout, losses: Tensor, usable: Tensor, granularity: str) -> Weights:
         return dict.fromkeys((leaf.name for leaf in part.leaves), inverse_weights(losses[:, 0], usable, eps))
 
-    score = Score("loss", weights, measure=measure, logged=lambda losses, part: (losses, ["loss"]))
+    score = ClientScore("loss", weights, measure=measure, logged=lambda losses, part: (losses, ["loss"]))
     needs = ["validation-set", *(["client-order"] if as_in else [])]
     return weights_from_score("fedvg_loss", score, leaves=leaves, mix=mix, every=every, needs=needs)

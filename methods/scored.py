@@ -35,7 +35,7 @@ CLAIMS: dict[Part, str] = {
 
 
 @dataclass(frozen=True)
-class Score:
+class ClientScore:
     """How clients are judged.
 
     Attributes:
@@ -57,7 +57,7 @@ class Score:
 
 def weights_from_score(
     name: str,
-    score: Score,
+    score: ClientScore,
     *,
     granularity: Granularity = "model",
     leaves: Part = "all",
@@ -102,7 +102,7 @@ def weights_from_score(
     return Method(name, init=init, report=report, weigh=weigh, claims=claims, needs=frozenset(needed))
 
 
-def reported(score: Score, every: int) -> Callable[[ClientView], dict[str, Tensor]]:
+def reported(score: ClientScore, every: int) -> Callable[[ClientView], dict[str, Tensor]]:
     """The report of a client: its score, measured in every n-th round, from the first on.
 
     In between, a client keeps its last one, and only clients without any are measured (`scored` says who was).

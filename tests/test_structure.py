@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import defaultdict
 
 from packaging.requirements import Requirement
 
@@ -33,3 +34,12 @@ def test_constraints_min_are_the_floors_of_pyproject():
     minima = map(Requirement, (ROOT / "constraints-min.txt").read_text().splitlines())
     versions = {minimum.name: str(minimum.specifier) for minimum in minima}
     assert {floor.name: str(floor.specifier).replace(">=", "==") for floor in floors}.items() <= versions.items()
+
+
+def test_the_name_of_a_public_class_stands_once():
+    homes = defaultdict(list)
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(path.name)
+    assert not {name: files for name, files in homes.items() if len(files) > 1}

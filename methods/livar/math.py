@@ -29,27 +29,29 @@ TABLES = {
 CUTS = ((0.25, 0.50), (0.60, 0.80))
 
 
-class Table(NamedTuple):
+class CoefficientTable(NamedTuple):
     """Raw coefficients, 3 rows by the bin of I_A and 3 columns by that of I_B, and the quantiles that part the bins."""
 
     values: Sequence[Sequence[float]]
     cuts: Sequence[Sequence[float]] = CUTS
 
 
-def table_of(value: object) -> Table:
+def table_of(value: object) -> CoefficientTable:
     """The table of a name, of three rows, or of a mapping with `table` and perhaps `cuts`.
 
     Raises:
       ValueError: it is none of these; numbers are not positive and finite; cuts do not rise inside [0, 1].
     """
-    if isinstance(value, Table):
+    if isinstance(value, CoefficientTable):
         return value
     if isinstance(value, str):
         if value not in TABLES:
             raise ValueError(f"livar: unknown table {value!r}; known: {', '.join(TABLES)}")
-        return Table(TABLES[value])
+        return CoefficientTable(TABLES[value])
     given = value if isinstance(value, Mapping) else {"table": value}
-    table = Table(_numbers(given.get("table"), 3, 3, "table"), _numbers(given.get("cuts", CUTS), 2, 2, "cuts"))
+    table = CoefficientTable(
+        _numbers(given.get("table"), 3, 3, "table"), _numbers(given.get("cuts", CUTS), 2, 2, "cuts")
+    )
     if not all(0 < number < math.inf for row in table.values for number in row):
         raise ValueError(f"livar: coefficients must be > 0, got {table.values}")
     if not all(0 <= low <= high <= 1 for low, high in table.cuts):
@@ -127,14 +129,14 @@ def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple
     return bins[0], bins[1]
 
 
-def raw_coefficients(importance: Tensor, table: str | Table = "released") -> Tensor:
+def raw_coefficients(importance: Tensor, table: str | CoefficientTable = "released") -> Tensor:
     """The table's value for each client and layer, (K, L) float64, from (K, L, 2) importances."""
     chosen = table_of(table)
     return torch.tensor(chosen.values, dtype=torch.float64)[bins_of(importance, chosen.cuts)]
 
 
 def layer_coefficients(
-    importance: Tensor, is_active: Tensor, shares: Tensor, table: str | Table = "released"
+    importance: Tensor, is_active: Tensor, shares: Tensor, table: str | CoefficientTable = "released"
 ) -> Tensor:
     """lambda of each client and layer for eq. 3: the raw coefficients, normalised over the clients that took a step.
 

@@ -218,9 +218,9 @@ def prepare(
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
-    from raysim.data.reader_api import Options
+    from raysim.data.reader_api import ReaderOptions
 
-    options = Options(size, download, count, seed, domains, resize, interpolation)
+    options = ReaderOptions(size, download, count, seed, domains, resize, interpolation)
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 

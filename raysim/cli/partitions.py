@@ -19,7 +19,7 @@ from raysim.running.runner import write_partition
 
 
 @dataclass(frozen=True)
-class Partition:
+class DrawnPartition:
     """A partition, named after the axes of the sweep that tell it from the others; a run's is called "partition"."""
 
     name: str
@@ -27,7 +27,7 @@ class Partition:
     manifest: Manifest
 
 
-def partitions(raw: Mapping[str, object], source: str) -> list[Partition]:
+def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
     """The different partitions of a file's run, or of the grid of its sweep.
 
     Raises:
@@ -49,7 +49,7 @@ def partitions(raw: Mapping[str, object], source: str) -> list[Partition]:
         telling = {axis: chosen[axis] for axis in axes if axis in chosen}
         return sweep.trial_name(telling, axes) if telling else "partition"
 
-    return [Partition(name(chosen), info, manifest) for chosen, info, manifest in different.values()]
+    return [DrawnPartition(name(chosen), info, manifest) for chosen, info, manifest in different.values()]
 
 
 def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
@@ -60,7 +60,7 @@ def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
     return [sweep.Trial("the run", {}, dict(raw))]
 
 
-def write(partition: Partition, folder: Path) -> Path:
+def write(partition: DrawnPartition, folder: Path) -> Path:
     """Write partition.json, partition.csv, examples.csv, partition.png and validation.png below the folder; returns where.
 
     Raises:

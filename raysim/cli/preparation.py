@@ -13,7 +13,7 @@ from raysim.core.commands import shown
 from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
-from raysim.data.reader_api import Options, ParallelMap, map_in_threads
+from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check_own import prepare_by_name
 from raysim.terminal import Lines, LiveLine, err, out
@@ -24,7 +24,7 @@ def prepare_and_print(
     words: Sequence[str],
     files: Path | None,
     root: Path,
-    options: Options,
+    options: ReaderOptions,
     *,
     again: bool,
     save_as: str | None,
@@ -43,7 +43,7 @@ def prepare_and_print(
         print_columns(_known_sets(path_to_write(root)))
         return
     if ":" in name:
-        if options != Options() or use_ray or save_as is None:
+        if options != ReaderOptions() or use_ray or save_as is None:
             mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
             raise DataError(f"{name}, a function of your own, takes other options", "", mend)
         with LiveLine() as line:

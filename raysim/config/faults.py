@@ -60,7 +60,7 @@ def _takes(annotation: object, kind: type) -> bool:
     return annotation in (kind, Any, object) or any(_takes(each, kind) for each in get_args(annotation))
 
 
-class Options(Checked):
+class OptionsModel(Checked):
     """The keyword parameters of a function."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -104,7 +104,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (Any if parameter.annotation is parameter.empty else parameter.annotation, default)
-    return create_model("Options", __base__=Options, **fields)
+    return create_model("Options", __base__=OptionsModel, **fields)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

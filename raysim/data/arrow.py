@@ -34,7 +34,7 @@ def _prepare(path: Path, *options: str) -> str:
     return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
 
 
-class Batch(NamedTuple):
+class SetRows(NamedTuple):
     """Rows of a set. images: (n, height, width, channels) uint8; labels, domains: (n,) int64; splits: (n,) int8."""
 
     images: np.ndarray
@@ -48,9 +48,9 @@ class Batch(NamedTuple):
         return {name: values for name, values in zip(KINDS, self, strict=True) if values is not None}
 
     @staticmethod
-    def of(columns: Mapping[str, np.ndarray]) -> Batch:
+    def of(columns: Mapping[str, np.ndarray]) -> SetRows:
         """The inverse of `columns`."""
-        return Batch(**{f"{name}s": values for name, values in columns.items()})
+        return SetRows(**{f"{name}s": values for name, values in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def write_set(
     path: Path,
     name: str,
     classes: Iterable[str],
-    batches: Iterable[Batch | tuple[np.ndarray, np.ndarray]],
+    batches: Iterable[SetRows | tuple[np.ndarray, np.ndarray]],
     source: str = "",
     *,
     domains: Iterable[str] = (),
@@ -155,7 +155,7 @@ def write_set(
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for columns in batches:
-            batch = Batch(*columns)
+            batch = SetRows(*columns)
             shape = shape or batch.images.shape[1:]
             batch = _checked(batch, shape, limits, name, count)
             record = record_of(batch.columns)
@@ -189,7 +189,7 @@ def write_set(
     return info
 
 
-def _checked(batch: Batch, shape: tuple[int, ...], limits: Mapping[str, int], name: str, first: int) -> Batch:
+def _checked(batch: SetRows, shape: tuple[int, ...], limits: Mapping[str, int], name: str, first: int) -> SetRows:
     """The batch with contiguous columns of the right types, or a DataError naming the first wrong row."""
     images, row = batch.images, f"{name}, row"
     if images.dtype != np.uint8:
@@ -207,10 +207,10 @@ def _checked(batch: Batch, shape: tuple[int, ...], limits: Mapping[str, int], na
             what = f"{column}s of shape {values.shape} for {len(images)} images"
             raise DataError(what, f"{row} {first}", "one an image")
         check_range(values, limit, row, first=first, column=column)
-    return Batch.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
+    return SetRows.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
 
 
-def update(digest: hashlib._Hash, batch: Batch) -> None:
+def update(digest: hashlib._Hash, batch: SetRows) -> None:
     """Add a batch to the checksum of a set."""
     for values in batch.columns.values():
         digest.update(values.data)
@@ -257,7 +257,7 @@ class ImageSet:
         kinds = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, AttributeError)
         with explained("not a readable Arrow IPC file of a set", path, again, *kinds):
             reader = pa.ipc.open_file(pa.memory_map(str(regular_file(path))))
-            self.batches = [Batch.of(columns_of(reader.get_batch(i))) for i in range(reader.num_record_batches)]
+            self.batches = [SetRows.of(columns_of(reader.get_batch(i))) for i in range(reader.num_record_batches)]
             for name, values in ((name, values) for batch in self.batches for name, values in batch.columns.items()):
                 if values.dtype != KINDS[name]:
                     raise ValueError(f"column {name} of type {values.dtype}")
@@ -331,12 +331,12 @@ def in_batches(
     *,
     domains: np.ndarray | None = None,
     splits: np.ndarray | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[SetRows]:
     """Slices of arrays as `write_set` takes them; of `batch_rows` rows by default."""
     rows = rows or batch_rows(images.shape[1:])
-    columns = Batch(images, labels, domains, splits).columns
+    columns = SetRows(images, labels, domains, splits).columns
     for start in range(0, len(labels), rows):
-        yield Batch.of({name: values[start : start + rows] for name, values in columns.items()})
+        yield SetRows.of({name: values[start : start + rows] for name, values in columns.items()})
 
 
 def batch_rows(shape: tuple[int, ...]) -> int:

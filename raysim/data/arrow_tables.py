@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.reading import regular_file
-from raysim.data.arrow import KINDS, Batch, SetInfo, batch_rows, describe
+from raysim.data.arrow import KINDS, SetInfo, SetRows, batch_rows, describe
 from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, numbered, split_codes
 from raysim.data.trees import decode
@@ -93,7 +93,7 @@ def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, .
 
 def _table_batches(
     request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
-) -> Iterator[Batch]:
+) -> Iterator[SetRows]:
     import pyarrow as pa
 
     names = [name for name in KINDS if name in table.schema.names]
@@ -124,5 +124,5 @@ def _table_batches(
             if split is not None:
                 columns.setdefault("split", np.full(len(record), split, np.int8))
             check_range(columns["label"], num_classes, f"{path}, row", first=first)
-            yield Batch.of({"image": pixels, **columns})
+            yield SetRows.of({"image": pixels, **columns})
             first += len(record)

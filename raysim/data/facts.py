@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import SPLITS, Batch
+from raysim.data.arrow import SPLITS, SetRows
 from raysim.data.reader_api import PARTS, Contents
 
 #: Folders between --root and the set's own: the wrapper of a download, and one more.
@@ -75,10 +75,10 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
     if found := _name_fault(contents, facts):
         raise DataError(f"not the published {name}: {found[0]}", where, found[1])
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[SetRows]:
         counts: Counter[str] = Counter()
         for batch in contents.batches:
-            batch = Batch(*batch)
+            batch = SetRows(*batch)
             counts.update(_counts(batch, contents.domains, facts))
             shape = batch.images.shape[1:]
             if facts.shape and not is_resized and shape != facts.shape:
@@ -92,7 +92,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
     return replace(contents, batches=batches())
 
 
-def _counts(batch: Batch, domains: Sequence[str], facts: Facts) -> dict[str, int]:
+def _counts(batch: SetRows, domains: Sequence[str], facts: Facts) -> dict[str, int]:
     """Examples of a batch under the keys of `facts.examples`."""
     if set(facts.examples) & set(SPLITS) and batch.splits is not None:
         return {SPLITS[code]: int((batch.splits == code).sum()) for code in np.unique(batch.splits)}

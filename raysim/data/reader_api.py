@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch
+from raysim.data.arrow import SetRows
 from raysim.data.faults import damaged
 from raysim.folders.files import file_digest
 
@@ -58,7 +58,7 @@ class Resize(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class ReaderOptions:
     """What a user may ask of a reader. size: pixels; resize, interpolation: see `Resize`; None is the reader's default."""
 
     size: int | None = None
@@ -84,7 +84,7 @@ class Request:
     name: str
     origin: str = ""
     files: Path | None = None
-    options: Options = Options()
+    options: ReaderOptions = ReaderOptions()
     parallel_map: ParallelMap = map_in_threads
     mode: str = "RGB"
 
@@ -112,7 +112,7 @@ class Contents:
     """
 
     classes: tuple[str, ...]
-    batches: Iterable[Batch]
+    batches: Iterable[SetRows]
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ import numpy as np
 from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
 from raysim.core.reading import regular_file
-from raysim.data.arrow import Batch, batch_rows, in_batches
+from raysim.data.arrow import SetRows, batch_rows, in_batches
 from raysim.data.faults import check_range, damaged
 from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
 from raysim.data.trees import read_folder
@@ -151,7 +151,7 @@ def _single(labels: np.ndarray, path: Path) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> Iterator[Batch]:
+def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> Iterator[SetRows]:
     """Batches of an image array inside a zip, which np.load could only read whole."""
     with damaged(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
         shape, is_fortran, dtype = _npy_header(file)
@@ -168,7 +168,7 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
                 raise DataError(f"{member} ends early, at row {row}", str(path), "fetch it again")
             pixels = np.frombuffer(data, np.uint8).reshape(count, *image)
             splits = None if split is None else np.full(count, split, np.int8)
-            yield Batch(pixels, labels[start : start + count], None, splits)
+            yield SetRows(pixels, labels[start : start + count], None, splits)
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -186,7 +186,7 @@ class Part(NamedTuple):
     split: int
     path: Path
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[SetRows]:
         return in_batches(self.images, self.labels, splits=np.full(len(self.labels), self.split, np.int8))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.memory import memory_fault
-from raysim.data.arrow import Batch, batch_rows
+from raysim.data.arrow import SetRows, batch_rows
 from raysim.data.reader_api import Contents, Request
 
 Plane = np.ndarray  # (n, size, size) float32
@@ -36,14 +36,14 @@ def read_shapes(request: Request) -> Contents:
     return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains], (size, size, 3))
 
 
-def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[Batch]:
+def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[SetRows]:
     """Examples 0 .. count-1; how many rows a batch has changes no pixel."""
     rows = rows or min(512, batch_rows((size, size, 3)))  # small enough for the processor's cache
     for start in range(0, count, rows):
         yield draw(np.arange(start, min(start + rows, count)), size=size, seed=seed, num_domains=num_domains)
 
 
-def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
+def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> SetRows:
     """The examples of the given indices: each a pure function of (seed, index).
 
     Labels and domains alternate, so that every stretch of ten times num_domains examples has each pair once. Place, scale,
@@ -67,7 +67,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> Batch:
         noise = 0.25 if style == "noise" else 0.02
         canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[rows], size * size * 3).reshape(canvas.shape) - 0.5)
         images[rows] = np.rint(255 * np.clip(canvas, 0, 1)).astype(np.uint8)
-    return Batch(images, labels.astype(np.int64), domains.astype(np.int64))
+    return SetRows(images, labels.astype(np.int64), domains.astype(np.int64))
 
 
 def uniform(seed: int, index: np.ndarray, slots: int) -> np.ndarray:

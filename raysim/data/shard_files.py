@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError, explained
-from raysim.data.arrow import Batch, ImageSet, SetInfo, columns_of, describe, record_of, update
+from raysim.data.arrow import ImageSet, SetInfo, SetRows, columns_of, describe, record_of, update
 from raysim.data.faults import check_range, full_disk
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
@@ -41,7 +41,7 @@ WRITE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A set that rows come from.
 
     Attributes:
@@ -67,7 +67,7 @@ class ShardFile:
 class Window(NamedTuple):
     """Rows [start, end) of a source, all in memory at a time."""
 
-    source: Source
+    source: RowSource
     start: int
     end: int
 
@@ -94,7 +94,7 @@ class ShardPlan:
       images_at: the byte of each file at which its first image begins.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[RowSource, ...]
     files: tuple[ShardFile, ...]
     rows: np.ndarray
     numbers: np.ndarray
@@ -159,12 +159,12 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
     """The files of federations that share their set and its preprocessing, each in its folder: rows are read once for all."""
     manifest = folders[0][0]
     wanted = [(each, folder / f"{each.name}.arrow") for manifest, folder in folders for each in _wanted(manifest)]
-    sources: dict[str, Source] = {}
+    sources: dict[str, RowSource] = {}
     first = 0
     for each, _ in wanted:
         if each.set_path not in sources:
             images = ImageSet(Path(each.set_path))
-            sources[each.set_path] = Source(each.set_path, first, tuple(images.starts.tolist()), images.info.shape)
+            sources[each.set_path] = RowSource(each.set_path, first, tuple(images.starts.tolist()), images.info.shape)
             first += len(images)
     rows = np.concatenate([each.rows + sources[each.set_path].first for each, _ in wanted])
     order = np.argsort(rows, kind="stable")
@@ -366,6 +366,6 @@ def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
             with open(path, "rb+") as target:
                 _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
         digest = hashlib.sha256()
-        update(digest, Batch.of(columns_of(record)))
+        update(digest, SetRows.of(columns_of(record)))
         info = SetInfo(path.stem, plan.classes, plan.preprocess.shape, file.count, digest.hexdigest(), file.source)
         describe(path).write_text(info.to_json())

@@ -29,13 +29,13 @@ from pathlib import Path
 from raysim.core.errors import DataError, did_you_mean
 from raysim.core.names import name_fault
 from raysim.data import readers, trees
-from raysim.data.arrow import Batch, ImageSet, SetInfo, is_prepared, made_once, write_set
+from raysim.data.arrow import ImageSet, SetInfo, SetRows, is_prepared, made_once, write_set
 from raysim.data.arrow_tables import read_table
 from raysim.data.facts import FACTS, checked, own_folder
-from raysim.data.reader_api import Contents, Options, ParallelMap, Request, Resize, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, Resize, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
 
-DEFAULTS = Options()
+DEFAULTS = ReaderOptions()
 OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
 
 
@@ -203,7 +203,7 @@ def prepare(
     *,
     again: bool = False,
     save_as: str | None = None,
-    options: Options = DEFAULTS,
+    options: ReaderOptions = DEFAULTS,
     parallel_map: ParallelMap = map_in_threads,
     on_progress: OnProgress = lambda *_: None,
 ) -> SetInfo:
@@ -270,7 +270,7 @@ def _check_resized(info: SetInfo, resize: Resize) -> None:
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
-def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int | None], None]) -> Iterator[Batch]:
+def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int | None], None]) -> Iterator[SetRows]:
     """The batches; DataError as soon as it is known that the disk has no room for all of them."""
     done, shape = 0, contents.shape
     _refuse_full_disk(contents, shape, folder)

@@ -17,14 +17,14 @@ import numpy as np
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
-from raysim.data.arrow import Batch, batch_rows
+from raysim.data.arrow import SetRows, batch_rows
 from raysim.data.faults import damaged
 from raysim.data.reader_api import PARTS, Contents, Request, Resize, need, split_codes
 
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
 
-class Picture(NamedTuple):
+class ImageFile(NamedTuple):
     """An image file. A set has a domain, and a split as in `Batch`, for all of its images or for none."""
 
     path: Path
@@ -124,7 +124,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
         if wnid not in ids:
             raise DataError(f"unknown class {wnid!r}", f"{tables[2]}, row {row}", "it must be one of wnids.txt")
         path = need(root / "val" / "images" / name, request.origin)
-        pictures.append(Picture(path, ids.index(wnid), split=2))
+        pictures.append(ImageFile(path, ids.index(wnid), split=2))
     classes = [words.get(wnid, wnid) for wnid in ids]
     if len(set(classes)) < len(ids):  # a few words name two classes, such as two kinds of crane
         classes = [f"{wnid} {name}" for wnid, name in zip(ids, classes, strict=True)]
@@ -146,7 +146,7 @@ def read_ham10000(request: Request) -> Contents:
         if row["image_id"] not in files:
             raise DataError(f"no image {row['image_id']}.jpg", f"{table}", f"get it from {request.origin}")
         domain = domains.index(row["dataset"]) if domains else None
-        pictures.append(Picture(files[row["image_id"]], classes.index(row["dx"]), domain))
+        pictures.append(ImageFile(files[row["image_id"]], classes.index(row["dx"]), domain))
     return _contents(request, classes, pictures, [table], domains)
 
 
@@ -166,7 +166,7 @@ def _folders(root: Path) -> list[str]:
         return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
 
 
-def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[Picture]:
+def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[ImageFile]:
     """The images below root/CLASS/leaf."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -179,7 +179,7 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[Pi
         files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
-        pictures += [Picture(Path(path), label) for path, _ in files]
+        pictures += [ImageFile(Path(path), label) for path, _ in files]
     return pictures
 
 
@@ -193,7 +193,7 @@ def _refuse_loops(folder: Path) -> None:
         seen.add(real)
 
 
-def _with_splits(pictures: Sequence[Picture], splits: Mapping[str, int], root: Path, table: str) -> list[Picture]:
+def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
     """The pictures with their official splits, given by path below `root`; DataError for a picture without one."""
     codes = [splits.get(picture.path.relative_to(root).as_posix()) for picture in pictures]
     if None in codes:
@@ -205,7 +205,7 @@ def _with_splits(pictures: Sequence[Picture], splits: Mapping[str, int], root: P
 def _contents(
     request: Request,
     classes: Sequence[str],
-    pictures: Sequence[Picture],
+    pictures: Sequence[ImageFile],
     tables: Sequence[Path] = (),
     domains: Sequence[str] = (),
 ) -> Contents:
@@ -215,7 +215,7 @@ def _contents(
     return Contents(tuple(classes), _decoded(request, pictures), files, len(pictures), tuple(domains))
 
 
-def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
+def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRows]:
     resize, mode = request.options.image_resize, request.mode
     shape = (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
     rows = batch_rows(shape)
@@ -223,9 +223,9 @@ def _decoded(request: Request, pictures: Sequence[Picture]) -> Iterator[Batch]:
     work = [[str(picture.path) for picture in part] for part in parts]
     decoding = request.parallel_map(partial(decode, resize=resize, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
-        _, *columns = zip(Picture._fields, zip(*part, strict=True), strict=True)
+        _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
         known = {name: np.array(values) for name, values in columns if None not in values}
-        yield Batch.of({"image": pixels, **known})
+        yield SetRows.of({"image": pixels, **known})
 
 
 def decode(

@@ -27,7 +27,7 @@ class ServerHandle(Protocol):
     def params_sha256(self) -> str: ...
 
 
-class Recorder(Protocol):
+class RecordKeeper(Protocol):
     """Who keeps what rounds leave behind; `flush` makes it durable, and returns its checksums for the checkpoint."""
 
     def write(self, record: RoundRecord) -> None: ...
@@ -72,7 +72,7 @@ def simulate(
     *,
     first_round: int,
     num_rounds: int,
-    recorder: Recorder,
+    recorder: RecordKeeper,
     store: CheckpointStore,
     checkpoint_every_s: float,
     on_round: Callable[[RoundRecord], object],

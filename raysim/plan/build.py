@@ -33,7 +33,7 @@ from raysim.engine.trainer import Trainer
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
 from raysim.models.pretrained import weights_sha256
 from raysim.plan.find import build_methods, find_augmentation, further_metrics
-from raysim.plan.weights import NO_WEIGHTS, Weights
+from raysim.plan.weights import NO_WEIGHTS, HeldWeights
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings, needs_two_examples
@@ -73,7 +73,7 @@ class Recipe:
     wants_gpu: bool = False
     node: str = ""
     own: OwnCode = field(default_factory=OwnCode)
-    weights: Weights = NO_WEIGHTS
+    weights: HeldWeights = NO_WEIGHTS
 
     @property
     def spec(self) -> ModelSpec:
@@ -98,7 +98,7 @@ class Ready:
     manifest: Manifest
     shards: str
     node: str
-    weights: Weights
+    weights: HeldWeights
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Plan:
         num_threads: int = 1,
         wants_gpu: bool = False,
         node: str = "",
-        weights: Weights = NO_WEIGHTS,
+        weights: HeldWeights = NO_WEIGHTS,
     ) -> Recipe:
         """What crosses to the processes of this run."""
         config, given, info = self.config, self.config.model.pretrained, self.info
@@ -174,7 +174,7 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
 
 
-def with_weights(spec: ModelSpec, weights: Weights, node: str) -> ModelSpec:
+def with_weights(spec: ModelSpec, weights: HeldWeights, node: str) -> ModelSpec:
     """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
     if not weights.path:
         return spec

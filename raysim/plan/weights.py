@@ -17,17 +17,17 @@ from raysim.models.pretrained import pretrained_weights, weights_sha256
 
 
 @dataclass(frozen=True)
-class Weights:
+class HeldWeights:
     """A file of weights on the driver's machine; both are empty where a model has none."""
 
     path: str = ""
     sha256: str = ""
 
 
-NO_WEIGHTS = Weights()
+NO_WEIGHTS = HeldWeights()
 
 
-def held_weights(spec: ModelSpec, cache: Path) -> Weights:
+def held_weights(spec: ModelSpec, cache: Path) -> HeldWeights:
     """The weights that a specification asks for: the user's own file, or the library's, fetched once into the cache.
 
     Raises:
@@ -36,7 +36,7 @@ def held_weights(spec: ModelSpec, cache: Path) -> Weights:
     if spec.pretrained is None:
         return NO_WEIGHTS
     path = _published(spec, cache) if spec.pretrained == "default" else Path(spec.pretrained).expanduser().absolute()
-    return Weights(str(path), weights_sha256(str(path)))
+    return HeldWeights(str(path), weights_sha256(str(path)))
 
 
 def _published(spec: ModelSpec, cache: Path) -> Path:

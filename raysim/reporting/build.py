@@ -11,15 +11,15 @@ from raysim.config import ReportGroup, TuneGroup, is_recipe_name, parse_report, 
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.texts import visible
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import document
 from raysim.reporting.drawing import captions, draw, figure_faults, kinds
 from raysim.reporting.gains import GAINS, averages, other_accuracy, relative_times, with_gains
-from raysim.reporting.metrics import DEFAULT, Metric
+from raysim.reporting.metrics import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
 from raysim.reporting.recipes import changed, tables_of
 from raysim.reporting.render import latex, write_csv
-from raysim.reporting.runs import Run, Settings, find_runs
+from raysim.reporting.runs import ReportedRun, Settings, find_runs
 from raysim.reporting.selection import selections
 from raysim.reporting.significance import over_seeds, over_tables, pairs_of
 from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
@@ -54,7 +54,7 @@ class Requests:
             return otherwise
 
 
-def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> Report:
+def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> ReportContents:
     """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
@@ -75,8 +75,8 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
         raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     metrics = _metrics(group)
-    recorded: list[Run] = []
-    lacking: list[Run] = []  # as FedAvg lacks FLFA's feedback
+    recorded: list[ReportedRun] = []
+    lacking: list[ReportedRun] = []  # as FedAvg lacks FLFA's feedback
     for run in finished:
         (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
     if recorded and lacking:
@@ -124,7 +124,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     if "selection" in kinds(group.figures):
         extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
-    return Report(
+    return ReportContents(
         group=group,
         runs=runs,
         tables=tables,
@@ -141,16 +141,16 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     )
 
 
-def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], Metric]]:
+def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
     if not group.metrics:
         name = group.metric or DEFAULT
-        return [({}, Metric(name, direction_of(name, group.mode)))]
+        return [({}, ReportMetric(name, direction_of(name, group.mode)))]
     ((label, named),) = group.metrics.items()
-    return [({label: value}, Metric(name, direction_of(name, group.mode))) for value, name in named.items()]
+    return [({label: value}, ReportMetric(name, direction_of(name, group.mode))) for value, name in named.items()]
 
 
-def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
+def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:
     """The `report` group: the given settings, then those of the sweeps (or of the runs outside of sweeps).
 
     Without runs, those of the recipes whose published tables are asked for: their rows are compared as the recipe's are.
@@ -176,7 +176,7 @@ def settings(runs: Sequence[Run], given: Settings, source: str) -> ReportGroup:
     return _parsed({**merged, **given}, source)
 
 
-def _sources(runs: Sequence[Run], given: Settings) -> dict[str, Settings]:
+def _sources(runs: Sequence[ReportedRun], given: Settings) -> dict[str, Settings]:
     """Where settings of a report come from -> those that are set there. Raises ConfigError."""
     sources: dict[str, Settings] = {}
     for run in runs:
@@ -215,7 +215,7 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     return group
 
 
-def write(report: Report, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
+def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
     """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
 
     Args:

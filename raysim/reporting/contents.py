@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from raysim.config import ReportGroup
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Published
 from raysim.reporting.render import Line
-from raysim.reporting.runs import Run
+from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
 from raysim.reporting.tables import Cell, Table, all_rows
 
@@ -27,7 +27,7 @@ class Extra:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContents:
     """Everything that a report says.
 
     Attributes:
@@ -41,7 +41,7 @@ class Report:
     """
 
     group: ReportGroup
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
     tables: Sequence[Table]
     theirs: Sequence[Published]
     subject: str | None
@@ -55,11 +55,11 @@ class Report:
     printed: str = ""
 
     @property
-    def finished(self) -> list[Run]:
+    def finished(self) -> list[ReportedRun]:
         return [run for run in self.runs if run.is_finished]
 
     @property
-    def measure(self) -> Metric:
+    def measure(self) -> ReportMetric:
         return self.tables[0].metric
 
     @property
@@ -68,7 +68,9 @@ class Report:
         if not self.runs:
             return f"as published, {self.printed}"
         named = [
-            f"{value}: {Metric(name).words}" for every in self.group.metrics.values() for value, name in every.items()
+            f"{value}: {ReportMetric(name).words}"
+            for every in self.group.metrics.values()
+            for value, name in every.items()
         ]
         return "; ".join(named) or self.measure.words
 

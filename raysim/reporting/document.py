@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from raysim.reporting import statement
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values
 from raysim.reporting.runs import default_settings, differing, flatten, misnamed
 from raysim.reporting.significance import LEVEL, Comparison
@@ -23,7 +23,7 @@ SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
 GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "stop", "methods", "on_nonfinite")
 
 
-def document(report: Report, figures: Mapping[str, str], notes: Sequence[str]) -> str:
+def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:
     """The whole report as Markdown; figures: file name -> caption."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
     parts += [_settings(report), _tables(report), *_extras(report), _significance(report)]
@@ -36,7 +36,7 @@ def document(report: Report, figures: Mapping[str, str], notes: Sequence[str]) -
     return "\n".join(part for part in parts if part)
 
 
-def _title(report: Report) -> str:
+def _title(report: ReportContents) -> str:
     """The folder that all runs stand in, or what else names the report best."""
     folders = {run.folder.parent for run in report.runs}
     if len(report.runs) == 1:
@@ -46,7 +46,7 @@ def _title(report: Report) -> str:
     return f"{len(report.runs)} runs" if report.runs else ", ".join(report.group.published)
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: ReportContents) -> list[str]:
     """Plain sentences, all of them computed."""
     lines = statement.not_labelled(misnamed(report.finished), report.changed)
     lines.append(statement.winners(report.tables, report.subject))
@@ -66,7 +66,7 @@ def conclusions(report: Report) -> list[str]:
     return [line for line in lines if line]
 
 
-def _settings(report: Report) -> str:
+def _settings(report: ReportContents) -> str:
     """What all finished runs have in common, and the number of seeds."""
     if not report.finished:
         sources = dict.fromkeys(cell.source for cell in report.theirs)
@@ -100,7 +100,7 @@ def _value(value: object) -> str:
     return text(value) if isinstance(value, str | int | float) else str(value).replace("'", "")
 
 
-def _tables(report: Report) -> str:
+def _tables(report: ReportContents) -> str:
     deviation = "mean ± standard deviation over seeds (n − 1 in the denominator)" if report.runs else "as published"
     first = report.measure.first.capitalize()
     better = f" ({report.measure.better})" if report.measure.better else ""
@@ -111,11 +111,11 @@ def _tables(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _extras(report: Report) -> list[str]:
+def _extras(report: ReportContents) -> list[str]:
     return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras)]
 
 
-def _significance(report: Report) -> str:
+def _significance(report: ReportContents) -> str:
     if not report.by_table and not report.by_seed:
         reason = "name a method with `--against METHOD` (or `report.against`)"
         if report.subject or report.baseline:
@@ -140,7 +140,7 @@ def _significance(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _p_table(comparisons: Sequence[Comparison], report: Report) -> str:
+def _p_table(comparisons: Sequence[Comparison], report: ReportContents) -> str:
     names = report.tables[0].names
     used = {item.result.num_used for item in comparisons}
     dropped = sum(item.result.num_pairs - item.result.num_used for item in comparisons)
@@ -154,7 +154,7 @@ def _p_table(comparisons: Sequence[Comparison], report: Report) -> str:
     return f"{tests}\n{markdown(*effects(comparisons, names, report.measure))}"
 
 
-def _missing(report: Report) -> str:
+def _missing(report: ReportContents) -> str:
     missing = [run for run in report.runs if not run.is_finished]
     if not missing:
         return ""
@@ -165,7 +165,7 @@ def _missing(report: Report) -> str:
     return f"## Not in the tables: {len(missing)} of {len(report.runs)} runs\n\n{''.join(lines)}"
 
 
-def _environments(report: Report) -> str:
+def _environments(report: ReportContents) -> str:
     """Versions, commits and machines of the finished runs, each with its number of runs where they differ."""
     facts: dict[str, Counter[str]] = {}
     for run in report.finished:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from raysim.config import nearest
 from raysim.core.errors import Fault
 from raysim.reporting import figures, inside, maps, selection, space, traces
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.premise import premise
 
 
@@ -25,7 +25,7 @@ class Kind:
       papers: the figures of papers that it is: FedVG's without a prefix.
     """
 
-    draw: Callable[[Report], Iterator[Figure]]
+    draw: Callable[[ReportContents], Iterator[Figure]]
     caption: str
     missing: str
     papers: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def kinds(names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(NAMES[name] for name in (DEFAULT if names is None else names)))
 
 
-def draw(report: Report, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
+def draw(report: ReportContents, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
     """File name -> figure, for the figures asked for: `norms` for one figure of a kind, `norms_1` and so on for several.
 
     Args:

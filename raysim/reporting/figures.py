@@ -10,7 +10,7 @@ from operator import itemgetter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import DASHES, Style, Styles, band, grid, legend, scale_decreasing, styles_of, wrap, zoom
 from raysim.reporting.published import Label, canonical, number
 from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
@@ -35,7 +35,7 @@ def numeric_label(tables: Sequence[Table]) -> str | None:
 LETTERS = 13
 
 
-def bars(report: Report) -> Iterator[Figure]:
+def bars(report: ReportContents) -> Iterator[Figure]:
     """Mean and deviation of every row: in each column of one table, or of several tables at the smallest alpha."""
     tables, groups = report.tables, {}
     if len(tables) == 1:
@@ -57,7 +57,7 @@ def bars(report: Report) -> Iterator[Figure]:
     yield _bars(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
 
 
-def strategies(report: Report) -> Iterator[Figure]:
+def strategies(report: ReportContents) -> Iterator[Figure]:
     """Bars of the label `granularity` for each data set and model, at the smallest alpha."""
     cells = [cell for cell in report.cells if "granularity" in cell.labels]
     if not cells:
@@ -119,13 +119,13 @@ def grouped_bars(
                 axes.plot(at, value, "D", markersize=4, color="white", markeredgecolor="black", label="published")
 
 
-def lines(report: Report) -> Iterator[Figure]:
+def lines(report: ReportContents) -> Iterator[Figure]:
     """Accuracy as a number decreases (alpha), one panel a table, the deviation shaded."""
     if name := numeric_label(report.tables):
         yield _along(report, name, xlabel=name)
 
 
-def imbalance(report: Report) -> Iterator[Figure]:
+def imbalance(report: ReportContents) -> Iterator[Figure]:
     """Accuracy as the class imbalance ratio rho of the validation set decreases; a row without rho is a level line."""
     name = next((name for name in report.tables[0].names if name.split(".")[-1] in ("rho", "imbalance")), None)
     if name is not None:
@@ -134,7 +134,7 @@ def imbalance(report: Report) -> Iterator[Figure]:
 
 
 def _along(
-    report: Report, name: str, *, xlabel: str, width: float = 3.1, height: float = 2.5, has_levels: bool = False
+    report: ReportContents, name: str, *, xlabel: str, width: float = 3.1, height: float = 2.5, has_levels: bool = False
 ) -> Figure:
     """A panel for each table, in it a line for each row and each combination of the column labels beside `name`.
 
@@ -190,7 +190,7 @@ def _line(
     return set(x)
 
 
-def integration(report: Report) -> Iterator[Figure]:
+def integration(report: ReportContents) -> Iterator[Figure]:
     """Base methods dashed, the same with an addition ("FedProx" and "FedProx + FedVG") solid, in the same colour.
 
     One panel for each table and pair; the base method's deviation is grey.

@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.reporting.contents import Extra
-from raysim.reporting.metrics import BESIDE, Metric, by_round
+from raysim.reporting.metrics import BESIDE, ReportMetric, by_round
 from raysim.reporting.published import Label, Published, canonical, is_same, match
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, signed
 from raysim.reporting.tables import (
@@ -93,7 +93,7 @@ def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
     name = BESIDE.get(tables[0].metric.name)
     if name is None:
         return []
-    metric = Metric(name)
+    metric = ReportMetric(name)
     extras = []
     for table in tables:
         lines: list[Line] = []

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.gains import base_of
 from raysim.reporting.panels import MOST_PANELS, grid, wrap
 from raysim.reporting.tables import Cell, Column, Table, describe, heading
@@ -30,7 +30,7 @@ def _below(table: Table, column: Column) -> str:
     return f"\n{wrap(heading(table.names, column))}" if len(table.columns) > 1 else ""
 
 
-def representation(report: Report) -> Iterator[Figure]:
+def representation(report: ReportContents) -> Iterator[Figure]:
     """Intra-class and inter-class distance and their ratio by round: three panels for each column of a table."""
     for table in report.tables:
         lines = {name: measured(table, by_round, f"diagnostics/{name}") for name in DISTANCES}
@@ -44,7 +44,7 @@ def representation(report: Report) -> Iterator[Figure]:
             yield line_figure(table.title, panels, report.styles, across=len(DISTANCES))
 
 
-def drift_reduction(report: Report) -> Iterator[Figure]:
+def drift_reduction(report: ReportContents) -> Iterator[Figure]:
     """Drift of the base minus that of a row, in runs with one seed, whose rounds have the same clients.
 
     The base of "X + something" is X where there is such a row, that of any other row is the baseline (the first row, if
@@ -73,7 +73,7 @@ def drift_reduction(report: Report) -> Iterator[Figure]:
             yield figure
 
 
-def agreement(report: Report) -> Iterator[Figure]:
+def agreement(report: ReportContents) -> Iterator[Figure]:
     """Histogram of S over layers in the first round; a panel for each column, from its first row that logged it.
 
     Up to that round FLFA is plain backpropagation, so rows do not differ. g1 is the skewness that FLFA decides by, one for
@@ -115,7 +115,7 @@ def _first_agreement(cell: Cell) -> list[np.ndarray]:
     return parts
 
 
-def spectrum(report: Report) -> Iterator[Figure]:
+def spectrum(report: ReportContents) -> Iterator[Figure]:
     """Singular values of the classifier over the largest one, mean over seeds; a figure for each table, one panel a column.
 
     The axis is logarithmic where they span more than a factor of 20.

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.published import is_same
 from raysim.reporting.significance import Effect, effect_of
 from raysim.reporting.tables import Cell, Column, Place, Table, text
@@ -17,7 +17,7 @@ from raysim.reporting.tables import Cell, Column, Place, Table, text
 CELL, NAMES = (0.52, 0.3), 1.7
 
 
-def maps(report: Report) -> Iterator[Figure]:
+def maps(report: ReportContents) -> Iterator[Figure]:
     """For each table two heat maps: gains over the cell of the baseline and `gain`, and what is left of them beyond the parts."""
     for table in report.tables:
         base = base_of(table, report.baseline, report.group.gain)
@@ -25,7 +25,7 @@ def maps(report: Report) -> Iterator[Figure]:
             yield _figure(table, base, gains)
 
 
-def gains(report: Report) -> Iterator[Figure]:
+def gains(report: ReportContents) -> Iterator[Figure]:
     """For each table a heat map: the gain of every row over the baseline in the same column, where it wins and where it loses."""
     for table in report.tables:
         if report.baseline is None or len(table.columns) < 2 or not (found := gains_in_columns(table, report.baseline)):

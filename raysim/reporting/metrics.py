@@ -14,7 +14,7 @@ from raysim.core.direction import Direction
 from raysim.core.errors import DataError
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
-from raysim.reporting.runs import Run
+from raysim.reporting.runs import ReportedRun
 
 #: What the tables hold where neither the report nor a sweep names a metric.
 DEFAULT = "accuracy"
@@ -34,7 +34,7 @@ SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|pre
 
 
 @dataclass(frozen=True)
-class Metric:
+class ReportMetric:
     """A number of a run: a key of summary.json, or a column of progress.csv, with or without one of `WAYS` before it.
 
     Attributes:
@@ -114,7 +114,7 @@ class Metric:
         value = files.read_json(files.summary).get(self.name)
         return None if value is None else self.scale * value
 
-    def score(self, run: Run) -> float | None:
+    def score(self, run: ReportedRun) -> float | None:
         """The run's number, in percent if it is a share; None if it recorded none."""
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -141,7 +141,7 @@ def by_round(folder: Path, column: str) -> dict[int, float]:
     return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
 
 
-def score(run: Run, metric: Metric) -> float:
+def score(run: ReportedRun, metric: ReportMetric) -> float:
     """The run's number.
 
     Raises:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from raysim.core.rounds import round_name
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import COLOURS, MARKERS, MOST_PANELS, grid, legend, wrap
 from raysim.reporting.tables import Cell, Column, Table, heading
 from raysim.reporting.traces import by_round
@@ -19,7 +19,7 @@ from raysim.reporting.traces import by_round
 SHOWN, SPAN = 3, 20
 
 
-def premise(report: Report) -> Iterator[Figure]:
+def premise(report: ReportContents) -> Iterator[Figure]:
     """A panel for each cell of a table: a point a client, all seeds together, in the first, middle and last logged round."""
     for table in report.tables:
         named = ((row, column, table.cells.get((row, column))) for column, row in product(table.columns, table.rows))

@@ -11,7 +11,7 @@ from raysim.config import Config, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, Fault
 from raysim.reporting.published import FOLDER, Label, Published, canonical, match, number, published
-from raysim.reporting.runs import ABOUT, Run, Settings, flatten, labels_of
+from raysim.reporting.runs import ABOUT, ReportedRun, Settings, flatten, labels_of
 
 #: Groups and keys that move no result, or only its last bits.
 ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluation.batch_size", "evaluation.metrics"}
@@ -33,7 +33,7 @@ class RecipeTrial:
     settings: Settings
 
 
-def changed(runs: Sequence[Run], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
+def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
     """Settings of runs that are not those of the published numbers' recipe: `rounds = 2 (recipe: 200)`.
 
     Args:
@@ -52,7 +52,7 @@ def changed(runs: Sequence[Run], theirs: Sequence[Published], tables: Sequence[s
     return list(changes)[:MOST_KEYS] + more
 
 
-def _deviations(run: Run, trial: RecipeTrial) -> list[str]:
+def _deviations(run: ReportedRun, trial: RecipeTrial) -> list[str]:
     ours, recipe = compared(run.settings), trial.settings
     keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
     return [f"{key} = {ours.get(key)} (recipe: {recipe.get(key)})" for key in keys]

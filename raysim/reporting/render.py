@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.core.texts import cells as harmless
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
 
@@ -183,7 +183,9 @@ def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     return shown
 
 
-def p_values(comparisons: Sequence[Comparison], names: Sequence[str], metric: Metric) -> tuple[list[str], list[Line]]:
+def p_values(
+    comparisons: Sequence[Comparison], names: Sequence[str], metric: ReportMetric
+) -> tuple[list[str], list[Line]]:
     """(header, lines) of a table of p: two lines for each pair, a column for each column; below 0.05 is bold.
 
     The number of pairs that the test used is written if it is not the same everywhere, `=` marks tied differences. The second
@@ -204,7 +206,9 @@ def p_values(comparisons: Sequence[Comparison], names: Sequence[str], metric: Me
     return ["better than", *(heading(names, column, metric.quantity) for column in columns)], lines
 
 
-def effects(comparisons: Sequence[Comparison], names: Sequence[str], metric: Metric) -> tuple[list[str], list[Line]]:
+def effects(
+    comparisons: Sequence[Comparison], names: Sequence[str], metric: ReportMetric
+) -> tuple[list[str], list[Line]]:
     """(header, lines) of a table of paired differences: a line for each pair, a column for each column.
 
     An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold where the interval leaves out 0.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.reporting.build import make_report, write
-from raysim.reporting.contents import Report as Contents
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
@@ -82,7 +82,7 @@ def _means(table: Table) -> pd.DataFrame:
     return pd.DataFrame.from_dict(means, orient="index", columns=list(names.values()))
 
 
-def _p_values(contents: Contents) -> pd.DataFrame:
+def _p_values(contents: ReportContents) -> pd.DataFrame:
     import pandas as pd
 
     tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}

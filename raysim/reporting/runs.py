@@ -25,7 +25,7 @@ SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A run directory. `status` is "finished", or says what it is instead.
 
     Attributes:
@@ -58,7 +58,7 @@ class Run:
         return bool(self.settings["partition.scheme"] == "joint")
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Every run directory at or below the paths, in the order of their names, labelled.
 
     Raises:
@@ -75,13 +75,13 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return label([_read(folder) for folder in folders])
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> ReportedRun:
     files = RunFolder(folder)
     config, summary, environment = (_mapping(files, path) for path in (files.config, files.summary, files.environment))
     labels = dict(config.get("labels") or {})
     seed = labels.pop("seed", config.get("seed", 0))
     status = _status(files, config, summary)
-    return Run(folder, status, config, summary, environment, labels, seed, is_named_by_methods=not labels)
+    return ReportedRun(folder, status, config, summary, environment, labels, seed, is_named_by_methods=not labels)
 
 
 def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
@@ -109,7 +109,7 @@ def _mapping(files: RunFolder, path: Path) -> Settings:
     return all_visible(content) if isinstance(content, dict) else {}
 
 
-def label(runs: Sequence[Run]) -> list[Run]:
+def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
 
     Settings are named by their dotted keys (`partition.alpha`), or as the labels of other runs name them (`alpha`). Runs that
@@ -149,7 +149,7 @@ def label(runs: Sequence[Run]) -> list[Run]:
     return labelled
 
 
-def _without_methods(run: Run) -> Run:
+def _without_methods(run: ReportedRun) -> ReportedRun:
     """A run without the label `methods` of a sweep over that key: its rows are the methods already."""
     if "method" in run.labels or "methods" not in run.labels:
         return run
@@ -166,7 +166,7 @@ def is_setting(key: str) -> bool:
     return SILENT.isdisjoint((key, key.split(".")[0]))
 
 
-def _settings_of_labels(runs: Sequence[Run]) -> dict[str, str]:
+def _settings_of_labels(runs: Sequence[ReportedRun]) -> dict[str, str]:
     """Dotted key of a setting -> the label that holds its value in every run that has the label."""
     names: dict[str, str] = {}
     for name in dict.fromkeys(name for run in runs for name in run.labels):
@@ -177,9 +177,9 @@ def _settings_of_labels(runs: Sequence[Run]) -> dict[str, str]:
     return names
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
+def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """Runs of equal labels and seed, but other parameters, get the settings in which they differ as labels, and all runs too."""
-    places: dict[object, dict[object, Run]] = {}
+    places: dict[object, dict[object, ReportedRun]] = {}
     for run in runs:
         if run.is_finished:
             params = run.summary.get("params_sha256", run.folder)
@@ -204,7 +204,7 @@ def _name(config: Settings, group: str) -> str:
     return str((config.get(group) or {}).get("name", "?"))
 
 
-def unfounded(run: Run) -> dict[str, Label]:
+def unfounded(run: ReportedRun) -> dict[str, Label]:
     """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.names`."""
     labels = {**run.labels, **run.claimed}
     is_true = {
@@ -214,7 +214,7 @@ def unfounded(run: Run) -> dict[str, Label]:
     return {key: labels[key] for key in is_true if key in labels and not is_true[key]}
 
 
-def misnamed(runs: Sequence[Run]) -> list[str]:
+def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
     """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
 
     So it is with recipes that were scaled down; their results say nothing about published numbers.

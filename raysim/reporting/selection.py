@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.contents import Extra, Report
+from raysim.reporting.contents import Extra, ReportContents
 from raysim.reporting.figures import grouped_bars
 from raysim.reporting.panels import grid, legend, wrap
 from raysim.reporting.published import Published, is_same
@@ -68,7 +68,7 @@ def _stage_name(cell: Published) -> str:
     return cell.setting["stage"] if cell.setting["block"] == "Bottleneck" else cell.setting["block"]
 
 
-def selection(report: Report) -> Iterator[Figure]:
+def selection(report: ReportContents) -> Iterator[Figure]:
     """Bars of how often each layer block was chosen, a colour for each row; a figure for each table."""
     for table in report.tables:
         shares = selection_shares(table, report.theirs)

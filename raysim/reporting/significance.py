@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.reporting.published import Label
 from raysim.reporting.tables import Column, Place, Table, all_columns, all_rows, bounds_of
 
@@ -179,7 +179,7 @@ def leads(table: Table, row: str, column: Column) -> bool:
 
 
 def _compare(
-    metric: Metric,
+    metric: ReportMetric,
     pairs: Sequence[tuple[str, str]],
     columns: Sequence[Column],
     values_of: Callable[[Place], Mapping[Label, float]],

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import grid, legend
 from raysim.reporting.published import number
-from raysim.reporting.runs import Run
+from raysim.reporting.runs import ReportedRun
 from raysim.reporting.tables import text
 
 #: Fewest values of a label that was drawn from a range, and the span from which its axis is logarithmic.
 VALUES, SPAN = 5, 20
 
 
-def space(report: Report) -> Iterator[Figure]:
+def space(report: ReportContents) -> Iterator[Figure]:
     """A panel for each ignored label of many numbers and, where there are two of them, one with both and the metric as colour."""
     drawn = [name for name in report.group.ignore if _is_drawn(report.finished, name)]
     if not drawn:
@@ -49,10 +49,10 @@ def space(report: Report) -> Iterator[Figure]:
     yield figure
 
 
-def _both(axes: Axes, report: Report, across: str, up: str) -> None:
+def _both(axes: Axes, report: ReportContents, across: str, up: str) -> None:
     """The first two labels as a plane: a dot a run, coloured by the metric; a cross is a run that failed."""
 
-    def places(runs: Sequence[Run]) -> list[tuple[float, float, Run]]:
+    def places(runs: Sequence[ReportedRun]) -> list[tuple[float, float, ReportedRun]]:
         pairs = [(number(run.labels.get(across)), number(run.labels.get(up)), run) for run in runs]
         return [(x, y, run) for x, y, run in pairs if x is not None and y is not None]
 
@@ -68,12 +68,12 @@ def _both(axes: Axes, report: Report, across: str, up: str) -> None:
     _scale(axes, report.finished, up, "y")
 
 
-def _is_drawn(runs: Sequence[Run], name: str) -> bool:
+def _is_drawn(runs: Sequence[ReportedRun], name: str) -> bool:
     values = {run.labels[name] for run in runs if name in run.labels}
     return len(values) >= VALUES and all(number(value) is not None for value in values)
 
 
-def _scale(axes: Axes, runs: Sequence[Run], name: str, axis: str) -> None:
+def _scale(axes: Axes, runs: Sequence[ReportedRun], name: str, axis: str) -> None:
     values = [value for run in runs if (value := number(run.labels.get(name))) is not None]
     if min(values) > 0 and max(values) / min(values) > SPAN:
         (axes.set_xscale if axis == "x" else axes.set_yscale)("log")

@@ -11,9 +11,9 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.reporting.metrics import Metric, score
+from raysim.reporting.metrics import ReportMetric, score
 from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match, number
-from raysim.reporting.runs import Run
+from raysim.reporting.runs import ReportedRun
 
 #: Values of the column labels; None where a cell lacks the label.
 Column = tuple[Label | None, ...]
@@ -22,7 +22,7 @@ Column = tuple[Label | None, ...]
 Place = tuple[str, Column]
 
 #: What the cells of published tables hold.
-ACCURACY = Metric("accuracy")
+ACCURACY = ReportMetric("accuracy")
 
 #: A sort key of a label's value.
 Rank = tuple[int, bool, float, str]
@@ -71,7 +71,7 @@ class Table:
     cells: Mapping[Place, Cell]
     gains: Mapping[Column, Cell] = field(default_factory=dict)
     gain_name: str = ""
-    metric: Metric = ACCURACY
+    metric: ReportMetric = ACCURACY
 
     def row_cells(self, row: str) -> dict[Column, Cell]:
         """The cells that a row has, by column."""
@@ -132,7 +132,9 @@ def text(value: Label | None) -> str:
 
 
 def cells_of(
-    runs: Sequence[Run], metrics: Sequence[tuple[Mapping[str, Label], Metric]], tables: Sequence[Published]
+    runs: Sequence[ReportedRun],
+    metrics: Sequence[tuple[Mapping[str, Label], ReportMetric]],
+    tables: Sequence[Published],
 ) -> list[Cell]:
     """Average the finished runs over their seeds, and find the published number of each cell.
 
@@ -143,7 +145,7 @@ def cells_of(
     Raises:
       DataError: two different runs of one setting and seed, or a run without that metric.
     """
-    settings: dict[frozenset[tuple[str, Label]], dict[Label, Run]] = {}
+    settings: dict[frozenset[tuple[str, Label]], dict[Label, ReportedRun]] = {}
     for run in runs:
         seeds = settings.setdefault(frozenset(run.labels.items()), {})
         twin = seeds.setdefault(run.seed, run)
@@ -154,14 +156,16 @@ def cells_of(
     return [_cell(seeds, more, metric, tables) for seeds in settings.values() for more, metric in metrics]
 
 
-def _is_again(run: Run, other: Run, metrics: Sequence[Metric]) -> bool:
+def _is_again(run: ReportedRun, other: ReportedRun, metrics: Sequence[ReportMetric]) -> bool:
     """Whether two runs came to the same parameters and the same numbers."""
     params = run.summary.get("params_sha256")
     is_equal = params is not None and params == other.summary.get("params_sha256")
     return is_equal and all(metric.score(run) == metric.score(other) for metric in metrics)
 
 
-def _cell(seeds: Mapping[Label, Run], more: Mapping[str, Label], metric: Metric, tables: Sequence[Published]) -> Cell:
+def _cell(
+    seeds: Mapping[Label, ReportedRun], more: Mapping[str, Label], metric: ReportMetric, tables: Sequence[Published]
+) -> Cell:
     runs = {seed: seeds[seed] for seed in sorted(seeds, key=_ascending)}
     scores = {seed: score(run, metric) for seed, run in runs.items()}
     labels = {**next(iter(seeds.values())).labels, **more}
@@ -219,7 +223,7 @@ def make_tables(
     last: Sequence[str] = (),
     order: Sequence[Published] = (),
     ignore: Sequence[str] = (),
-    metric: Metric = ACCURACY,
+    metric: ReportMetric = ACCURACY,
 ) -> list[Table]:
     """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from raysim.core.rounds import round_name
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.contents import Report
+from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import COLOURS, DASHES, MOST_PANELS, Styles, band, grid, legend, rounds_below, wrap
 from raysim.reporting.tables import Cell, Column, Table, heading
 
@@ -26,7 +26,7 @@ MOST_MAPS = 6
 Lines = Mapping[str, pd.DataFrame]
 
 
-def curves(report: Report) -> Iterator[Figure]:
+def curves(report: ReportContents) -> Iterator[Figure]:
     """The metric's column of progress.csv per round (for keys of summary.json the accuracy on the test set).
 
     Mean over seeds, and the band of their deviation; a figure for each table, one panel a column.
@@ -87,7 +87,7 @@ def line_figure(
     return figure
 
 
-def weights(report: Report) -> Iterator[Figure]:
+def weights(report: ReportContents) -> Iterator[Figure]:
     """Aggregation weight of every client by round, one panel a cell (its first seed).
 
     The line of `report.client` is bold; if none is given, that of the balanced client (1) of partition nine_plus_one.
@@ -136,7 +136,7 @@ def _named_runs(tables: Sequence[Table]) -> Iterator[tuple[str, RunFolder]]:
                 yield ", ".join(parts) or row, RunFolder(next(iter(cell.folders.values())))
 
 
-def norms(report: Report) -> Iterator[Figure]:
+def norms(report: ReportContents) -> Iterator[Figure]:
     """Gradient norms, client by layer, at the first and the last round that logged them; a figure for each cell."""
     logged = ((name, read_norms(run.path)) for name, run in _named_runs(report.tables))
     for name, rounds in islice(((name, rounds) for name, rounds in logged if rounds), MOST_MAPS):

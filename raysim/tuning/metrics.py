@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raysim.config import Config, ReportGroup, method_names, nearest
 from raysim.core.errors import Fault
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.running.record import COLUMNS, judged
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what
@@ -33,7 +33,7 @@ def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]
     metrics |= {
         f"report.metrics.{label}.{name}": m for label, all_ in report.metrics.items() for name, m in all_.items()
     }
-    names = {key: Metric(metric).bare for key, metric in metrics.items()}
+    names = {key: ReportMetric(metric).bare for key, metric in metrics.items()}
     texts = {key: metric_fault(name, configs) for key, name in names.items() if name not in SUMMARY_NUMBERS}
     return [Fault(key, text) for key, text in texts.items() if text]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import Batch, ImageSet, describe, in_batches, write_set
+from raysim.data.arrow import ImageSet, SetRows, describe, in_batches, write_set
 from raysim.data.sources import prepare, set_path
 from raysim.folders.files import part_of
 from tests.support.image_sets import pixels, same
@@ -33,11 +33,11 @@ def test_set_without_optional_columns_is_as_before(tmp_path):
 def test_domains_and_splits_are_checked(tmp_path):
     path, images, labels = tmp_path / "mine.arrow", pixels(4, 4, 4, 1), np.zeros(4, int)
     with pytest.raises(DataError, match=r"domain 2 outside 0\.\.1 in mine, row 3"):
-        write_set(path, "mine", "a", [Batch(images, labels, np.array([0, 1, 0, 2]))], domains="xy")
+        write_set(path, "mine", "a", [SetRows(images, labels, np.array([0, 1, 0, 2]))], domains="xy")
     with pytest.raises(DataError, match=r"split 3 outside 0\.\.2 in mine, row 1"):
-        write_set(path, "mine", "a", [Batch(images, labels, None, np.array([0, 3, 0, 2]))])
+        write_set(path, "mine", "a", [SetRows(images, labels, None, np.array([0, 3, 0, 2]))])
     with pytest.raises(DataError, match="some batches have a domain"):
-        write_set(path, "mine", "a", [Batch(images, labels, labels), Batch(images, labels)], domains="x")
+        write_set(path, "mine", "a", [SetRows(images, labels, labels), SetRows(images, labels)], domains="x")
     with pytest.raises(DataError, match="pixels of type float64"):
         write_set(path, "mine", "a", [(images / 255, labels)])
     with pytest.raises(DataError, match=r"labels of shape \(3,\) for 4 images"):

@@ -11,7 +11,7 @@ import pytest
 
 from raysim.core.errors import DataError
 from raysim.data.arrow import describe, in_batches, write_set
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from tests.support.image_sets import pixels, png, prepared, same
 
@@ -94,4 +94,4 @@ def test_a_size_is_refused_where_images_are_pixels_already(tmp_path):
     path = tmp_path / "old.arrow"
     write_set(path, "old", "ab", in_batches(pixels(4, 6, 6, 3), np.arange(4) % 2, 4))
     with pytest.raises(DataError, match=r"these are pixels in .*old\.arrow.* let data\.resize"):
-        prepare("arrow", tmp_path / "out", path, options=Options(size=4))
+        prepare("arrow", tmp_path / "out", path, options=ReaderOptions(size=4))

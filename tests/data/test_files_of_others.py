@@ -15,7 +15,7 @@ from PIL import Image
 from raysim.core.errors import DataError
 from raysim.data.arrow import ImageSet, describe, record_of, write_set
 from raysim.data.preprocess import make_preprocess
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from tests.fuzz.verdicts import limited
 
@@ -101,11 +101,11 @@ def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path
     with pytest.raises(DataError, match=r"\(1000000, 1000000, 1\) would take at least 5\.0 TB of memory"):
         make_preprocess(ImageSet(path), size=10**6)
     with pytest.raises(DataError, match="1000000 x 1000000 pixels would take at least"):
-        prepare("shapes", tmp_path, options=Options(size=10**6))
+        prepare("shapes", tmp_path, options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"\(1000000, 1000000, 3\) would take at least"):
-        prepare("folder", tmp_path, tmp_path / "tree", options=Options(size=10**6))
+        prepare("folder", tmp_path, tmp_path / "tree", options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"1,000,000,000,000 images take 192,000\.0 GB, and .* GB are free"):
-        prepare("shapes", tmp_path, options=Options(count=10**12, size=8))
+        prepare("shapes", tmp_path, options=ReaderOptions(count=10**12, size=8))
     assert not (tmp_path / "shapes" / "shapes.arrow").exists()
 
 

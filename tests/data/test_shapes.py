@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import DataError
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import prepared
@@ -25,7 +25,7 @@ def test_shapes_are_a_pure_function_of_seed_and_index():
 
 
 def test_shapes_have_every_class_in_every_domain(tmp_path):
-    options = Options(count=240, size=12, seed=1, domains=6)
+    options = ReaderOptions(count=240, size=12, seed=1, domains=6)
     source, images, labels = prepared("shapes", None, tmp_path, options=options)
     assert images.shape == (240, 12, 12, 3)
     assert (source.info.classes, source.info.domains) == (tuple(SHAPES), STYLES)
@@ -35,7 +35,7 @@ def test_shapes_have_every_class_in_every_domain(tmp_path):
     assert again.info == source.info
     for wrong in ({"count": 0}, {"size": 4}, {"domains": 7}):
         with pytest.raises(DataError, match=f"--{next(iter(wrong))} must be"):
-            prepare("shapes", tmp_path, again=True, options=Options(**wrong))
+            prepare("shapes", tmp_path, again=True, options=ReaderOptions(**wrong))
 
 
 def test_shapes_can_be_learned_from_pixels_and_styles_differ():

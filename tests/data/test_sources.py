@@ -19,7 +19,7 @@ from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
 from raysim.data.arrow import ImageSet, in_batches
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check import check
@@ -93,9 +93,9 @@ def test_mnist5k_is_mlxtends_csv(tmp_path, monkeypatch):
 
 def test_options_and_names_that_do_not_apply_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"digits has no option --size. Its options: none"):
-        prepare("digits", tmp_path, options=Options(size=8))
+        prepare("digits", tmp_path, options=ReaderOptions(size=8))
     with pytest.raises(DataError, match=r"cifar10 has no option --count. Its options: --download"):
-        prepare("cifar10", tmp_path, options=Options(count=8))
+        prepare("cifar10", tmp_path, options=ReaderOptions(count=8))
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../outside", "/tmp/outside", "a/b", "a\\b", "a\nb", "a\x1b[2J"])
@@ -143,12 +143,12 @@ def test_download_is_left_to_the_librarys_reader(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CIFAR10, "download", no_network)
     with pytest.raises(DataError, match=r"download of cifar10 failed \(no route to host\).*kriz"):
-        prepare("cifar10", tmp_path / "out", tmp_path / "files", options=Options(download=True))
+        prepare("cifar10", tmp_path / "out", tmp_path / "files", options=ReaderOptions(download=True))
 
 
 def test_progress_counts_examples_and_before_them_files(tmp_path):
     seen = []
-    prepare("shapes", tmp_path, options=Options(count=1100, size=8), on_progress=lambda *now: seen.append(now))
+    prepare("shapes", tmp_path, options=ReaderOptions(count=1100, size=8), on_progress=lambda *now: seen.append(now))
     assert seen[-1] == ("images", 1100, 1100)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
     class_tree(tmp_path / "tree", ["a"])

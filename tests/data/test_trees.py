@@ -12,7 +12,7 @@ from PIL import Image
 from raysim.core.errors import DataError
 from raysim.data import reader_api
 from raysim.data.arrow import describe
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from tests.support.image_sets import class_tree, pixels, prepared, same, save_png
 
@@ -161,7 +161,7 @@ def test_jpeg_is_decoded_as_pillow_does_and_resized_on_request(tmp_path):
         DataError, match=r"an image of 30 x 30 pixels among images of 40 x 60 in .*b/1.png. Give --size"
     ):
         prepare("folder", tmp_path / "out", tmp_path / "files")
-    _, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=Options(size=20))
+    _, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=ReaderOptions(size=20))
     resized = Image.open(tmp_path / "files" / "a" / "1.JPEG").crop((10, 0, 50, 40)).resize((20, 20), Image.BILINEAR)
     assert images.shape == (2, 20, 20, 3)
     assert (images[0] == np.asarray(resized)).all()
@@ -243,7 +243,7 @@ def test_images_are_cut_or_squashed_to_a_square_bilinearly_or_bicubically(tmp_pa
     }
     made = {}
     for (way, interpolation, words), want in ways.items():
-        options = Options(size=20, resize=way, interpolation=interpolation)
+        options = ReaderOptions(size=20, resize=way, interpolation=interpolation)
         source, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=options)
         assert (images[0] == np.asarray(want)).all()
         assert source.info.resize == words
@@ -255,7 +255,7 @@ def test_the_resize_that_livars_code_does_is_that_of_torchvision(tmp_path):
     transforms = pytest.importorskip("torchvision.transforms")
     image = pixels(40, 60, 3)
     save_png(tmp_path / "files" / "a" / "1.png", image)
-    options = Options(size=24, resize="squash", interpolation="bicubic")
+    options = ReaderOptions(size=24, resize="squash", interpolation="bicubic")
     _, images, _ = prepared("folder", tmp_path / "files", tmp_path / "out", options=options)
     theirs = transforms.Resize((24, 24), interpolation=transforms.InterpolationMode.BICUBIC)(Image.fromarray(image))
     assert (images[0] == np.asarray(theirs)).all()

@@ -12,7 +12,7 @@ from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.metrics import cohort_metrics, evaluation, spread
@@ -32,7 +32,7 @@ NO_FUNCTION = 3
 def shapes(tmp_path_factory):
     """A data root with 1,600 shapes of 8 x 8 pixels in four domains, and digits."""
     folder = tmp_path_factory.mktemp("shapes")
-    prepare("shapes", folder, options=Options(count=1600, size=8))
+    prepare("shapes", folder, options=ReaderOptions(count=1600, size=8))
     prepare("digits", folder)
     return folder
 

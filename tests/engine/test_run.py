@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from raysim.core.errors import ClientError, RaysimError, RunExists
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.running.runner import execute
@@ -202,7 +202,7 @@ def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
 
 @pytest.mark.slow
 def test_three_hundred_clients_on_shapes(tmp_path):
-    prepare("shapes", tmp_path, options=Options(count=6000, size=16, domains=2))
+    prepare("shapes", tmp_path, options=ReaderOptions(count=6000, size=16, domains=2))
     plan = plan_of(
         tmp_path,
         ["fedprox"],

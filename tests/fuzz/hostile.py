@@ -18,7 +18,7 @@ from PIL import Image
 
 import raysim
 from raysim.core.errors import RaysimError
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_model
 from raysim.plan.check import check
@@ -212,14 +212,14 @@ def hostile_file(rng: random.Random, raw: dict[str, Any], here: Path, root: Path
     if kind == "tree":
         tree(rng, here / "tree")
         name = rng.choice(("folder", "domains", "npz", "arrow", "parquet"))
-        return lambda: prepare(name, here / "data", here / "tree", options=Options(size=rng.choice((None, 8))))
+        return lambda: prepare(name, here / "data", here / "tree", options=ReaderOptions(size=rng.choice((None, 8))))
     if kind == "description":
         shutil.copytree(root, here / "data")
         description(rng, here / "data" / "digits" / "digits.json")
         return lambda: run(raw | {"data": raw["data"] | {"root": str(here / "data")}})
     if kind == "size":
         size, count = rng.choice(((10**6, 10), (10**9, 1), (8, 10**12), (20_000, 10**5)))
-        return lambda: prepare("shapes", here / "data", options=Options(size=size, count=count))
+        return lambda: prepare("shapes", here / "data", options=ReaderOptions(size=size, count=count))
     path = here / f"a{rng.choice(('.json', '.csv', '.pt', '.safetensors', '.yaml'))}"
     special(rng, path)
     uses: tuple[Callable[[], object], ...] = (

@@ -7,7 +7,7 @@ import yaml
 
 from raysim.config import read_config
 from raysim.reporting.build import make_report, settings
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.reporting.published import FOLDER
 from raysim.reporting.runs import find_runs
 from raysim.reporting.stated import STATED
@@ -31,7 +31,7 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
     printed = STATED[FOLDERS[path.parent.name]].metric or NOT_SAID
     expected = OTHERS.get(f"{path.parent.name}/{path.stem}", printed)
     if group.metrics:  # the same of several test sets
-        ways = {Metric(name).way for every in group.metrics.values() for name in every.values()}
+        ways = {ReportMetric(name).way for every in group.metrics.values() for name in every.values()}
         assert ways == {expected.removesuffix("_accuracy")}
     else:
         assert (group.metric or "accuracy") == expected

@@ -13,7 +13,7 @@ import yaml
 from raysim.config import parse_config, read_config
 from raysim.config.layers import scaled
 from raysim.config.sweep import Trial, grid
-from raysim.data.reader_api import Options
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.models import find_architecture
 from raysim.plan.check import check
@@ -114,7 +114,7 @@ def root(tmp_path_factory):
     """A data root with the bundled digits, and few of the drawn shapes, which are made in full where there are none."""
     folder = tmp_path_factory.mktemp("data")
     prepare("digits", folder)
-    prepare("shapes", folder, options=Options(count=800, size=24))
+    prepare("shapes", folder, options=ReaderOptions(count=800, size=24))
     return folder
 
 

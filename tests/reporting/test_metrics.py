@@ -14,7 +14,7 @@ from raysim.core.errors import ConfigError, DataError
 from raysim.reporting.build import make_report, write
 from raysim.reporting.document import conclusions
 from raysim.reporting.drawing import draw
-from raysim.reporting.metrics import Metric
+from raysim.reporting.metrics import ReportMetric
 from raysim.reporting.render import HOLM, PUBLISHED, lines_of, p_values
 from raysim.reporting.runs import find_runs
 from raysim.reporting.significance import holm
@@ -35,23 +35,24 @@ def test_a_column_of_progress_is_read_in_three_ways(tmp_path):
     values = [0.2, 0.9, 0.4, 0.4, 0.3, 0.5, 0.6, 0.7, 0.8, 0.6, *[0.5] * 8, 0.3, 0.4]
     run = run_with(tmp_path / "a", rounds=20, progress={"server/macro_f1": values, "train/loss": [2.0, *[0.25] * 19]})
     ways = {
-        name: Metric(name).score(run) for name in ("server/macro_f1", "last:server/macro_f1", "best:server/macro_f1")
+        name: ReportMetric(name).score(run)
+        for name in ("server/macro_f1", "last:server/macro_f1", "best:server/macro_f1")
     }
     assert list(ways.values()) == pytest.approx([40.0, 40.0, 90.0])
-    assert Metric("mean_last_10pct:server/macro_f1").score(run) == pytest.approx(35.0)  # 2 of 20 rounds
-    assert Metric("best:server/macro_f1", "min").score(run) == pytest.approx(20.0)
-    assert (Metric("train/loss").score(run), Metric("best:train/loss", "min").score(run)) == (0.25, 0.25)
-    assert Metric("mean:server/macro_f1").score(run) == pytest.approx(100 * np.mean(values))
-    assert Metric("server/nothing").score(run) is None
+    assert ReportMetric("mean_last_10pct:server/macro_f1").score(run) == pytest.approx(35.0)  # 2 of 20 rounds
+    assert ReportMetric("best:server/macro_f1", "min").score(run) == pytest.approx(20.0)
+    assert (ReportMetric("train/loss").score(run), ReportMetric("best:train/loss", "min").score(run)) == (0.25, 0.25)
+    assert ReportMetric("mean:server/macro_f1").score(run) == pytest.approx(100 * np.mean(values))
+    assert ReportMetric("server/nothing").score(run) is None
 
 
 def test_the_mean_of_late_rounds_is_that_of_the_summary(tmp_path):
     run = run_with(tmp_path / "a", rounds=25, progress={"server/auroc": ["", 0.1] * 12 + [0.9]})
-    assert Metric("mean_last_10pct:server/auroc").score(run) == pytest.approx(
+    assert ReportMetric("mean_last_10pct:server/auroc").score(run) == pytest.approx(
         100 * (0.1 + 0.9) / 2
     )  # rounds 22, 23, 24
     late = run_with(tmp_path / "b", rounds=25, progress={"server/auroc": [0.2] * 20 + [""] * 5})
-    assert Metric("mean_last_10pct:server/auroc").score(late) == pytest.approx(20.0)
+    assert ReportMetric("mean_last_10pct:server/auroc").score(late) == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_the_mean_of_late_rounds_is_that_of_the_summary(tmp_path):
     ],
 )
 def test_shares_are_told_in_percent_and_only_accuracies_stand_beside_published_ones(name, is_share, is_accuracy):
-    metric = Metric(name)
+    metric = ReportMetric(name)
     assert (metric.is_share, metric.is_accuracy) == (is_share, is_accuracy)
     assert metric.axis.endswith(" (%)") == is_share
 

@@ -18,7 +18,7 @@ from raysim.reporting.drawing import draw
 from raysim.reporting.gains import best_on_average
 from raysim.reporting.published import FOLDER, published
 from raysim.reporting.recipes import changed
-from raysim.reporting.runs import Run, label, misnamed
+from raysim.reporting.runs import ReportedRun, label, misnamed
 from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(
@@ -30,7 +30,7 @@ VIT = {"name": "timm:vit_base_patch16_224.augreg_in21k", "pretrained": "default"
 def claim(dataset, model, data, net):
     """A run with these labels, on that set and network."""
     config = Config.model_validate({"data": {"name": data}, "model": net}).model_dump(mode="json")
-    return Run(Path(data), "finished", config, {}, {}, {"dataset": dataset, "model": model}, 0)
+    return ReportedRun(Path(data), "finished", config, {}, {}, {"dataset": dataset, "model": model}, 0)
 
 
 def runs_of(path, *, is_scaled=False, **more):
@@ -44,7 +44,7 @@ def runs_of(path, *, is_scaled=False, **more):
             assign(trial.raw, key, value)
         config = Config.model_validate(trial.raw).model_dump(mode="json")
         labels = {key: value for key, value in trial.raw["labels"].items() if key != "seed"}
-        found.append(Run(Path(str(index)), "finished", config, {}, {}, labels, 0))
+        found.append(ReportedRun(Path(str(index)), "finished", config, {}, {}, labels, 0))
     return found
 
 
@@ -138,8 +138,10 @@ def test_what_moves_no_result_is_no_change():
         "cohort": {"size": 10, "fraction": None},
         "methods": ["diagnostics", *run.config["methods"]],
     }
-    assert deviations(path, [Run(run.folder, "finished", config, {}, {}, run.labels, 0)]) == []
-    (told,) = deviations(path, [Run(run.folder, "finished", {**config, "cohort": {"size": 5}}, {}, {}, run.labels, 0)])
+    assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == []
+    (told,) = deviations(
+        path, [ReportedRun(run.folder, "finished", {**config, "cohort": {"size": 5}}, {}, {}, run.labels, 0)]
+    )
     assert told == "cohort.size = 5 (recipe: 10)"
 
 
@@ -148,10 +150,13 @@ def test_a_run_without_labels_beside_a_published_number_is_compared_too():
     config = {"data": {"name": "cifar10"}, "model": {"name": "resnet18"}, "methods": ["fedvg"], "rounds": 50}
     whole = Config.model_validate({**config, "partition": {"alpha": 0.05}}).model_dump(mode="json")
     labels = {"dataset": "cifar10", "model": "resnet18", "method": "fedvg", "partition.alpha": 0.05}
-    run = Run(Path("mine"), "finished", whole, {}, {}, labels, 0)
+    run = ReportedRun(Path("mine"), "finished", whole, {}, {}, labels, 0)
     assert "rounds = 50 (recipe: 200)" in changed([run], cells, ["fedvg_table_A3"])
     assert (
-        changed([Run(Path("mine"), "finished", whole, {}, {}, {**labels, "mu": 1}, 0)], cells, ["fedvg_table_A3"]) == []
+        changed(
+            [ReportedRun(Path("mine"), "finished", whole, {}, {}, {**labels, "mu": 1}, 0)], cells, ["fedvg_table_A3"]
+        )
+        == []
     )
 
 

@@ -49,8 +49,9 @@ def raw_config(root: Path, methods=(), **groups) -> dict:
     for key, value in groups.items():
         is_whole = not isinstance(value, dict) or (key == "model" and "name" in value)
         raw[key] = value if is_whole else {**raw.get(key, {}), **value}
-    if groups.get("partition", {}).get("scheme") == "iid":  # the base has the alpha of another scheme
-        raw["partition"].pop("alpha", None)
+    given = groups.get("partition", {})
+    if "alpha" not in given and given.get("scheme", "dirichlet") not in ("dirichlet", "quantity", "nine_plus_one"):
+        raw["partition"].pop("alpha", None)  # that of the base
     return raw
 
 
