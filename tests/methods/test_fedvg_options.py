@@ -321,7 +321,7 @@ def test_as_in_release_is_its_parts(root):
 def test_as_in_release_asks_for_validation_rows_client_after_client(root):
     with pytest.raises(ConfigError, match=r"fedvg needs client-order: set data\.split_within_clients"):
         plan_of(root, [{"fedvg": {"as_in": "release"}}])
-    assert plan_of(root, [{"fedvg": {"as_in": "release", "norm": "update"}}]).methods
+    assert plan_of(root, [{"fedvg": {"as_in": "release", "norm": "update", "granularity": "layer"}}]).methods
 
 
 def test_as_in_release_asks_for_an_external_set_class_after_class(root):

@@ -41,8 +41,7 @@ def test_scales():
 
 def test_fedrs_with_alpha_1_or_every_class_present_is_plain_cross_entropy(root):
     digest = run(plan_of(root), root, rounds=1).params_sha256()
-    for form in ("binary", "continuous"):
-        assert run(plan_of(root, [{"fedrs": {"alpha": 1, "form": form}}]), root, rounds=1).params_sha256() == digest
+    assert run(plan_of(root, [{"fedrs": {"alpha": 1}}]), root, rounds=1).params_sha256() == digest
     iid = {"partition": {"scheme": "iid", "num_clients": 12}}
     digest = run(plan_of(root, **iid), root, rounds=1).params_sha256()
     assert run(plan_of(root, ["fedrs"], **iid), root, rounds=1).params_sha256() == digest
@@ -82,9 +81,7 @@ def test_an_absent_class_with_alpha_0_still_takes_its_share():
 
 def test_fedlc_without_margin_is_plain_cross_entropy(root):
     digest = run(plan_of(root), root, rounds=1).params_sha256()
-    for min_count in (1e-8, 0):
-        method = {"fedlc": {"tau": 0, "min_count": min_count}}
-        assert run(plan_of(root, [method]), root, rounds=1).params_sha256() == digest
+    assert run(plan_of(root, [{"fedlc": {"tau": 0}}]), root, rounds=1).params_sha256() == digest
     assert run(plan_of(root, ["fedlc"]), root, rounds=1).params_sha256() != digest
 
 

@@ -212,6 +212,7 @@ VALUES = {
     ("fedalign", "width"): [0.5],
     ("fedrs", "count_as_missing"): [500],
     ("fedvg", "eps"): [1.0],
+    ("fedvg_loss", "eps"): [1.0],
     ("flfa", "strategy"): ["highest"],
     ("fisher", "num_examples"): [3],
     ("fedsol", "floor"): [10.0],
