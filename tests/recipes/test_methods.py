@@ -333,6 +333,7 @@ def test_livar_settings_beyond_the_tables_are_sound():
     raw = read_config(PAPERS / "livar" / "table_1.yaml")
     named = raw["tune"]["settings"]["method"]
     raw["tune"]["param_space"] = {"method": {"grid_search": list(named)}, "seed": {"grid_search": [0]}}
+    raw["data"]["resize"] = 256  # as the cases have it
     found = {trial.values["method"]: trial.raw for trial in grid(raw, "table_1")}
     assert set(found) > set(LIVAR)
     for name, trial in found.items():
@@ -346,7 +347,7 @@ def test_livar_settings_beyond_the_tables_are_sound():
 #: data.split, data.test where it counts, resize, crop, statistics, augmentation: the code's transforms, all bicubic.
 LIVAR_DATA = {
     "cifar100": ("official", None, 256, 224, "half", "livar-vit"),
-    "imagenet_r": ("fraction", 0.2, 256, 224, "half", "livar-vit"),
+    "imagenet_r": ("auto", 0.2, 256, 224, "half", "livar-vit"),
     "eurosat": ("official", None, 224, None, "clip", "livar-vit"),
     "cub200": ("official", None, 256, 224, "imagenet", "livar-cub"),
     "tiny_imagenet": ("official", None, 256, 224, "tiny-imagenet", "livar-vit"),
