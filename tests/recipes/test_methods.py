@@ -362,7 +362,7 @@ def test_livar_images_are_made_as_in_the_released_code():
         configs += [parse_config(raw)[0]] if "calibrate" in raw else []
     for config in configs:
         data = config.data
-        test = data.test if data.split == "fraction" else None
+        test = None if data.split == "official" else data.test
         found = data.split, test, data.resize, data.crop, data.normalise, data.augment
         assert found == LIVAR_DATA[data.name], data.name
         assert (data.interpolation, data.validation) == ("bicubic", 0)
