@@ -97,7 +97,9 @@ def test_other_pixels_are_another_release_unless_they_were_asked_for(halves, tmp
     monkeypatch.setattr(sources, "FACTS", {"cifar10": wide})
     with pytest.raises(DataError, match=r"images of 10 x 12 x 3, 32 x 32 x 3 expected"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
-    assert prepare("folder", tmp_path / "out", halves, save_as="cifar10", options=sources.ReaderOptions(size=8)).shape == (
+    assert prepare(
+        "folder", tmp_path / "out", halves, save_as="cifar10", options=sources.ReaderOptions(size=8)
+    ).shape == (
         8,
         8,
         3,
