@@ -197,7 +197,7 @@ def test_a_reader_that_leaves_ends_a_verb_without_a_word(words):
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_a_run_after_a_checkpoint(run_file, tmp_path):
     process = begun("run", run_file, "rounds=2000", "name=closed")
-    process.stdout.readline()
+    next(line for line in process.stdout if line.startswith("running"))  # rounds begin
     process.stdout.close()
     assert process.wait(timeout=120) == terminal.CLOSED
     said = process.stderr.read()
