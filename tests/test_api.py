@@ -363,7 +363,7 @@ IMAGES = np.zeros((2, 4, 4), np.uint8)
         ({"domains": ["a", "b"]}, "domains of shape .* and type <U1 for 2 images"),
         ({"domains": [0, 0, 0]}, r"domains of shape \(3,\)"),
         ({"domains": [0.0, np.nan]}, "domains of shape .* and type float64"),
-        ({"classes": 3}, "classes are 3"),
+        ({"classes": 3}, "classes are int"),
         ({"name": 3}, "name: must be of type str, got int"),
         ({"root": 3}, "root: must be of type str or Path, got int"),
     ],

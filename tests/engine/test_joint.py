@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raysim.config.sweep import grid
+from raysim.core.errors import ConfigError
 from raysim.plan.check import check
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.twins.federation import Naive
@@ -22,11 +23,10 @@ def test_joint_client_holds_the_union_and_held_out_rows_are_the_same(root):
     assert np.array_equal(joint.manifest.clients[0], np.sort(np.concatenate(apart.manifest.clients)))
 
 
-def test_cohort_and_form_do_not_count(root):
-    cohort = {"size": None, "fraction": 0.5, "dropout": 0.9, "stragglers": 1.0}
-    part = {"scheme": "joint", "form": "sample", "num_clients": 50}
-    plan = plan_of(root, partition=part, cohort=cohort, rounds=1)
-    assert run(plan, root).params_sha256() == run(plan_of(root, rounds=1, **JOINT), root).params_sha256()
+def test_cohort_and_form_do_not_count_and_are_refused(root):
+    for groups in ({"partition": {"scheme": "joint", "form": "sample"}}, {**JOINT, "cohort": {"dropout": 0.9}}):
+        with pytest.raises(ConfigError, match=r"has no effect with partition\.scheme joint"):
+            plan_of(root, rounds=1, **groups)
 
 
 def test_joint_training_is_plain_sgd_over_the_union(root):

@@ -93,7 +93,7 @@ def test_a_stopped_run_goes_on_where_another_condition_lets_it(settings):
     assert on.summary["params_sha256"] == through.summary["params_sha256"]
     assert (on.summary["stopped_by"], on.status.message) == ("", "")
     with pytest.raises(RunExists):  # nothing is left to do
-        raysim.run(settings, stop__patience=100, **given)
+        raysim.run(settings, stop__seconds=1e9, **given)
     with pytest.raises(ConfigError, match=r"local\.lr: is 0\.3, but the finished run in"):  # it says what differs
         raysim.run(settings, local__lr=0.3, **given)
 

@@ -52,6 +52,9 @@ def raw_config(root: Path, methods=(), **groups) -> dict:
     given = groups.get("partition", {})
     if "alpha" not in given and given.get("scheme", "dirichlet") not in ("dirichlet", "quantity", "nine_plus_one"):
         raw["partition"].pop("alpha", None)  # that of the base
+    if given.get("scheme") == "joint":  # the base has clients and cohorts
+        raw["partition"] = given
+        raw = {key: value for key, value in raw.items() if key != "cohort" or "cohort" in groups}
     return raw
 
 
