@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import CellType
 
 
 def source_digest(function: object) -> str:
@@ -57,19 +58,20 @@ def _parted(value: object) -> tuple[bytes, Iterable[object]]:
     return (repr(value).encode() if isinstance(value, str | int | float | bytes | None) else _sent(value)), ()
 
 
-def _closure(cells: Iterable[object]) -> list[object]:
-    values = []
+def _closure(cells: Iterable[CellType]) -> list[object]:
+    """What a function holds from where it was made."""
+    values: list[object] = []
     for cell in cells:
         try:
-            values.append(cell.cell_contents)  # type: ignore[attr-defined]
+            values.append(cell.cell_contents)
         except ValueError:  # not set yet
             continue
     return values
 
 
-def _source_of(function: object) -> str:
+def _source_of(function: Callable[..., object]) -> str:
     try:
-        return inspect.getsource(function)  # type: ignore[arg-type]
+        return inspect.getsource(function)
     except (OSError, TypeError):  # typed at a prompt, or no plain function
         code = getattr(function, "__code__", None)
         return repr((code.co_code, code.co_names, code.co_varnames)) if code else str(function)

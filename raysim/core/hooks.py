@@ -69,11 +69,10 @@ def _takes(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-def returned(value: T, kind: object, method: Method, hook: str) -> T:
+def returned(value: T, kind: type, method: Method, hook: str) -> T:
     """What a hook returned, if it is of the kind that it must be."""
-    if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or an abstract one such as Mapping
-        name = getattr(kind, "__name__", str(kind))
-        wanted = name if name in ("Partition", "Message") else name.lower()
+    if not isinstance(value, kind):
+        wanted = kind.__name__ if kind.__name__ in ("Partition", "Message") else kind.__name__.lower()
         raise fault_of_hook(method, hook, f"returned {type(value).__name__}, not a {wanted}")
     return value
 
@@ -104,7 +103,9 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
         for operation in returned(outer, Mapping, method, hook).values():
             _check_inner(operation, method, hook)
         return cast("T", outer)
-    _check_inner(returned(outer, Callable, method, hook), method, hook)
+    if not callable(outer):
+        raise fault_of_hook(method, hook, f"returned {type(outer).__name__}, not a callable")
+    _check_inner(outer, method, hook)
     if outer is inner:
         return inner
 

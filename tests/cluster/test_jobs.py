@@ -14,7 +14,7 @@ from raysim.config import read_config
 from raysim.plan.check import check
 from raysim.running.runner import execute
 from tests.cluster.conftest import PROJECT, wait_for
-from tests.core.test_own_code import write_files
+from tests.support.own_folder import write_files
 
 pytestmark = pytest.mark.slow
 
