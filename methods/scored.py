@@ -155,6 +155,7 @@ def part_of(layout: Layout, leaves: Part) -> Layout:
 
 
 def leaf_names(part: Layout) -> list[str]:
+    """The names of its parameter leaves, in order."""
     return [leaf.name for leaf in part.params]
 
 
@@ -176,6 +177,7 @@ def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
 
 
 def checked_eps(name: str, eps: float) -> None:
+    """Raises ValueError for a negative constant of eq. 5. name: of the method."""
     if eps < 0:
         raise ValueError(f"{name}: eps must be >= 0, got {eps}; the paper's code uses 1e-8")
 

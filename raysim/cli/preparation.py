@@ -127,8 +127,9 @@ def _print_set(info: SetInfo, root: Path) -> None:
         f"sha256 {info.checksum[:16]}",
         markup=False,
     )
-    if info.name in FACTS:
-        out.print(f"checked: examples, classes, pixels as in {FACTS[info.name].source}", markup=False)
+    if info.name in FACTS and info.read_from:  # older versions did not check, nor write down what they read
+        parts = "examples, classes" if info.resize else "examples, classes, pixels"
+        out.print(f"checked: {parts} as in {FACTS[info.name].source}", markup=False)
     if info.resize:
         out.print(f"resized: {info.resize}")
     if info.source_checksum:

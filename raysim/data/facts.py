@@ -72,8 +72,9 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
       DataError: what differs, with what was expected, what was found, and the likely cause. From the batches, for counts.
     """
     where = str(root) if root is not None else name
-    if found := _name_fault(contents, facts):
-        raise DataError(f"not the published {name}: {found[0]}", where, found[1])
+    if fault := _name_fault(contents, facts):
+        difference, cause = fault
+        raise DataError(f"not the published {name}: {difference}", where, cause)
 
     def batches() -> Iterator[SetRows]:
         counts: Counter[str] = Counter()
