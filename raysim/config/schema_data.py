@@ -87,8 +87,8 @@ class DataGroup(Group):
     )
     validation: float = key(
         0.10,
-        "fraction that the server holds for validation; with split official, where the set has no validation rows of its own, "
-        "and unless it is given only where a method or a metric uses them",
+        "fraction that the server holds for validation; with split official, where the set has no validation rows of its own. "
+        "If it is not given, 0 where no method, metric or key of data.validation_set uses such rows",
         ge=0,
         lt=1,
         counts=counts_without("data.split", "file"),

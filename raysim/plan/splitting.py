@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from raysim.config import Config
 from raysim.config.counting import idle_options, mappings
 from raysim.config.schema_data import DataGroup
 from raysim.core.errors import DataError, Fault, SettingIgnored
-from raysim.core.settings import Raw
+from raysim.core.settings import Raw, Settings
 from raysim.data.arrow import ImageSet
 from raysim.data.division import read_division
 from raysim.data.manifest import Manifest
@@ -22,9 +23,9 @@ from raysim.plan.find import build_methods
 def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
     """(the configuration with `data.split` decided, settings that then have no effect).
 
-    Rows of an official split are held out for validation only if something uses them, unless the configuration says how many.
-    A partition file with splits goes before the settings of `data`, which may be those of the run that wrote it: a warning
-    names the ones that are left out.
+    Rows are held out for validation only if something uses them, unless the configuration says how many. A partition file
+    with splits goes before the settings of `data`, which may be those of the run that wrote it: a warning names the ones
+    that are left out.
     """
     data, splits = config.data, images.splits
     if _file_has_splits(config, images):
@@ -35,7 +36,7 @@ def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tu
     if rule == "auto":
         rule = "official" if has_tests and not asks_for_fractions else "fraction"
     changes: dict[str, object] = {"split": rule}
-    if rule == "official" and not uses_validation and "validation" not in data.model_fields_set:
+    if not uses_validation and "validation" not in data.model_fields_set:
         changes["validation"] = 0.0
     num_own = 0 if splits is None else int((splits == VALIDATION).sum())
     faults = []
@@ -77,12 +78,20 @@ def _last(key: str) -> str:
 def uses_validation(raw: Raw) -> bool:
     """Whether something in a configuration, or in any trial of its sweep, uses validation rows."""
     for group in mappings(raw):
-        specs = [spec for key in ("methods", "methods+") if isinstance(group.get(key), list) for spec in group[key]]
-        if any("validation-set" in method.needs for method in build_methods(specs)[0]):
+        lists = [part for key in ("methods", "methods+") for part in _method_lists(group.get(key))]
+        if any("validation-set" in method.needs for specs in lists for method in build_methods(specs)[0]):
             return True
         if "validation" in str(group.get("metric", "")) or any("validation_set" in str(key) for key in group):
             return True
     return False
+
+
+def _method_lists(value: object) -> list[list[str | Settings]]:
+    """Lists of methods: the one of a run, or those that an axis of a sweep chooses from."""
+    if isinstance(value, list):
+        return [value]
+    domains = value.values() if isinstance(value, Mapping) else ()
+    return [specs for choices in domains if isinstance(choices, list) for specs in choices if isinstance(specs, list)]
 
 
 #: data.split -> by which rule rows are held out.

@@ -19,7 +19,7 @@ from raysim.reporting.metrics import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
 from raysim.reporting.recipes import changed, tables_of
 from raysim.reporting.render import latex, write_csv
-from raysim.reporting.runs import ReportedRun, Settings, find_runs
+from raysim.reporting.runs import ReportedRun, Settings, find_runs, other_rows
 from raysim.reporting.selection import selections
 from raysim.reporting.significance import over_seeds, over_tables, pairs_of
 from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
@@ -84,6 +84,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         count = f"{len(lacking)} of {len(finished)} runs"
         requests.notes.append(f"`report.metric`: {count} did not record it and are left out: {rows}.")
         finished = recorded
+    requests.notes.extend(other_rows(finished, group.rows))
     beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:

@@ -23,6 +23,9 @@ ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
 #: Groups and keys that tell nothing about what a run is, or have a label of their own.
 SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
+#: Settings that decide which examples train.
+HELD_OUT = ("data.split", "data.split_within_clients", "data.test", "data.validation")
+
 
 @dataclass(frozen=True)
 class ReportedRun:
@@ -222,6 +225,28 @@ def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
     ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
     claims = [(claim, *ran[key], run) for run in runs for key, claim in unfounded(run).items()]
     return list(dict.fromkeys(f"{claim} ({word} {_name(run.config, group)})" for claim, word, group, run in claims))
+
+
+def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
+    """What held out other examples in some rows of the tables than in others, a sentence for each setting.
+
+    Args:
+      rows: the label whose values are the rows.
+    """
+    notes = []
+    for data in dict.fromkeys(_name(run.config, "data") for run in runs):
+        of_set = [run for run in runs if _name(run.config, "data") == data]
+        for key in HELD_OUT:
+            values: dict[Label | None, set[str]] = {}
+            for run in of_set:
+                values.setdefault(run.labels.get(rows), set()).add(str(as_label(run.settings.get(key))))
+            if len(set(map(frozenset, values.values()))) > 1:
+                said = "; ".join(f"{row}: {', '.join(sorted(each))}" for row, each in values.items())
+                notes.append(
+                    f"Rows of the tables trained on different examples of {data}: `{key}` is not the same ({said}). Set "
+                    "it in all runs."
+                )
+    return notes
 
 
 def method_names(config: Settings) -> str:

@@ -181,27 +181,47 @@ def official(tmp_path_factory):
         ({}, ["fedvg"], (135, 15, 50)),
         ({"validation": 0.2}, [], (120, 30, 50)),
         ({"validation_set": {"subset": 0.6}}, [], (135, 9, 50)),
-        ({"test": 0.1}, [], (160, 20, 20)),
-        ({"split": "fraction"}, [], (130, 20, 50)),
-        ({"split_within_clients": True}, [], (134, 18, 48)),
+        ({"test": 0.1}, [], (180, 0, 20)),
+        ({"test": 0.1}, ["fedvg"], (160, 20, 20)),
+        ({"split": "fraction"}, [], (150, 0, 50)),
+        ({"split": "fraction"}, ["fedvg"], (130, 20, 50)),
+        ({"split": "fraction", "validation": 0.1}, [], (130, 20, 50)),
+        ({"split": "fraction", "validation_set": {"subset": 0.6}}, [], (130, 12, 50)),
+        ({"split_within_clients": True}, [], (152, 0, 48)),
+        ({"split_within_clients": True}, ["fedvg"], (134, 18, 48)),
         ({"name": "three"}, [], (130, 0, 50)),
         ({"name": "three"}, ["fedvg"], (130, 20, 50)),
     ],
 )
-def test_rows_of_an_official_split_are_the_default_and_validate_only_where_they_are_used(official, data, methods, rows):
+def test_rows_validate_only_where_they_are_used_and_an_official_split_is_the_default(official, data, methods, rows):
     raw = {"data": {"name": "split", "root": str(official), **data}, "methods": methods}
     _, manifest = check_partition({**raw, "partition": {"scheme": "iid", "num_clients": 3}}, "a test")
     found = (int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test))
     assert found == rows
 
 
-def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(official):
-    labels = {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}
-    raw = raw_config(official, partition={"scheme": "iid", "num_clients": 3, "alpha": 0.1}, cohort={"size": 2})
-    raw["data"]["name"] = "split"
-    trials = plan_sweep({**raw, "tune": {"param_space": {"m": {"grid_search": labels}}}}, "sweep", draws).trials
+def planned(data_root, domain, axis="m", data=(), **tune):
+    raw = raw_config(data_root, partition={"scheme": "iid", "num_clients": 3}, cohort={"size": 2})
+    del raw["methods"]
+    raw["data"] |= data
+    return plan_sweep({**raw, "tune": {"param_space": {axis: domain}, **tune}}, "sweep", draws).trials
+
+
+@pytest.mark.parametrize("split", ["official", "fraction"])
+@pytest.mark.parametrize(
+    ("axis", "choices"),
+    [("m", {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}), ("methods", [[], ["fedvg"]])],
+)
+def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(official, split, axis, choices):
+    trials = planned(official, {"grid_search": choices}, axis, {"name": "split", "split": split})
     assert [trial.config.data.validation for trial in trials] == [0.1, 0.1]
     assert len({trial.partition_sha256 for trial in trials}) == 1
+
+
+@pytest.mark.parametrize(("metric", "share"), [("best_accuracy", 0.0), ("accuracy_at_best_validation", 0.1)])
+def test_the_metric_of_a_sweep_decides_whether_rows_validate(official, metric, share):
+    trials = planned(official, {"grid_search": [0, 1]}, "seed", {"name": "split", "split": "fraction"}, metric=metric)
+    assert [trial.config.data.validation for trial in trials] == [share, share]
 
 
 def test_a_fraction_beside_validation_rows_of_the_set_is_refused(official):
@@ -215,7 +235,7 @@ def test_a_fraction_beside_validation_rows_of_the_set_is_refused(official):
 def test_the_start_says_how_many_rows_do_what_and_by_which_rule(official, root, capsys, settings):
     plan = check(raw_config(root, partition={"scheme": "iid", "alpha": 0.1}), "a test")
     assert rows_line(plan.config, plan.manifest) == (
-        "1,169 rows train, 179 validate, 449 test: random fractions, data.test and data.validation"
+        "1,348 rows train, 0 validate, 449 test: random fractions, data.test and data.validation"
     )
     raysim.run(settings, {"data": {"name": "split", "root": str(official)}}, rounds=1)
     assert "150 rows train, 0 validate, 50 test: the set's own split" in capsys.readouterr().out

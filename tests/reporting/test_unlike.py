@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 import raysim
@@ -97,3 +98,27 @@ def test_a_sweep_and_a_run_make_one_report_from_python(tmp_path):
     runs = Runs([Run(root / "FedAvg-0.1-0"), Run(root / "FedVG-0.1-0")], root)
     report = raysim.report([Run(other), runs], out=tmp_path / "out", figures=[])
     assert sorted(number(value) for value in report.cells["mean"]) == [50.0, 60.0, 80.0]
+
+
+NOTE = (
+    "Rows of the tables trained on different examples of digits: `data.validation` is not the same (fedavg: 0.0; fedvg: 0.1). "
+    "Set it in all runs."
+)
+
+
+@pytest.mark.parametrize("labels", [{}, {"alpha": 0.1}])
+def test_runs_that_were_started_apart_say_that_they_trained_on_different_rows(tmp_path, labels):
+    for name, methods in (("a", []), ("b", ["fedvg"])):
+        data = {"name": "digits", "validation": 0.1 if methods else 0.0}
+        own = {**labels, "method": name} if labels else {}
+        fabricate(tmp_path / "runs" / name, 0.5, labels=own, **settings(methods, data=data))
+    note = NOTE.replace("fedavg", "a").replace("fedvg", "b") if labels else NOTE
+    assert make_report([tmp_path / "runs"], {}).notes == [note]
+
+
+def test_columns_with_other_held_out_rows_need_no_word(tmp_path):
+    for index, (methods, share) in enumerate((m, s) for m in ([], ["fedvg"]) for s in (0.1, 0.2)):
+        labels = {"method": str(methods), "validation": share}
+        data = {"name": "digits", "validation": share}
+        fabricate(tmp_path / "runs" / str(index), 0.5, labels=labels, **settings(methods, data=data))
+    assert make_report([tmp_path / "runs"], {}).notes == []
