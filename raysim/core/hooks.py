@@ -8,9 +8,10 @@ from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from raysim.core.errors import OwnCodeError, RaysimError
-from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.method import ClientView, LayerOp, Method, ServerView
 from raysim.core.own import place_of
 from raysim.core.weights import RightMap, Weights
 
@@ -92,30 +93,76 @@ def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: s
     return value
 
 
+def called(function: Callable[..., T], method: Method, hook: str, view: ClientView) -> Callable[..., T]:
+    """A hook of a client, or what it made, as a function that may not write to the point that other clients start from, too.
+
+    PyTorch counts the writes to a tensor, so that a look at it costs nothing.
+    """
+
+    def call(*values: object) -> T:
+        writes = view.start._version
+        value = function(*values)
+        if view.start._version != writes:
+            mend = "work on a copy: other clients start from it too"
+            raise fault_of_hook(method, hook, "wrote to client.start", mend)
+        return value
+
+    return call
+
+
 def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T, view: ClientView) -> T:
     """What a wrapping hook makes of the functions so far; those that it returns are checked whenever they are called.
 
     Args:
       inner: the layer operations by layer, the loss, or the gradient function.
     """
-    outer = getattr(method, hook)(inner, view)
+    outer = called(getattr(method, hook), method, hook, view)(inner, view)
     if hook == "forward":
-        for operation in returned(outer, Mapping, method, hook).values():
-            _check_inner(operation, method, hook)
-        return cast("T", outer)
+        return cast("T", _operations(outer, method, cast("Mapping[str, LayerOp]", inner), view))
     if not callable(outer):
         raise fault_of_hook(method, hook, f"returned {type(outer).__name__}, not a callable")
     _check_inner(outer, method, hook)
     if outer is inner:
         return inner
+    function = called(outer, method, hook, view)
 
     def checked(first: Tensor, batch: object) -> Tensor:
         """first: the outputs of a loss; the parameters of a gradient."""
-        value = outer(first, batch)
+        value = function(first, batch)
         shape = torch.Size() if hook == "loss" else first.shape
         return shaped(value, shape, method, hook, "from the function that it made")
 
     return cast("T", checked)
+
+
+def _operations(outer: object, method: Method, inner: Mapping[str, LayerOp], view: ClientView) -> dict[str, LayerOp]:
+    """The layer operations that a `forward` returned, those that it made checked."""
+    operations = {}
+    for layer, operation in returned(outer, Mapping, method, "forward").items():
+        _check_inner(operation, method, "forward")
+        is_made = operation is not inner.get(layer)
+        operations[layer] = _checked_operation(layer, operation, method, view) if is_made else operation
+    return operations
+
+
+def _checked_operation(name: str, operation: LayerOp, method: Method, view: ClientView) -> LayerOp:
+    """An operation that must return a row for each row of its inputs and, for a linear layer, that layer's columns.
+
+    The classifier is one: columns that are too many would train without a word.
+    """
+    function = called(operation, method, "forward", view)
+
+    def checked(layer: Module, inputs: Tensor) -> Tensor:
+        outputs = function(layer, inputs)
+        where, columns = f"from the function that it made for {name}", getattr(layer, "out_features", None)
+        if isinstance(columns, int):
+            return shaped(outputs, torch.Size((*inputs.shape[:-1], columns)), method, "forward", where)
+        if isinstance(outputs, Tensor) and outputs.shape[:1] != inputs.shape[:1]:
+            what = f"returned a tensor of shape {tuple(outputs.shape)} {where}"
+            raise fault_of_hook(method, "forward", what, f"return {len(inputs)} rows, as its inputs have")
+        return outputs
+
+    return checked
 
 
 def _check_inner(function: Callable[..., object], method: Method, hook: str) -> None:

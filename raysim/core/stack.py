@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from raysim.core.hooks import CALLS, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
+from raysim.core.hooks import CALLS, called, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State, Value
 from raysim.core.own import is_own_function, place_of
@@ -116,7 +116,7 @@ class Stack:
     def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Value]]:
         """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
         return {
-            m.name: returned(m.report(views[m.name]), Mapping, m, "report")
+            m.name: returned(called(m.report, m, "report", views[m.name])(views[m.name]), Mapping, m, "report")
             for m in self.methods
             if m.report is not None
         }

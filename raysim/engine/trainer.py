@@ -178,10 +178,11 @@ class Trainer:
             view.num_steps = num_steps
         peaks = {"update": self._vectors.write("update", client, model.state, start)}
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
-        # PyTorch counts the writes to a tensor. All clients of the round start from this one.
+        # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
         if start._version != version:
+            names = ", ".join(method.name for method in phase.methods)
             remedy = "work on a copy: other clients start from it too"
-            raise MethodError("a hook wrote to client.start", "its hooks", remedy)
+            raise MethodError(f"a hook of {names} wrote to client.start", "a backward pass", remedy)
         kept = take_memory(phase, views, self.layout, model.state)
         is_scored = self.layout.personal and current.message.is_scored
         report = Reports(

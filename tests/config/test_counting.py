@@ -203,7 +203,7 @@ def test_rows_validate_only_where_they_are_used_and_an_official_split_is_the_def
 def planned(data_root, domain, axis="m", data=(), **tune):
     raw = raw_config(data_root, partition={"scheme": "iid", "num_clients": 3}, cohort={"size": 2})
     del raw["methods"]
-    raw["data"] |= data
+    raw["data"] = {"root": str(data_root), **data}
     return plan_sweep({**raw, "tune": {"param_space": {axis: domain}, **tune}}, "sweep", draws).trials
 
 
@@ -233,7 +233,7 @@ def test_a_fraction_beside_validation_rows_of_the_set_is_refused(official):
 
 
 def test_the_start_says_how_many_rows_do_what_and_by_which_rule(official, root, capsys, settings):
-    plan = check(raw_config(root, partition={"scheme": "iid", "alpha": 0.1}), "a test")
+    plan = check({**raw_config(root, partition={"scheme": "iid"}), "data": {"root": str(root)}}, "a test")
     assert rows_line(plan.config, plan.manifest) == (
         "1,348 rows train, 0 validate, 449 test: random fractions, data.test and data.validation"
     )
@@ -248,3 +248,13 @@ def test_the_split_of_a_partition_file_goes_before_fractions_with_a_word(setting
     with pytest.warns(SettingIgnored, match=r"left out: data\.test; .*examples\.csv says which rows are held out"):
         _, manifest = check_partition(raw, "a test")
     assert manifest.checksum == drawn.summary["partition_sha256"]
+
+
+def test_a_run_of_an_older_version_that_held_out_rows_unasked_is_not_continued_without_them(settings):
+    held_out = {"data": {**settings["data"], "validation": 0.1}}
+    before = raysim.run(settings, held_out, name="old", rounds=1, quiet=True)
+    for rounds in (1, 2):
+        with pytest.raises(ConfigError, match=r"data\.validation: is 0\.0, but the finished run in .* has 0\.1"):
+            raysim.run(settings, name="old", rounds=rounds, quiet=True)
+    after = raysim.run(settings, held_out, name="old", rounds=2, quiet=True)
+    assert after.summary["partition_sha256"] == before.summary["partition_sha256"]

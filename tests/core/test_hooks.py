@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from raysim.core.errors import RaysimError
 from raysim.core.method import Message, Method, Partition
@@ -24,6 +25,11 @@ class View:
     layout: object = field(default_factory=lambda: SimpleNamespace(by_name={"leaf": SimpleNamespace(shape=(3, 4))}))
 
 
+def client():
+    """As much of a client as these hooks look at."""
+    return SimpleNamespace(message={}, memory={}, scratch={}, start=torch.zeros(3))
+
+
 def test_gradients_go_through_every_method_the_first_one_innermost():
     def adds(inner, view):
         return lambda params, batch: inner(params, batch) + 1
@@ -32,7 +38,8 @@ def test_gradients_go_through_every_method_the_first_one_innermost():
         return lambda params, batch: 2 * inner(params, batch)
 
     stack = Stack([Method("adds", grads=adds), Method("doubles", grads=doubles)])
-    step = stack.client_step({"adds": None, "doubles": None}, None, lambda loss: lambda params, batch: params)
+    views = dict.fromkeys(("adds", "doubles"), client())
+    step = stack.client_step(views, None, lambda loss: lambda params, batch: params)
     assert step.gradient(torch.tensor([1.0, 4.0]), None).tolist() == [4, 10]
 
 
@@ -83,15 +90,39 @@ def test_a_claim_leaves_out_what_stands_behind_its_mark():
 PLACE = r".* in .*test_hooks\.py, line \d+, in "
 
 
-def run_grads(method):
-    view = SimpleNamespace(message={}, memory={}, scratch={})
-    step = Stack([method]).client_step({method.name: view}, None, lambda loss: lambda params, batch: params)
+def run_grads(*methods):
+    views = {method.name: client() for method in methods}
+    step = Stack(methods).client_step(views, None, lambda loss: lambda params, batch: params)
     return step.gradient(torch.zeros(3), None)
 
 
 def run_loss(method):
-    step = Stack([method]).client_step({method.name: None}, lambda outputs, batch: outputs.sum(), None)
+    step = Stack([method]).client_step({method.name: client()}, lambda outputs, batch: outputs.sum(), None)
     return step.loss(torch.zeros(3), None)
+
+
+def run_forward(operation=None, layer=None, hook=None):
+    """A layer of five outputs, done by the hook or its operation, on two rows."""
+    method = Method("mine", forward=hook or (lambda operations, client: {**operations, "fc": operation}))
+    step = Stack([method]).client_step({"mine": client()}, None, None)
+    return step.ops["fc"](layer or nn.Linear(4, 5), torch.ones(2, 4))
+
+
+def writes(inner, client):
+    """As a hook, and as what it makes."""
+    client.start.add_(1)
+    return inner
+
+
+def makes_writer(inner, client):
+    def made(first, second):
+        client.start.add_(1)
+        return inner(first, second)
+
+    return made
+
+
+INNOCENT = Method("innocent", grads=lambda inner, client: lambda params, batch: inner(params, batch))
 
 
 def run_weigh(weight):
@@ -161,6 +192,32 @@ def run_server(function):
             r"its weigh cannot be called with \(weights, server\)" + PLACE,
         ),
         (lambda: Stack([Method("mine", report=3)]), "its report is no function but of type int"),
+        (
+            lambda: run_forward(lambda layer, inputs: layer(inputs)[:1]),
+            r"its forward returned a tensor of shape \(1, 5\) from the function that it made for fc" + PLACE,
+        ),
+        (
+            lambda: run_forward(lambda layer, inputs: inputs),
+            r"its forward returned a tensor of shape \(2, 4\) .* for fc" + PLACE + r".*Return one of shape \(2, 5\)",
+        ),
+        (lambda: run_forward(lambda layer, inputs: None), "its forward returned NoneType .* not a tensor" + PLACE),
+        (
+            lambda: run_forward(lambda layer, inputs: inputs[:1], nn.ReLU()),
+            r"its forward returned a tensor of shape \(1, 4\) .*" + PLACE + ".*Return 2 rows",
+        ),
+        *(
+            (act, f"its {hook} wrote to client.start" + PLACE)
+            for hook, act in (
+                ("grads", lambda: run_grads(Method("mine", grads=writes))),
+                ("grads", lambda: run_grads(Method("mine", grads=makes_writer))),
+                ("grads", lambda: run_grads(chain("two", Method("mine", grads=makes_writer), INNOCENT))),
+                ("grads", lambda: run_grads(Method("mine", grads=makes_writer), INNOCENT)),
+                ("loss", lambda: run_loss(Method("mine", loss=makes_writer))),
+                ("forward", lambda: run_forward(hook=writes)),
+                ("forward", lambda: run_forward(hook=lambda _, client: {"fc": makes_writer(nn.Module.__call__, client)})),
+                ("report", lambda: Stack([Method("mine", report=lambda c: writes({}, c))]).report({"mine": client()})),
+            )
+        ),
     ],
 )
 def test_a_slip_of_a_hook_names_method_file_and_line(act, words):
@@ -172,6 +229,8 @@ def test_hooks_of_the_right_shapes_pass():
     assert run_weigh(torch.ones(2, 3, dtype=torch.float64))["leaf"].shape == (2, 3)
     assert run_loss(Method("mine", loss=lambda inner, client: inner)) == 0
     assert run_grads(Method("mine", grads=lambda *anything: anything[0])).shape == (3,)
+    assert run_forward(lambda layer, inputs: layer(inputs)).shape == (2, 5)
+    assert run_forward(lambda layer, inputs: layer(inputs)[:, :2], nn.ReLU()).shape == (2, 2)
 
 
 def test_two_methods_of_the_users_own_that_clash_are_named_by_their_places():

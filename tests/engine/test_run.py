@@ -176,9 +176,16 @@ def test_a_second_gradient_does_not_disturb_the_first(root):
     assert server.params_sha256() == expected.params_sha256()
 
 
-def test_writing_to_the_shared_start_is_an_error(root, tmp_path):
-    with pytest.raises(ClientError, match=r"wrote to client\.start"):
-        quietly(a_plan(root, tmp_path, ["tests.support.toys:writes_to_start"]))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("writes_to_start", r"method writes_to_start: its grads wrote to client\.start in .*toys\.py, line \d+"),
+        ("writes_to_start_in_a_backward_pass", r"a hook of writes_late wrote to client\.start in a backward pass"),
+    ],
+)
+def test_writing_to_the_shared_start_is_an_error(root, tmp_path, name, words):
+    with pytest.raises(RaysimError, match=words):
+        quietly(a_plan(root, tmp_path, [f"tests.support.toys:{name}"]))
 
 
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):

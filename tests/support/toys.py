@@ -276,6 +276,19 @@ def writes_to_start():
     return Method("writes_to_start", grads=grads)
 
 
+def writes_to_start_in_a_backward_pass():
+    """The same, when no hook is called."""
+
+    def loss(inner, client):
+        def wrapped(outputs, batch):
+            outputs.logits.register_hook(lambda gradient: (client.start.zero_(), None)[1])
+            return inner(outputs, batch)
+
+        return wrapped
+
+    return Method("writes_late", loss=loss)
+
+
 def no_method():
     """Not a method at all."""
     return 3
