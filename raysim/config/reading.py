@@ -299,6 +299,7 @@ def parse_report(raw: object, source: str) -> ReportGroup:
       ConfigError: all its faults.
     """
     group, faults = validated(ReportGroup, {} if raw is None else raw, "report")
-    if group is None:
+    faults += idle_faults(Config(report=group)) if group is not None else []
+    if group is None or faults:
         raise ConfigError(faults, source)
     return group

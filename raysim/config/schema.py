@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from raysim.config.keys import Group, group, key
 from raysim.config.renamed import renamed_with_note
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
-from raysim.core.counting import Counts, counts_above, counts_given, counts_with
+from raysim.core.counting import Counts, counts_above, counts_empty, counts_given, counts_holding, counts_with
 from raysim.core.direction import BETTER, Direction, direction_of
 from raysim.core.settings import Settings
 
@@ -198,7 +198,7 @@ Quantile = Annotated[float, Field(ge=0, le=1)]
 
 
 class CalibrateGroup(Group):
-    """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it."""
+    """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it. Every key counts in every calibration."""
 
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
@@ -218,13 +218,17 @@ class CalibrateGroup(Group):
 
 
 class ReportGroup(Group):
-    """What `raysim report` makes of the runs; nothing here moves a result."""
+    """What `raysim report` makes of the runs; nothing here moves a result.
+
+    A key without a condition counts in every report: what it names stands in the tables, or a note says that no run has it.
+    """
 
     metric: str | None = key(
         None,
         "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
         "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
         "10 % of the rounds); if null, `tune.metric` where a sweep sets it, else accuracy",
+        counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
@@ -251,7 +255,12 @@ class ReportGroup(Group):
         None, "accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there"
     )
     against: str | None = key(None, "row that is tested against every other one")
-    client: int | None = key(None, "client with the bold line in figure weights", ge=0)
+    client: int | None = key(
+        None,
+        "client with the bold line in figure weights",
+        ge=0,
+        counts=counts_holding("report.figures", "weights", "figure_8"),
+    )
 
 
 class Config(Group):

@@ -63,6 +63,16 @@ def counts_given(key: str) -> Counts:
     return Counts(key, "a value other than null", lambda value, _: value is not None)
 
 
+def counts_holding(key: str, *values: object) -> Counts:
+    """It counts where a list holds one of these values; null is a default that has none."""
+    return Counts(key, f"that has {_either(values)}", lambda value, _: any(name in (value or ()) for name in values))
+
+
+def counts_empty(key: str) -> Counts:
+    """It counts where a list or mapping is empty."""
+    return Counts(key, "empty", lambda value, _: not value)
+
+
 def _either(values: tuple[object, ...]) -> str:
     *others, last = map(_shown, values)
     return f"{', '.join(others)} or {last}" if others else last
@@ -79,6 +89,8 @@ def _number(value: object) -> float:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "empty"
     name = next(iter(value), "") if isinstance(value, Mapping) else value
     if name is None or isinstance(name, bool):
         return {None: "null", True: "true", False: "false"}[name]

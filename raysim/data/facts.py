@@ -175,7 +175,8 @@ _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
 _HALVES = {"train": 50_000, "test": 10_000}
 _KRIZHEVSKY = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 
-#: Sets whose numbers their publishers give. MedMNIST's files have published checksums instead.
+#: Sets whose numbers their publishers give. MedMNIST's files have published checksums instead. `covid19` has no line, since its
+#: number is not sure: FedVG, section 4.1, counts 9,523 images and cites version 1, the set's page counts 9,208 of version 4.
 FACTS: dict[str, Facts] = {
     "cifar10": Facts(_HALVES, _CIFAR10, (32, 32, 3), source=_KRIZHEVSKY),
     "cifar100": Facts(_HALVES, tuple(_CIFAR100.split()), (32, 32, 3), source=_KRIZHEVSKY),

@@ -131,7 +131,8 @@ SOURCES: dict[str, Source] = {
         "Stanford CS231n, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ),
     "covid19": _image_files(
-        "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder",
+        "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder; 9,208 images by "
+        "the page of version 4, 9,523 by FedVG's paper",
         partial(trees.read_folder, inner=("Curated X-Ray Dataset",)),
         "Mendeley Data, https://data.mendeley.com/datasets/9xkhgts2s6",
     ),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raysim.config import ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
+from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
+from raysim.config.counting import left_idle
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
 from raysim.core.texts import visible
@@ -174,6 +175,8 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
         merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
     if "metric" in given and "metrics" not in given:
         merged.pop("metrics", None)
+    for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
+        merged.pop(key.removeprefix("report."), None)
     return _parsed({**merged, **given}, source)
 
 
@@ -201,7 +204,7 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
     parsed = _parsed(raw.get("report"), place)
     group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
     tune = raw.get("tune") or {}
-    if "metric" not in {**group, **given} and tune.get("metric", TuneGroup().metric) != TuneGroup().metric:
+    if {"metric", "metrics"}.isdisjoint({**group, **given}) and tune.get("metric", TuneGroup().metric) != TuneGroup().metric:
         group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}
     return {key: value for key, value in group.items() if value is not None}
 

@@ -18,6 +18,7 @@ from raysim.models import find_architecture
 from raysim.plan.check import check, check_partition
 from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line
+from raysim.reporting.drawing import NAMES
 from raysim.terminal import Progress
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.ranges import draws
@@ -44,6 +45,9 @@ from tests.support.federations import raw_config
         ({"tune": {"grace_rounds": 3}}, "tune.grace_rounds"),
         ({"tune": {"scheduler": "median", "reduction_factor": 2}}, "tune.reduction_factor"),
         ({"partition": {"scheme": "joint"}, "cohort": {"size": 1, "dropout": 0.5}}, "cohort"),
+        ({"report": {"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}}, "report.metric"),
+        ({"report": {"client": 3}}, "report.client"),
+        ({"report": {"client": 3, "figures": ["bars"]}}, "report.client"),
     ],
 )
 def test_a_key_that_does_not_count_is_refused(raw, key):
@@ -58,6 +62,18 @@ def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
     assert str(fault) == (
         "partition.alpha: has no effect with partition.scheme iid (it counts with partition.scheme dirichlet, quantity, "
         "nine_plus_one or module:function); drop it, or change partition.scheme"
+    )
+
+
+@pytest.mark.parametrize("name", ["weights", "figure_8"])
+def test_the_bold_client_counts_with_the_figure_of_weights_by_either_name(name):
+    assert NAMES[name] == "weights"
+    assert [own for own in NAMES.values() if own == "weights"] == ["weights", "weights"]
+    assert parse_config({"report": {"client": 3, "figures": ["bars", name]}})[1] == []
+    (fault,) = parse_config({"report": {"client": 3, "figures": ["bars", "curves"]}})[1]
+    assert str(fault) == (
+        "report.client: has no effect with report.figures bars, curves (it counts with report.figures that has weights or "
+        "figure_8); drop it, or change report.figures"
     )
 
 

@@ -183,3 +183,9 @@ def write_idx(path, array, *, packed: bool = False) -> None:
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(data))
     else:
         path.write_bytes(data)
+
+
+def test_covid19_is_described_with_both_of_its_counts():
+    """Section 4.1 of FedVG's paper, and the page of the set's version 4: no number to check files against."""
+    assert "covid19" not in FACTS
+    assert all(count in sources.SOURCES["covid19"].description for count in ("9,523", "9,208"))

@@ -147,6 +147,22 @@ def test_one_run_gives_a_cell_for_each_of_several_metrics(tmp_path):
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_metric_beside_several_and_a_client_without_its_figure_are_refused(tmp_path):
+    root = sweep(tmp_path / "a", {("FedAvg", 0.1): [0.5]})
+    for given, key in (
+        ({"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}, "metric"),
+        ({"client": 1}, "client"),
+    ):
+        with pytest.raises(ConfigError, match=rf"report\.{key}: has no effect with report\."):
+            make_report([root], given)
+
+
+def test_figures_of_the_command_line_leave_out_a_recipes_client(tmp_path):
+    root = sweep(tmp_path / "a", {("FedAvg", 0.1): [0.5]}, {"figures": ["weights"], "client": 1})
+    assert make_report([root], {}).group.client == 1
+    assert make_report([root], {"figures": ["bars"]}).group.client is None
+
+
 def test_an_ignored_label_makes_no_column_but_finds_its_published_cell(tmp_path):
     base = {"dataset": "CIFAR-10", "model": "MobileNetV2", "method": "FedAvg"}
     fabricate(tmp_path / "bp", 0.6, labels={**base, "variant": "BP"})
