@@ -204,7 +204,9 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
     parsed = _parsed(raw.get("report"), place)
     group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
     tune = raw.get("tune") or {}
-    if {"metric", "metrics"}.isdisjoint({**group, **given}) and tune.get("metric", TuneGroup().metric) != TuneGroup().metric:
+    if {"metric", "metrics"}.isdisjoint({**group, **given}) and tune.get(
+        "metric", TuneGroup().metric
+    ) != TuneGroup().metric:
         group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}
     return {key: value for key, value in group.items() if value is not None}
 

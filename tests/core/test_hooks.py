@@ -214,7 +214,10 @@ def run_server(function):
                 ("grads", lambda: run_grads(Method("mine", grads=makes_writer), INNOCENT)),
                 ("loss", lambda: run_loss(Method("mine", loss=makes_writer))),
                 ("forward", lambda: run_forward(hook=writes)),
-                ("forward", lambda: run_forward(hook=lambda _, client: {"fc": makes_writer(nn.Module.__call__, client)})),
+                (
+                    "forward",
+                    lambda: run_forward(hook=lambda _, client: {"fc": makes_writer(nn.Module.__call__, client)}),
+                ),
                 ("report", lambda: Stack([Method("mine", report=lambda c: writes({}, c))]).report({"mine": client()})),
             )
         ),

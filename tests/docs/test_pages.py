@@ -19,6 +19,8 @@ from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.schema import Config
 from raysim.core.errors import ConfigError
 from raysim.plan.find import build_methods
+from raysim.reporting.metrics import DEFAULT
+from raysim.reporting.published import WORDS
 from raysim.tuning.plan import read_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, name_of, write_files
 
@@ -191,3 +193,10 @@ def test_every_key_has_a_meaning_and_the_page_of_keys_is_of_this_schema(hooks):
     page = hooks.keys_page()
     assert page == hooks.KEYS.read_text(), "make docs writes it anew"
     assert not re.findall(r"^\| `\w+` .*\|  \|$", page, re.MULTILINE)
+
+
+def test_the_page_of_reports_names_the_metric_that_a_report_shows_unless_told_otherwise():
+    (line,) = [
+        line for line in (ROOT / "docs" / "reports.md").read_text().splitlines() if line.startswith("| `--metric")
+    ]
+    assert f"than `tune.metric`, or than the {WORDS[DEFAULT]} where no sweep sets it" in line

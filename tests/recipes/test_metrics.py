@@ -40,7 +40,9 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
 def test_papers_words_name_the_rounds_of_their_metric():
     words = {paper: stated.words for paper, stated in STATED.items()}
     assert "identify the best round" in words["FedVG"]
+    assert STATED["FedVG"].metric == "best_accuracy"
     assert "average of the accuracies from the last 10%" in words["FLFA"]
+    assert STATED["FLFA"].metric == "mean_last_10pct_accuracy"
     for paper in ("LIVAR", "UniVarFL"):
         assert STATED[paper].metric is None
         assert "round" not in words[paper]

@@ -44,7 +44,7 @@ SMALL = {
 def raw_config(root: Path, methods=(), **groups) -> dict:
     """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
-    raw["data"] = {"root": str(root), "validation": 0.1}  # for all, so that runs with and without FedVG train on the same rows
+    raw["data"] = {"root": str(root), "validation": 0.1}  # the same rows train with FedVG and without
     raw["methods"] = list(methods)
     for key, value in groups.items():
         is_whole = not isinstance(value, dict) or (key == "model" and "name" in value)
