@@ -113,6 +113,11 @@ class DataGroup(Group):
     )
     files: str | None = key(None, "folder or file that `reader` reads")
 
+    @property
+    def asks_for_fractions(self) -> bool:
+        """Whether `split: auto` is `fraction` here whatever the set has."""
+        return self.split_within_clients or "test" in self.model_fields_set
+
 
 #: Forms of the schemes that have several.
 FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}

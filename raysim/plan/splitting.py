@@ -30,11 +30,10 @@ def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tu
     data, splits = config.data, images.splits
     if _file_has_splits(config, images):
         return _split_by_file(config), []
-    asks_for_fractions = data.split_within_clients or "test" in data.model_fields_set
     has_tests = splits is not None and {TRAIN, TEST} <= {*np.unique(splits).tolist()}
     rule = data.split
     if rule == "auto":
-        rule = "official" if has_tests and not asks_for_fractions else "fraction"
+        rule = "official" if has_tests and not data.asks_for_fractions else "fraction"
     changes: dict[str, object] = {"split": rule}
     if not uses_validation and "validation" not in data.model_fields_set:
         changes["validation"] = 0.0

@@ -110,6 +110,9 @@ def _trials(table: str) -> list[RecipeTrial]:
 
 
 def _trial(cells: Sequence[Published], raw: Settings) -> RecipeTrial:
-    config = Config.model_validate(raw).model_dump(mode="json")
+    checked = Config.model_validate(raw)
+    config = checked.model_dump(mode="json")
+    if checked.data.split == "auto" and checked.data.asks_for_fractions:
+        config["data"]["split"] = "fraction"  # as its runs have it
     labels = labels_of(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
     return RecipeTrial(_key(labels), match(cells, labels), compared(flatten(config)))

@@ -42,7 +42,9 @@ def runs_of(path, *, is_scaled=False, **more):
     for index, trial in enumerate(grid(scaled(raw, str(path)) if is_scaled else raw, str(path))):
         for key, value in more.items():
             assign(trial.raw, key, value)
-        config = Config.model_validate(trial.raw).model_dump(mode="json")
+        checked = Config.model_validate(trial.raw)
+        config = checked.model_dump(mode="json")
+        config["data"]["split"] = "fraction" if checked.data.asks_for_fractions else config["data"]["split"]
         labels = {key: value for key, value in trial.raw["labels"].items() if key != "seed"}
         found.append(ReportedRun(Path(str(index)), "finished", config, {}, {}, labels, 0))
     return found
@@ -143,6 +145,15 @@ def test_what_moves_no_result_is_no_change():
         path, [ReportedRun(run.folder, "finished", {**config, "cohort": {"size": 5}}, {}, {}, run.labels, 0)]
     )
     assert told == "cohort.size = 5 (recipe: 10)"
+
+
+def test_a_split_that_a_run_of_the_recipe_decided_itself_is_no_change():
+    path = FOLDER.parent / "fedvg" / "table_A3.yaml"
+    run, *_ = runs_of(path)
+    assert "split" not in read_config(path)["data"]
+    for split, told in (("fraction", []), ("official", ["data.split = official (recipe: fraction)"])):
+        config = {**run.config, "data": {**run.config["data"], "split": split}}
+        assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == told
 
 
 def test_a_run_without_labels_beside_a_published_number_is_compared_too():
