@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,7 @@ def store(files: Sequence[Path]) -> None:
                 if "execution_count" in output:
                     output.execution_count = number + 1
         text = nbformat.writes(notebook).replace(f"{folder}/", "")  # paths as a reader's own folder would have them
-        file.write_text(text + "\n")
+        file.write_text(re.sub(r"/tmp/ipykernel_\d+/", "", text) + "\n")  # where a kernel puts the code of a cell
         print(f"{file.relative_to(ROOT)}: {len(text) // 1024} KB")
 
 
