@@ -194,6 +194,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
 
 
 def test_stop_conditions_end_a_run_completed(settings):
+    settings["data"] |= {"validation": 0.1}  # whose accuracy falls early
     full = raysim.run(settings, name="full", rounds=12, quiet=True).history["server/accuracy"]
     wanted = float(full.iloc[:6].max())
     first = int((full >= wanted).idxmax())
@@ -211,6 +212,7 @@ def test_stop_conditions_end_a_run_completed(settings):
 
 
 def test_a_stopped_run_that_was_interrupted_ends_at_the_same_round(settings):
+    settings["data"] |= {"validation": 0.1}  # see above
     whole = raysim.run(settings, name="whole", rounds=12, stop__patience=2, quiet=True)
 
     def fail(record: RoundRecord) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from raysim.core.errors import OwnCodeError, RaysimError
 from raysim.core.method import ClientView, LayerOp, Method, ServerView
@@ -154,9 +154,10 @@ def _checked_operation(name: str, operation: LayerOp, method: Method, view: Clie
 
     def checked(layer: Module, inputs: Tensor) -> Tensor:
         outputs = function(layer, inputs)
-        where, columns = f"from the function that it made for {name}", getattr(layer, "out_features", None)
-        if isinstance(columns, int):
-            return shaped(outputs, torch.Size((*inputs.shape[:-1], columns)), method, "forward", where)
+        where = f"from the function that it made for {name}"
+        if isinstance(layer, Linear):  # the weight's rows: a method may run the layer with a narrower one
+            shape = torch.Size((*inputs.shape[:-1], len(layer.weight)))
+            return shaped(outputs, shape, method, "forward", where)
         if isinstance(outputs, Tensor) and outputs.shape[:1] != inputs.shape[:1]:
             what = f"returned a tensor of shape {tuple(outputs.shape)} {where}"
             raise fault_of_hook(method, "forward", what, f"return {len(inputs)} rows, as its inputs have")
