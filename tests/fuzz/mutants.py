@@ -277,16 +277,14 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def passes(tree: Path, told: str, limit_s: float, file: str = "", text: str = "", slip: str = "") -> bool:
-    """Whether the tests pass in the copied tree with a slip in one of its files, within `limit_s` seconds."""
+def passes(tree: Path, told: str, limit_s: float, file: str = "", content: str = "", *, with_ray: bool = False) -> bool:
+    """Whether the tests pass in the copied tree with other content in one of its files, within `limit_s` seconds."""
     path, kept = tree / file, tree / "kept"
     if file:
-        content = path.read_text()
-        assert content.count(text) == 1, f"{file} holds {content.count(text)} times: {text}"
         shutil.copy2(path, kept)  # with its time, by which Python knows what it has compiled
-        path.write_text(content.replace(text, slip))
+        path.write_text(content)
     # A fork: this process has imported PyTorch already, and nothing of raysim.
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file)))
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file), with_ray))
     child.start()
     child.join(limit_s)
     if child.is_alive():
@@ -297,7 +295,14 @@ def passes(tree: Path, told: str, limit_s: float, file: str = "", text: str = ""
     return child.exitcode == 0
 
 
-def _test(tree: Path, told: str, is_slip: bool) -> None:
+def slipped(file: Path, text: str, slip: str) -> str:
+    """The file's content with one text, which stands there once, become another."""
+    content = file.read_text()
+    assert content.count(text) == 1, f"{file} holds {content.count(text)} times: {text}"
+    return content.replace(text, slip)
+
+
+def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.dont_write_bytecode = is_slip
@@ -310,7 +315,7 @@ def _test(tree: Path, told: str, is_slip: bool) -> None:
     import pytest
 
     words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])
-    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not ray and not cluster"]
+    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not cluster" if with_ray else "not ray and not cluster"]
     os._exit(int(pytest.main([*plain, *words])))
 
 
@@ -336,7 +341,7 @@ def main() -> int:
     importlib.import_module("torch.utils.tensorboard")  # once, for all forks
     start, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        tree = _copy(Path(folder) / "tree")
+        tree = copy_of_project(Path(folder) / "tree")
         for group, text, slip in due:
             told, began = MUTANTS[group][0], time.monotonic()
             if began - start > given.seconds:
@@ -349,7 +354,8 @@ def main() -> int:
                 sound_s[group], began = spent, time.monotonic()
                 print(f"{group}: {spent:.0f} s without a slip", flush=True)
             limit_s = max(LEAST_S, PATIENCE * sound_s[group])
-            has_passed = passes(tree, told, limit_s, group.partition(",")[0], text, slip)
+            file = group.partition(",")[0]
+            has_passed = passes(tree, told, limit_s, file, slipped(tree / file, text, slip))
             keep(_name(group, text, slip), has_passed)
             found[_name(group, text, slip)] = has_passed
             verdict, done = "PASSED" if has_passed else "noticed", done + 1
@@ -366,7 +372,7 @@ def _name(group: str, text: str, slip: str) -> str:
     return f"{group}: {text!r} -> {slip!r}"
 
 
-def _copy(tree: Path) -> Path:
+def copy_of_project(tree: Path) -> Path:
     """A copy of the project, in which slips are made."""
     tree.mkdir()
     for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):
