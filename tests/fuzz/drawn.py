@@ -50,7 +50,7 @@ BEFORE_UNARY = frozenset(("return", "and", "or", "not", "in", "is", "if", "else"
 
 WHOLE = "tests/methods/test_against_reference.py tests/methods/test_personal.py tests/methods/test_combinations.py"
 PARTICIPATION = "tests/engine/test_participation.py"
-RAY = "tests/engine/ray/test_held.py tests/engine/ray/test_trainers.py"
+RAY = "tests/engine/ray -k 'killed_with or memory_of or cannot_be_built'"
 
 #: File -> test files about it, beside `tests/<folder>/test_<name>.py`.
 NEAR: dict[str, str] = {
@@ -83,6 +83,9 @@ NEAR: dict[str, str] = {
     "raysim/engine/plan.py": f"{PARTICIPATION} tests/plan/test_resources.py",
     "raysim/engine/pool.py": f"tests/engine/test_server.py {PARTICIPATION}",
     "raysim/engine/process.py": "tests/engine/test_run.py",
+    "raysim/engine/ray/nodes.py": "",
+    "raysim/engine/ray/shards.py": "tests/plan/test_weights.py",
+    "raysim/engine/ray/watch.py": "",
     "raysim/engine/ray/": RAY,
     "raysim/engine/results.py": "tests/core/test_own_faults.py tests/core/test_own_code.py tests/core/test_hooks.py",
     "raysim/engine/server.py": f"{PARTICIPATION} tests/engine/test_run.py tests/engine/test_checkpoint.py",

@@ -196,6 +196,11 @@ def test_evaluation_never_augments():
     assert torch.equal(batch.images, images.permute(0, 3, 1, 2).float() / 255)
 
 
+def test_images_lie_in_memory_as_pytorch_has_them_unless_channels_last_is_asked_for():
+    assert InputTransform()(pixels()).is_contiguous()
+    assert InputTransform(channels_last=True)(pixels()).is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_resize_crop_normalise_and_grey_to_colours(channels_last):
     images = pixels(3, 10, 10, 1)
