@@ -198,7 +198,7 @@ def tests_near(file: str) -> str:
     folder = "/".join(part for part in path.parent.parts if part != "raysim")
     beside = f"tests/{folder}/test_{path.stem}.py"
     further = next((tests for start, tests in NEAR.items() if file.startswith(start)), "")
-    return " ".join(dict.fromkeys([beside] * (PROJECT / beside).is_file() + further.split())) or WHOLE
+    return " ".join([beside] * (PROJECT / beside).is_file() + [further] * bool(further)) or WHOLE
 
 
 def main() -> int:
@@ -232,11 +232,19 @@ def main() -> int:
             content = slip.of((PROJECT / slip.file).read_text())
             has_passed = passes(tree, told, LIMIT_S, slip.file, content, with_ray="engine/ray/" in slip.file)
             verdicts[str(slip), given.wide] = has_passed
-            print(f"{'PASSED' if has_passed else 'noticed'}, {time.monotonic() - began:.0f} s: {slip} | {_line(slip)}", flush=True)
+            by = "PASSED" if has_passed else f"noticed by {_first_failure(tree / 'output')}"
+            print(f"{slip} | {_line(slip)}\n  {by}, {time.monotonic() - began:.0f} s", flush=True)
             if given.results is not None:
                 with open(given.results, "a") as file:
                     file.write(json.dumps([str(slip), given.wide, has_passed]) + "\n")
     return 0
+
+
+def _first_failure(output: Path) -> str:
+    """The test that failed; where none did, the last line of what pytest said."""
+    lines = output.read_text(errors="replace").splitlines()
+    failed = [line.split()[1] for line in lines if line.startswith("FAILED ")]
+    return (failed or lines[-1:] or ["nothing: it hung"])[0]
 
 
 def _line(slip: Slip) -> str:

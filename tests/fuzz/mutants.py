@@ -309,9 +309,9 @@ def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
     sys.path.insert(0, str(tree))
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    output = os.open(tree / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     import pytest
 
     words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])

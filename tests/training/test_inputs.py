@@ -224,6 +224,16 @@ def test_resize_is_pillows(mode, side):
     assert np.abs(resized(images, (side, side), mode)[0].numpy() - expected).max() <= 1.5
 
 
+def test_bicubic_resizing_stays_within_what_bytes_can_be():
+    images = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
+    images[:, :, 4:] = 255  # an edge, beside which the cubic's lobes lie below 0 and above 255
+    got = resized(images, (16, 16), "bicubic")
+    assert (float(got.min()), float(got.max())) == (0.0, 255.0)
+    bare = F.interpolate(images.permute(0, 3, 1, 2).float(), size=(16, 16), mode="bicubic", antialias=True)
+    assert float(bare.min()) < -5
+    assert float(bare.max()) > 260
+
+
 def test_pixels_are_the_whole_image_without_statistics():
     """What released statistics of features are made of: no normalisation, no crop, at the input's size."""
     images = pixels(3, 10, 12)
