@@ -1,8 +1,8 @@
 """Slips of one token that a seed draws from code, each in a copy of the tree: which of them no test notices.
 
 `python -m tests.fuzz.drawn --seed 20261123 --count 100` draws them from `methods`, `raysim/training` and `raysim/engine`, in
-proportion to the lines of code. Each is tried against the test files that are about its module, those of seconds first; what passes
-these is tried against all tests of its area. What then passes is read by a person: no program can tell a slip that changes
+proportion to the lines of code. Each is tried against a few test files that are about its module, so one that passes here may
+still be noticed by the whole suite; what passes that is read by a person, since no program can tell a slip that changes
 nothing. `--results FILE --seconds 80` does a part, and the same command goes on with what FILE does not hold.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.mutants import PROJECT, copy_of_project, passes
+from tests.fuzz.mutants import OUTPUT, PROJECT, copy_of_project, passes
 
 AREAS = ("methods", "raysim/training", "raysim/engine")
 
@@ -94,13 +94,6 @@ NEAR: dict[str, str] = {
     "raysim/engine/trainer.py": f"tests/engine/test_server.py {PARTICIPATION} tests/methods/test_personal.py",
 }
 
-#: Area -> what a slip that passes is tried against then, the tests of Ray left out.
-WIDE = {
-    "methods": "tests/methods",
-    "raysim/training": "tests/training tests/engine tests/methods",
-    "raysim/engine": "tests/engine tests/running tests/methods tests/core",
-}
-
 
 @dataclass(frozen=True)
 class Slip:
@@ -151,12 +144,12 @@ def _slips(before: tokenize.TokenInfo, token: tokenize.TokenInfo, after: tokeniz
     if token.type == tokenize.NAME and word in CALLS:
         return (CALLS[word],) if after.string == "(" else ()
     has_left = before.string not in BEFORE_UNARY and (before.type != tokenize.OP or before.string in ")]}")
-    if word in ("*", "**") and not has_left or word == "*" and after.string in ",)":
+    if word in ("*", "**") and (not has_left or after.string in (",", ")")):
         return ()  # arguments
     if word == "-" and not has_left:
         return ("",)
-    if word == "not" and after.string == "in" or word == "is" and after.string == "not" or before.string == "not" and word == "in":
-        return ("",) if word == "not" else ()  # one operator of two words: its `not` goes
+    if (word, after.string) == ("is", "not") or (before.string, word) == ("not", "in"):
+        return ()  # one operator of two words, whose `not` may go
     return SLIPS.get(word, ()) if token.type != tokenize.STRING else ()
 
 
@@ -192,7 +185,7 @@ def _where(place: tuple[Slip, ...]) -> tuple[str, int, int]:
     return place[0].file, place[0].line, place[0].column
 
 
-def tests_near(file: str) -> str:
+def files_about(file: str) -> str:
     """The test files about a file, as pytest is told."""
     path = Path(file)
     folder = "/".join(part for part in path.parent.parts if part != "raysim")
@@ -206,45 +199,50 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", default="", help="slips whose name holds this")
+    parser.add_argument("--list", action="store_true", help="name the slips; none is tried")
     parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these slips are not tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further slip is tried")
-    parser.add_argument("--wide", action="store_true", help="what passes is tried against all tests of its area, minutes each")
-    parser.add_argument("--list", action="store_true", help="the slips alone; none is tried")
     given = parser.parse_args()
     slips = [slip for slip in draw(given.seed, given.count) if given.only in str(slip)]
     if given.list:
         print(*(f"{slip} | {_line(slip)}" for slip in slips), sep="\n")
         return 0
-    verdicts: dict[tuple[str, bool], bool] = {}  # slip, whether against the area -> whether the tests passed
+    verdicts: dict[str, str] = {}  # slip -> the test that noticed it; "" if none did
     if given.results is not None and given.results.is_file():
-        verdicts = {(name, wide): passed for name, wide, passed in map(json.loads, given.results.read_text().splitlines())}
+        verdicts = dict(map(json.loads, given.results.read_text().splitlines()))
     importlib.import_module("torch.utils.tensorboard")  # once, for all forks
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_project(Path(folder) / "tree")
         for slip in slips:
-            area = next(area for area in AREAS if slip.file.startswith(area))
-            told = WIDE[area] if given.wide else tests_near(slip.file)
-            if (str(slip), given.wide) in verdicts or given.wide and not verdicts.get((str(slip), False), True):
+            if str(slip) in verdicts:
                 continue
-            if (began := time.monotonic()) - start > given.seconds:
+            if time.monotonic() - start > given.seconds:
                 break
-            content = slip.of((PROJECT / slip.file).read_text())
-            has_passed = passes(tree, told, LIMIT_S, slip.file, content, with_ray="engine/ray/" in slip.file)
-            verdicts[str(slip), given.wide] = has_passed
-            by = "PASSED" if has_passed else f"noticed by {_first_failure(tree / 'output')}"
-            print(f"{slip} | {_line(slip)}\n  {by}, {time.monotonic() - began:.0f} s", flush=True)
+            verdict = verdicts[str(slip)] = _verdict(tree, slip)
+            print(f"{slip} | {_line(slip)}\n  {verdict or 'PASSED'}", flush=True)
             if given.results is not None:
                 with open(given.results, "a") as file:
-                    file.write(json.dumps([str(slip), given.wide, has_passed]) + "\n")
-    return 0
+                    file.write(json.dumps([str(slip), verdict]) + "\n")
+    tried = [slip for slip in slips if str(slip) in verdicts]
+    survivors = [str(slip) for slip in tried if not verdicts[str(slip)]]
+    print(f"{len(tried)} of {len(slips)} slips, {len(survivors)} passed", *survivors, sep="\n")
+    return 1 if survivors else 0
+
+
+def _verdict(tree: Path, slip: Slip) -> str:
+    """The test that notices a slip, "" if none does."""
+    content = slip.of((PROJECT / slip.file).read_text())
+    if passes(tree, files_about(slip.file), LIMIT_S, slip.file, content, with_ray="engine/ray/" in slip.file):
+        return ""
+    return _first_failure(tree / OUTPUT)
 
 
 def _first_failure(output: Path) -> str:
-    """The test that failed; where none did, the last line of what pytest said."""
+    """The test that failed; where none did, the last line of what pytest said: nothing can be imported, or it hung."""
     lines = output.read_text(errors="replace").splitlines()
     failed = [line.split()[1] for line in lines if line.startswith("FAILED ")]
-    return (failed or lines[-1:] or ["nothing: it hung"])[0]
+    return (failed or lines[-1:] or ["no test began"])[0]
 
 
 def _line(slip: Slip) -> str:

@@ -26,6 +26,9 @@ PROJECT = Path(__file__).parents[2]
 #: longer than LEAST_S: it hangs, and that is noticed.
 LIMIT_S, PATIENCE, LEAST_S = 200, 3, 60
 
+#: In the copied tree: what the tests of the last slip said.
+OUTPUT = "output"
+
 REFERENCE = "tests/methods/test_against_reference.py"
 
 #: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
@@ -278,7 +281,10 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 
 def passes(tree: Path, told: str, limit_s: float, file: str = "", content: str = "", *, with_ray: bool = False) -> bool:
-    """Whether the tests pass in the copied tree with other content in one of its files, within `limit_s` seconds."""
+    """Whether the tests pass in the copied tree with other content in one of its files, within `limit_s` seconds.
+
+    Tests that start Ray are left out unless `with_ray`.
+    """
     path, kept = tree / file, tree / "kept"
     if file:
         shutil.copy2(path, kept)  # with its time, by which Python knows what it has compiled
@@ -309,13 +315,14 @@ def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
     sys.path.insert(0, str(tree))
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    output = os.open(tree / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    output = os.open(tree / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     import pytest
 
     words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])
-    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not cluster" if with_ray else "not ray and not cluster"]
+    without = "cluster" if with_ray else "ray and not cluster"
+    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", f"not {without}"]
     os._exit(int(pytest.main([*plain, *words])))
 
 

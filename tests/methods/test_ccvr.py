@@ -254,9 +254,14 @@ def test_an_epoch_in_which_nothing_was_drawn_is_passed_over():
     drawn = (torch.randn(6, D, generator=torch_generator(0)), torch.tensor([0, 1, 2, 0, 1, 2]))
     got, want = (
         train_head(
-            [torch.ones(3, D)], sets, rates=[0.1] * len(sets), momentum=0.9, batch_size=4, is_normalised=False,
+            [torch.ones(3, D)],
+            sets,
+            rates=[0.1] * len(sets),
+            momentum=0.9,
+            batch_size=4,
+            is_normalised=False,
             generator=torch_generator(1),
-        )  # fmt: skip
+        )
         for sets in ([nothing, drawn, nothing, drawn], [drawn, drawn])
     )
     assert torch.equal(got[0], want[0])
