@@ -326,6 +326,7 @@ def test_calibration_in_every_round_is_broadcast(root):
 def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
     for methods, words in (
         ([{"ccvr": {"num_samples": 0}}], "num_samples and batch_size must be >= 1"),
+        ([{"ccvr": {"batch_size": 0}}], "num_samples and batch_size must be >= 1"),
         ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
         (["tests.support.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
         (["tests.support.toys:personal_head", {"ccvr": {"when": "every_round"}}], "trained and shared"),
