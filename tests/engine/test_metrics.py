@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+from torch import nn
 
 from raysim.core.errors import ConfigError
+from raysim.core.layout import layout_of
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
-from raysim.engine.metrics import cohort_metrics, evaluation, spread
+from raysim.engine.metrics import client_columns, cohort_metrics, evaluation, spread
 from raysim.engine.plan import ClientBlock
 from raysim.plan.build import open_federation, sizes_of
 from raysim.plan.check import check
@@ -287,6 +289,18 @@ def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
             "clients/dropped": 1,
         }
     )
+
+
+def test_a_dropped_client_has_no_weight_and_the_others_their_mean_over_the_leaves():
+    layout = layout_of(nn.Sequential(nn.Linear(2, 1)), head="0")  # a weight of 2 numbers and a bias of 1
+    names = ("client", "block", "num_examples", "num_steps", "seconds", "train_loss")
+    reports = SimpleNamespace(**{name: np.arange(3) for name in names})
+    cohort = SimpleNamespace(clients=np.arange(3), is_kept=np.array([True, False, True]), reports=reports)
+    weights = {"0.weight": torch.tensor([0.25, 0.75]).double(), "0.bias": torch.tensor([1.0, 0.0]).double()}
+    columns = client_columns(cohort, weights, layout)
+    assert columns["weight"].tolist() == [0.5, 0.0, 0.5]
+    assert columns["is_dropped"].tolist() == [False, True, False]
+    assert client_columns(cohort, {}, layout)["weight"].tolist() == [0.0, 0.0, 0.0]  # a method may leave all out
 
 
 def test_a_spread_is_mean_tenth_percentile_and_worst_of_known_clients():

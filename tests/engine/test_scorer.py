@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,11 @@ def test_every_slice_of_a_large_set_counts():
     assert {name: len(score.labels) for name, score in found.items()} == {"test": 10_000, "validation": 30}
     assert (found["test"].labels == np.arange(10_000)).all()
     assert found["test"].mean_loss == 1
+
+
+def test_without_a_test_set_no_slice_is_asked_for():
+    pool = SimpleNamespace(on_slices=lambda call, point, request, slices: slices)
+    assert Scorer(pool, {"validation": 30, "test": 0}, 256).map_features(max, {}, torch.zeros(1), {}) == []
 
 
 def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):

@@ -56,6 +56,13 @@ def test_every_so_many_rounds_and_the_last_are_evaluated(every, due, root):
     assert [index for index in range(7) if server._is_due(index)] == list(due)
 
 
+def test_clients_score_their_models_in_the_rounds_that_are_evaluated(root):
+    for test, scored in ((0.25, [False, True, True]), (0.0, [False] * 3)):
+        server = server_on(plan_of(root, data={"test": test}), root)
+        server.evaluate_every = 2
+        assert [server._broadcast(index, 0)[0].is_scored for index in range(3)] == scored
+
+
 def test_rounds_belong_to_the_phases_in_their_order(root):
     server = server_on(plan_of(root), root)
     (phase,) = server.phases

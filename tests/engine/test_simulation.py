@@ -94,6 +94,44 @@ def test_records_are_durable_before_the_checkpoint_that_counts_on_them(every_s, 
     assert done == [step for number in saved for step in ("records", number)]
 
 
+def simulated(done, every_s, on_round):
+    """Five rounds of a server without a model; `done` gets the round from which each checkpoint goes on."""
+    server = SimpleNamespace(
+        run_round=lambda index: index, changed_clients=lambda: [], client_memory=lambda client: None, snapshot=dict
+    )
+    return simulation.simulate(
+        server,
+        first_round=0,
+        num_rounds=5,
+        recorder=SimpleNamespace(write=lambda record: None, write_last=lambda record: None, flush=dict),
+        store=SimpleNamespace(save=lambda next_round, *others: done.append(next_round)),
+        checkpoint_every_s=every_s,
+        on_round=on_round,
+    )
+
+
+@pytest.mark.parametrize(("every_s", "saved"), [(0.0, [1, 2]), (1e9, [2])])
+def test_a_run_that_a_signal_or_a_callback_ends_has_one_checkpoint_of_its_last_round(every_s, saved):
+    done = []
+    with pytest.raises(Interrupted) as caught:
+        simulated(done, every_s, lambda index: signal.raise_signal(signal.SIGTERM) if index == 1 else None)
+    assert (caught.value.signal_number, caught.value.next_round) == (signal.SIGTERM, 2)
+    assert done == saved
+    done.clear()
+    assert simulated(done, every_s, lambda index: "stop" if index == 1 else None) == (2, "on_round returned stop")
+    assert done == saved
+
+
+@pytest.mark.parametrize(
+    ("received", "saved", "expected"),
+    [([signal.SIGTERM], 3, (signal.SIGTERM, 3)), ([], 3, (signal.SIGINT, 3)), ([signal.SIGHUP], 0, (signal.SIGHUP, None))],
+)  # fmt: skip
+def test_what_ends_a_round_half_way_says_where_the_run_goes_on(received, saved, expected):
+    with pytest.raises(Interrupted) as caught, simulation._ended_in_between(received, lambda: saved):
+        raise KeyboardInterrupt
+    assert (caught.value.signal_number, caught.value.next_round) == expected
+
+
 def test_the_timer_of_the_program_that_calls_a_run_is_left_alone(root, tmp_path):
     rung = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from raysim.core.method import Method
+from raysim.engine.trainer import Trainer
 from raysim.engine.transport import packed_copy
+from raysim.training.inputs import Examples, InputTransform
 from tests.support.federations import plan_of, run, server_on
 
 
@@ -47,3 +51,15 @@ def test_a_packed_copy_shares_no_memory():
     array += 1
     assert packed["a"].sum() == packed["b"][0].sum() == packed["b"][1].sum() == 0
     assert packed["b"][2] == 7
+
+
+def test_a_clients_batches_are_normalised_unless_it_asks_for_pixels():
+    images = torch.arange(5 * 2 * 2, dtype=torch.uint8).view(5, 2, 2, 1)
+    trainer = SimpleNamespace(transform=InputTransform((0.5,), (0.25,)), evaluation_batch=3)
+    examples = Examples(images, torch.arange(5))
+    batches, pixels = Trainer.batches_of(trainer, examples), Trainer.batches_of(trainer, examples, is_normalised=False)
+    unit = images.permute(0, 3, 1, 2) / 255
+    for found, expected in ((batches, (unit - 0.5) / 0.25), (pixels, unit)):
+        parts = list(found)
+        assert [len(batch.labels) for batch in parts] == [3, 2]
+        torch.testing.assert_close(torch.cat([batch.images for batch in parts]), expected)

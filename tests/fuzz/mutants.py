@@ -26,6 +26,9 @@ PROJECT = Path(__file__).parents[2]
 #: longer than LEAST_S: it hangs, and that is noticed.
 LIMIT_S, PATIENCE, LEAST_S = 200, 3, 60
 
+#: In the copied tree: what the tests of the last slip said.
+OUTPUT = "output"
+
 REFERENCE = "tests/methods/test_against_reference.py"
 
 #: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
@@ -277,16 +280,17 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def passes(tree: Path, told: str, limit_s: float, file: str = "", text: str = "", slip: str = "") -> bool:
-    """Whether the tests pass in the copied tree with a slip in one of its files, within `limit_s` seconds."""
+def passes(tree: Path, told: str, limit_s: float, file: str = "", content: str = "", *, with_ray: bool = False) -> bool:
+    """Whether the tests pass in the copied tree with other content in one of its files, within `limit_s` seconds.
+
+    Tests that start Ray are left out unless `with_ray`.
+    """
     path, kept = tree / file, tree / "kept"
     if file:
-        content = path.read_text()
-        assert content.count(text) == 1, f"{file} holds {content.count(text)} times: {text}"
         shutil.copy2(path, kept)  # with its time, by which Python knows what it has compiled
-        path.write_text(content.replace(text, slip))
+        path.write_text(content)
     # A fork: this process has imported PyTorch already, and nothing of raysim.
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file)))
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file), with_ray))
     child.start()
     child.join(limit_s)
     if child.is_alive():
@@ -297,20 +301,28 @@ def passes(tree: Path, told: str, limit_s: float, file: str = "", text: str = ""
     return child.exitcode == 0
 
 
-def _test(tree: Path, told: str, is_slip: bool) -> None:
+def slipped(file: Path, text: str, slip: str) -> str:
+    """The file's content with one text, which stands there once, become another."""
+    content = file.read_text()
+    assert content.count(text) == 1, f"{file} holds {content.count(text)} times: {text}"
+    return content.replace(text, slip)
+
+
+def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.dont_write_bytecode = is_slip
     sys.path.insert(0, str(tree))
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    output = os.open(tree / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     import pytest
 
     words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])
-    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not ray and not cluster"]
+    without = "cluster" if with_ray else "ray and not cluster"
+    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", f"not {without}"]
     os._exit(int(pytest.main([*plain, *words])))
 
 
@@ -336,7 +348,7 @@ def main() -> int:
     importlib.import_module("torch.utils.tensorboard")  # once, for all forks
     start, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        tree = _copy(Path(folder) / "tree")
+        tree = copy_of_project(Path(folder) / "tree")
         for group, text, slip in due:
             told, began = MUTANTS[group][0], time.monotonic()
             if began - start > given.seconds:
@@ -349,7 +361,8 @@ def main() -> int:
                 sound_s[group], began = spent, time.monotonic()
                 print(f"{group}: {spent:.0f} s without a slip", flush=True)
             limit_s = max(LEAST_S, PATIENCE * sound_s[group])
-            has_passed = passes(tree, told, limit_s, group.partition(",")[0], text, slip)
+            file = group.partition(",")[0]
+            has_passed = passes(tree, told, limit_s, file, slipped(tree / file, text, slip))
             keep(_name(group, text, slip), has_passed)
             found[_name(group, text, slip)] = has_passed
             verdict, done = "PASSED" if has_passed else "noticed", done + 1
@@ -366,7 +379,7 @@ def _name(group: str, text: str, slip: str) -> str:
     return f"{group}: {text!r} -> {slip!r}"
 
 
-def _copy(tree: Path) -> Path:
+def copy_of_project(tree: Path) -> Path:
     """A copy of the project, in which slips are made."""
     tree.mkdir()
     for part in ("raysim", "methods", "configs", "cluster", "docs", "tests"):

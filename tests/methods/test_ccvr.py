@@ -80,6 +80,14 @@ def test_one_client_with_everything_keeps_its_covariance():
     assert torch.equal(mean, means[0])
 
 
+def test_what_a_client_says_of_the_spread_of_at_most_one_example_does_not_count():
+    counts, means, covariances = statistics(clients())
+    expected = pooled_moments(counts, means, covariances)
+    means[counts == 0], covariances[counts <= 1] = 7.0, 9.0
+    for got, want in zip(pooled_moments(counts, means, covariances), expected, strict=True):
+        assert torch.allclose(got, want, atol=1e-12)
+
+
 def test_symmetric_matrices_pack_and_unpack():
     matrix = torch.randn(2, 3, 4, 4)
     matrix = matrix + matrix.mT
@@ -241,6 +249,25 @@ def test_nothing_to_draw_leaves_the_head():
         assert torch.equal(got, head[0])
 
 
+def test_an_epoch_in_which_nothing_was_drawn_is_passed_over():
+    nothing = (torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
+    drawn = (torch.randn(6, D, generator=torch_generator(0)), torch.tensor([0, 1, 2, 0, 1, 2]))
+    got, want = (
+        train_head(
+            [torch.ones(3, D)],
+            sets,
+            rates=[0.1] * len(sets),
+            momentum=0.9,
+            batch_size=4,
+            is_normalised=False,
+            generator=torch_generator(1),
+        )
+        for sets in ([nothing, drawn, nothing, drawn], [drawn, drawn])
+    )
+    assert torch.equal(got[0], want[0])
+    assert not torch.equal(got[0], torch.ones(3, D))
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_the_phase_changes_the_head_only_and_helps(norm, root):
     groups = {"model": {"norm": norm}, "data": FEW}
@@ -299,6 +326,7 @@ def test_calibration_in_every_round_is_broadcast(root):
 def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
     for methods, words in (
         ([{"ccvr": {"num_samples": 0}}], "num_samples and batch_size must be >= 1"),
+        ([{"ccvr": {"batch_size": 0}}], "num_samples and batch_size must be >= 1"),
         ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
         (["tests.support.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
         (["tests.support.toys:personal_head", {"ccvr": {"when": "every_round"}}], "trained and shared"),

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.elastic import elastic, elasticity, sample
+from methods.elastic import elastic, elasticity, output_norm, sample
 from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap, normalised
+from raysim.training.model import cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 LAYOUT = layout_of(torch.nn.Linear(2, 1), head="none")  # weight of 2, bias of 1
@@ -148,6 +149,17 @@ def test_sample_has_the_clients_batch_size_whatever_the_passes_are(count, ratio,
     assert seen == sorted(set(seen))
     again = torch.cat([batch.labels for batch in sample(client_of(count, 8, cuts=256), ratio)]).tolist()
     assert seen == again
+
+
+def test_sensitivity_is_that_of_the_outputs_or_of_the_loss():
+    layout = LAYOUT
+    asked = []
+    client = client_of(8, 4, cuts=8)
+    client.layout, client.start, client.num_steps = layout, torch.zeros(layout.num_params), 1
+    client.model = SimpleNamespace(gradient=lambda loss, point, batch: asked.append(loss) or torch.ones_like(point))
+    for options in ({}, {"signal": "loss"}, {"as_in": "fl-bench"}):
+        elastic(sample_ratio=0.5, **options).report(client)
+    assert asked == [output_norm, cross_entropy, cross_entropy]
 
 
 def test_sensitivity_is_taken_at_the_broadcast_point(root):

@@ -121,6 +121,16 @@ def test_module_layers_equal_tensor_layers_for_l1_model_wise():
     assert torch.equal(by_module["3.weight"], by_module["3.bias"])
 
 
+def test_a_layers_weight_is_inverse_to_its_own_norm():
+    norms = torch.arange(1.0, 1 + 2 * len(LAYOUT.params), dtype=torch.float64).view(2, -1)
+    by_tensor, by_module = (weights(LAYOUT, norms, "layer", module_power=power) for power in (None, 2))
+    for index, leaf in enumerate(LAYOUT.params):
+        inverse = 1 / norms[:, index]
+        assert torch.allclose(by_tensor[leaf.name], inverse / inverse.sum(), rtol=1e-6)
+    inverse = 1 / norms[:, -2:].norm(dim=1)  # the last module: its weight and its bias
+    assert torch.allclose(by_module["3.weight"], inverse / inverse.sum(), rtol=1e-6)
+
+
 def test_buffers_go_with_their_layer():
     table = weights(LAYOUT, random_norms(), "layer")
     assert torch.equal(table["1.running_mean"], table["1.weight"])

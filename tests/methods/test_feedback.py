@@ -12,6 +12,7 @@ from torch import nn
 
 from methods.feedback import (
     dfa,
+    direct_ops,
     fa,
     feedback_layers,
     feedback_op,
@@ -246,6 +247,23 @@ def test_dfa_with_one_hidden_layer_through_the_heads_weight_is_backpropagation()
     assert torch.allclose(errors["output"], (logits.softmax(1) - F.one_hot(y, 3)) / 6, atol=1e-7)
     for p, grad in zip((*hidden.parameters(), *head.parameters()), want, strict=True):
         assert torch.allclose(p.grad, grad, atol=1e-7)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_direct_feedback_is_the_output_error_through_the_layers_matrix(batch):
+    torch.manual_seed(0)
+    hidden, head, matrix, asked = nn.Linear(5, 4), nn.Linear(4, 3), torch.randn(3, 5), []
+
+    def matrix_of(layer, classes, size, device):
+        asked.append((layer, classes, size))
+        return matrix
+
+    ops = direct_ops(SimpleNamespace(class_counts=torch.ones(3), head="head"), ["hidden"], matrix_of)
+    x, y = torch.randn(batch, 5, requires_grad=True), torch.arange(batch)
+    logits = ops["head"](head, ops["hidden"](hidden, x))
+    F.cross_entropy(logits, y).backward()
+    assert asked == [("hidden", 3, 5)]
+    assert torch.allclose(x.grad, (logits.softmax(1) - F.one_hot(y, 3)) / batch @ matrix, atol=1e-6)
 
 
 def test_dfa_without_an_error_moves_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods.fisher import fisher, fisher_sum
+from methods.fisher import fisher, fisher_sum, per_example_gradients
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
@@ -18,6 +19,7 @@ from tests.support.federations import lora_plan, plan_of, server_on
 from tests.twins.federation import Naive
 
 FEW = {"test": 0.7}
+MODULE = importlib.import_module("methods.fisher")  # as an attribute of `methods` it is the function
 
 
 def naive_fisher(model, x, y, kind):
@@ -60,6 +62,23 @@ def test_fishers_equal_a_loop_over_examples_with_batch_norm_in_eval_mode(kind):
     some, count = fisher_sum(client, kind, 5)
     assert count == 5
     assert torch.allclose(some, fisher_sum(client_of(module, "4", images[:5], labels[:5]), kind)[0])
+
+
+def test_a_model_larger_than_the_limit_goes_example_by_example_to_the_same_sum(monkeypatch):
+    torch.manual_seed(0)
+    client = client_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), "1", torch.randn(7, 1, 2, 2), torch.arange(7) % 3)
+    sizes, together = [], fisher_sum(client, "empirical")[0]
+    monkeypatch.setattr(MODULE, "GRADIENT_ENTRIES", 14)  # below the model's 15
+
+    def counted(*given):
+        gradients = per_example_gradients(*given)
+        return lambda images, labels: sizes.append(len(labels)) or gradients(images, labels)
+
+    monkeypatch.setattr(MODULE, "per_example_gradients", counted)
+    assert torch.allclose(fisher_sum(client, "empirical")[0], together, rtol=1e-6)
+    monkeypatch.setattr(MODULE, "GRADIENT_ENTRIES", 45)
+    fisher_sum(client, "empirical")
+    assert sizes == [1] * 7 + [3, 1, 3]
 
 
 def test_logistic_regression_has_the_closed_form():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from torch import nn
 
-from methods.weight_ranks import rank_correlation
+from methods.weight_ranks import mean_weights, rank_correlation
+from raysim.core.layout import layout_of
+from raysim.core.weights import RightMap
 from tests.support.federations import plan_of, server_on
 
 WHO = {"diagnostics": {"measures": ["weights"]}}
@@ -27,6 +31,19 @@ def test_rank_correlation_is_scipys(seed):
 def test_what_is_all_alike_has_no_rank():
     for values in ([2.0, 2.0, 2.0], [1.0], []):
         assert math.isnan(rank_correlation(torch.tensor(values).double(), torch.arange(len(values)).double()))
+
+
+def test_a_clients_weight_is_its_mean_over_all_numbers_of_the_weighted_leaves():
+    layout = layout_of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), head="1")
+    maps = torch.stack([torch.diag(torch.tensor([0.2, 0.4])), torch.diag(torch.tensor([0.8, 0.6]))]).double()
+    weights = {
+        "0.weight": RightMap(maps),  # 6 numbers, a mean weight of 0.3 and 0.7
+        "0.bias": torch.tensor([0.5, 0.5], dtype=torch.float64),  # 3 numbers
+        "1.weight": torch.tensor([1.0, 0.0], dtype=torch.float64),  # 3 numbers; the other bias has no weight
+    }
+    server = SimpleNamespace(clients=torch.arange(2), layout=layout, weights=weights)
+    assert mean_weights(server).tolist() == pytest.approx([(6 * 0.3 + 1.5 + 3) / 12, (6 * 0.7 + 1.5) / 12])
+    assert mean_weights(SimpleNamespace(clients=torch.arange(2), layout=layout, weights={})).tolist() == [0.0, 0.0]
 
 
 def test_it_names_the_rule_of_methods_that_are_one(root):

@@ -196,6 +196,11 @@ def test_evaluation_never_augments():
     assert torch.equal(batch.images, images.permute(0, 3, 1, 2).float() / 255)
 
 
+def test_images_lie_in_memory_as_pytorch_has_them_unless_channels_last_is_asked_for():
+    assert InputTransform()(pixels()).is_contiguous()
+    assert InputTransform(channels_last=True)(pixels()).is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_resize_crop_normalise_and_grey_to_colours(channels_last):
     images = pixels(3, 10, 10, 1)
@@ -217,6 +222,16 @@ def test_resize_is_pillows(mode, side):
     images = muted(64, 64)
     expected = np.asarray(Image.fromarray(images[0].numpy()).resize((side, side), PILLOW[mode])).astype(float)
     assert np.abs(resized(images, (side, side), mode)[0].numpy() - expected).max() <= 1.5
+
+
+def test_bicubic_resizing_stays_within_what_bytes_can_be():
+    images = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
+    images[:, :, 4:] = 255  # an edge, beside which the cubic's lobes lie below 0 and above 255
+    got = resized(images, (16, 16), "bicubic")
+    assert (float(got.min()), float(got.max())) == (0.0, 255.0)
+    bare = F.interpolate(images.permute(0, 3, 1, 2).float(), size=(16, 16), mode="bicubic", antialias=True)
+    assert float(bare.min()) < -5
+    assert float(bare.max()) > 260
 
 
 def test_pixels_are_the_whole_image_without_statistics():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -35,6 +36,12 @@ def bound(norm=True):
     module = nn.Sequential(nn.Conv2d(1, 3, 3), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
     head = str(len(module) - 1)
     return BoundModel(module, layout_of(module, head=head, channels_last=True), head=head)
+
+
+def test_local_settings_cannot_be_changed_by_who_is_shown_them():
+    """All clients of a trainer share them: what one changed would depend on who was trained before."""
+    with pytest.raises(FrozenInstanceError):
+        LocalSettings(lr=0.1).lr = 1.0
 
 
 def test_last_short_batch_is_kept_and_one_example_is_skipped_under_batch_norm():

@@ -19,7 +19,7 @@ from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, num_local_steps, train_locally
 from raysim.training.model import BoundModel, cross_entropy, state_of
-from raysim.training.stacked import MOST_CLIENTS, Stacker, stacks
+from raysim.training.stacked import MOST_CLIENTS, Stacker, dense_layers, stacks
 from tests.support.federations import plan_of, run, server_on
 
 SIZES = (17, 20, 3, 19)
@@ -158,3 +158,16 @@ def test_a_run_that_cannot_be_stacked_keeps_its_bits(root):
         run(plan_of(root, **MANY, local={**local, "stack": s}), root, rounds=1).params_sha256() for s in ("auto", "off")
     ]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers"),
+    [
+        ([nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)], [("1", True), ("3", False)]),
+        ([nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU()], []),  # logits are what a layer gives
+        ([nn.Flatten()], []),
+        ([], []),
+    ],
+)
+def test_a_dense_network_ends_with_a_linear_layer(parts, layers):
+    assert dense_layers(nn.Sequential(*parts)) == layers
