@@ -108,6 +108,12 @@ class DataGroup(Group):
     crop: int | None = key(None, "height and width of the crop: the central one, or the augmentation's", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
     augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
+    shift: str | Settings = key(
+        "none",
+        "what makes one client's images differ from another's: noise, which grows with the client's number, or "
+        "module:function of your own; each test and validation row is one client's",
+        counts=counts_without("partition.scheme", "joint"),
+    )
     reader: str | Settings | None = key(
         None, "module:function of your own that reads `files`; the set is then prepared by it"
     )
@@ -134,7 +140,9 @@ class PartitionGroup(Group):
     """A union by scheme: each key says with which schemes it counts, and stands beside no other."""
 
     scheme: (
-        Literal["dirichlet", "iid", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"]
+        Literal[
+            "dirichlet", "iid", "labels", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"
+        ]
         | Own
         | dict[Own, Settings]
     ) = key("dirichlet", "how examples go to clients; joint: one client has all")
@@ -157,6 +165,7 @@ class PartitionGroup(Group):
         counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
     )
     shards_per_client: int = key(2, "pieces of the sorted set for each client", ge=1, counts=_of_scheme("shards", OWN))
+    labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels", OWN))
     domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
     samples_per_client: int | None = key(
         None,

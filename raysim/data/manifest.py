@@ -44,6 +44,7 @@ class PartitionSpec:
     num_clients: int = 20
     min_samples: int = 1
     shards_per_client: int = 2
+    labels_per_client: int = 2
     domains_per_client: int = 1
     samples_per_client: int | None = None
     file: str = ""

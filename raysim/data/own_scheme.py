@@ -24,7 +24,7 @@ from raysim.data.partition import Parts
 NEEDED = ("labels", "num_clients")
 OFFERED = (
     *("rng", "domains", "alpha", "min_samples", "seed"),
-    *("shards_per_client", "domains_per_client", "samples_per_client"),
+    *("shards_per_client", "labels_per_client", "domains_per_client", "samples_per_client"),
 )
 
 

@@ -72,6 +72,36 @@ def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_c
     return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in owned], min_samples, "shards")
 
 
+def labels_each(
+    labels: np.ndarray, num_clients: int, *, rng: Generator, labels_per_client: int, min_samples: int
+) -> Parts:
+    """Every client has `labels_per_client` classes, and each class is cut evenly among the clients that have it.
+
+    Li et al. 2022 (arXiv:2102.02079), section IV-A, "quantity-based label imbalance": client k has the class k modulo their
+    number, so that each class is somebody's, and further ones at random.
+    """
+    classes = np.unique(labels)
+    where = f"partition labels of {len(classes)} classes over {num_clients} clients"
+    if labels_per_client > len(classes):
+        mend = f"set partition.labels_per_client to {len(classes)} or less"
+        raise DataError(f"{labels_per_client} classes a client of a set that has {len(classes)}", where, mend)
+    if num_clients < len(classes):
+        what = f"{num_clients} clients, the first of whose classes go round, leave some classes to nobody"
+        raise DataError(what, where, f"raise partition.num_clients to {len(classes)} or more")
+    has = np.zeros((len(classes), num_clients), np.bool_)
+    for client in range(num_clients):
+        first = client % len(classes)
+        others = rng.permutation(np.delete(np.arange(len(classes)), first))[: labels_per_client - 1]
+        has[[first, *others], client] = True
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for row, cls in enumerate(classes):
+        owners = np.flatnonzero(has[row])
+        pieces = np.array_split(rng.permutation(np.flatnonzero(labels == cls)), len(owners))
+        for owner, piece in zip(owners, pieces, strict=True):
+            parts[owner].append(piece)
+    return _checked([np.sort(np.concatenate(part)) for part in parts], min_samples, "labels")
+
+
 def quantity(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
     """Sizes ~ Dir(alpha) above the minimum, classes iid."""
     return _by_sizes(rng.dirichlet(np.full(num_clients, alpha)), len(labels), min_samples, rng)
@@ -180,6 +210,7 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
         "balanced": dirichlet_balanced,
         "capped": partial(dirichlet, draw=cut_capped),
     },
+    "labels": {"": labels_each},
     "shards": {"": shards},
     "quantity": {"dirichlet": quantity, "power": quantity_power},
     "domain": {"": domain},

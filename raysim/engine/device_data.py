@@ -12,6 +12,7 @@ from raysim.data.federation import Federation
 from raysim.engine.messages import Slice
 from raysim.engine.transport import readonly_tensor
 from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.shift import Shift
 
 #: Validation inputs of up to 64 MiB stay in memory as floats, resized: every client of every round is scored on them.
 KEPT_INPUT_BYTES = 2**26
@@ -22,21 +23,34 @@ SCORING_ENTRIES, SCORING_EXAMPLES = 2**19, 256
 
 
 class DeviceData:
-    """The federation's examples on the device of a trainer; held-out sets are brought there once."""
+    """The federation's examples on the device of a trainer; held-out sets are brought there once.
 
-    def __init__(self, federation: Federation, transform: InputTransform, device: torch.device):
-        self.federation, self._transform, self._device = federation, transform, device
+    Args:
+      shift: of clients' examples, of the validation set and of the test set; further test sets stay as they are.
+    """
+
+    def __init__(
+        self, federation: Federation, transform: InputTransform, device: torch.device, shift: Shift | None = None
+    ):
+        self.federation, self._transform, self._device, self._shift = federation, transform, device, shift
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
 
     def client(self, client: int) -> Examples:
         """A client's training examples."""
-        return self._examples(*self.federation.client(client))
+        examples = self._examples(*self.federation.client(client))
+        if self._shift is None:
+            return examples
+        return Examples(self._shift.of_client(examples.images, client), examples.labels)
 
     def held_out(self, name: str) -> Examples:
         """The "test" set, the "validation" set, or "test-NAME", a further test set."""
         if name not in self._held_out:
-            self._held_out[name] = self._examples(*self.federation.held_out(name))
+            examples = self._examples(*self.federation.held_out(name))
+            if self._shift is not None and name in ("test", "validation"):
+                sizes = self.federation.test_sizes if name == "test" else None
+                examples = Examples(self._shift.of_held_out(examples.images, name, sizes), examples.labels)
+            self._held_out[name] = examples
         return self._held_out[name]
 
     def slice(self, part: Slice) -> Examples:

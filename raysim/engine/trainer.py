@@ -47,6 +47,7 @@ from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+from raysim.training.shift import Shift
 from raysim.training.stacked import Stacker, Trained
 
 T = TypeVar("T")
@@ -82,6 +83,7 @@ class Trainer:
     evaluation_batch: int = 256
     build: Callable[..., nn.Module] | None = None
     keeps_logits: bool = False
+    shift: Shift | None = None
     _round: Round | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class Trainer:
             features=any("features" in phase.stack.needs for phase in self.phases),
             precision=self.phases[0].settings.precision,
         )
-        self.data = DeviceData(self.federation, self.transform, self.model.device)
+        self.data = DeviceData(self.federation, self.transform, self.model.device, self.shift)
         self._vectors = RoundVectors(self.layout)
 
     # --- training ---------------------------------------------------------------------------------------------------

@@ -32,12 +32,13 @@ from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
 from raysim.models.pretrained import weights_sha256
-from raysim.plan.find import build_methods, find_augmentation, further_metrics
+from raysim.plan.find import build_methods, find_augmentation, find_shift, further_metrics
 from raysim.plan.weights import NO_WEIGHTS, HeldWeights
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, InputTransform
 from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
+from raysim.training.shift import Shift
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -217,6 +218,15 @@ def input_transform(config: Config, *, channels_last: bool = False) -> InputTran
     )
 
 
+def feature_shift(config: Config) -> Shift | None:
+    """The shift of the configuration; raises LookupError where there is none of that name."""
+    name, options = name_and_options(config.data.shift)
+    if name == "none":
+        return None
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    return Shift(partial(find_shift(name), **options), config.num_clients, seed)
+
+
 def _square(side: int | None) -> tuple[int, int] | None:
     return None if side is None else (side, side)
 
@@ -300,6 +310,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         evaluation_batch=config.evaluation.batch_size,
         build=partial(build_model, spec),
         keeps_logits=bool(config.evaluation.metrics),
+        shift=feature_shift(config),
     )
 
 

@@ -6,7 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -36,6 +36,7 @@ from raysim.plan.build import (
     Ready,
     cached_by_value,
     cached_skeleton,
+    feature_shift,
     input_transform,
     layout_for,
     model_spec,
@@ -198,17 +199,22 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     if data.crop is not None and data.crop > min(height, width):
         text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
         faults.append(Fault("data.crop", text))
-    if ":" in augment and not faults:
-        # Not zeros: an augmentation may divide by the deviation of an image.
-        pixels = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        trial = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
+    if faults:
+        return faults
+    # Not zeros: a function of the user's own may divide by the deviation of an image.
+    pixels = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    trials: dict[str, Callable[[], torch.Tensor]] = {}
+    if ":" in augment:
+        trials["augment"] = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
+    if (shift := feature_shift(config)) is not None:
+        trials["shift"] = partial(shift.of_client, pixels, config.num_clients - 1)
+    for key, trial in trials.items():
         with torch.random.fork_rng(devices=[]):
-            images, own_faults = or_faults(trial, "data.augment")
+            images, own_faults = or_faults(trial, f"data.{key}")
         faults += own_faults
         if images is not None and not bool(torch.isfinite(images).all()):
-            faults.append(
-                Fault("data.augment", f"{augment} gives images that are not finite, for random pixels; mend it")
-            )
+            name, _ = name_and_options(getattr(data, key))
+            faults.append(Fault(f"data.{key}", f"{name} gives images that are not finite, for random pixels; mend it"))
     return faults
 
 

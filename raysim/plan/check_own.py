@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from raysim.config import Config, parse_options, read_config
@@ -14,13 +14,16 @@ from raysim.data.own_reader import find_reader, prepare_own
 from raysim.data.own_scheme import find_scheme
 from raysim.data.preprocess import find_preprocess
 from raysim.data.sources import SOURCES, set_path
-from raysim.plan.find import find, find_augmentation, find_metric
+from raysim.plan.find import find, find_augmentation, find_metric, find_shift
+from raysim.training.shift import SHIFTS
 
 
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
     faults = own_faults("partition.scheme", config.partition.scheme, find_scheme)
     faults += own_faults("data.augment", config.data.augment, find_augmentation)
+    if config.data.shift != "none":
+        faults += own_faults("data.shift", config.data.shift, find_shift, SHIFTS)
     if config.data.reader is not None:
         faults += own_faults("data.reader", config.data.reader, find_reader)
     if config.data.preprocess is not None and config.data.preprocess.own is not None:
@@ -43,11 +46,17 @@ def check_metrics(config: Config) -> list[Fault]:
     return faults
 
 
-def own_faults(key: str, spec: object, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
-    """What is wrong with a function of the user's own and its options; nothing for other names."""
+def own_faults(
+    key: str, spec: object, find_function: Callable[[str], Callable[..., object]], named: Collection[str] | None = None
+) -> list[Fault]:
+    """What is wrong with a function of the user's own and its options; nothing for other names.
+
+    Args:
+      named: names that take options as well, of all that there are; None: names are checked elsewhere and take none.
+    """
     try:
         name, options = name_and_options(spec)
-        if ":" not in name:
+        if ":" not in name and named is None:
             return [Fault(key, f"{name!r} takes no options; drop them")] if options else []
         return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
     except (LookupError, ValueError) as error:

@@ -19,6 +19,7 @@ from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import name_and_options
 from raysim.training.metrics import METRICS, Metric
+from raysim.training.shift import SHIFTS
 
 T = TypeVar("T")
 
@@ -76,6 +77,11 @@ def find_metric(name: str) -> Metric:
 def find_augmentation(name: str) -> Callable[..., object]:
     """The user's own augmentation behind `module:function`, with its options as its signature; raises LookupError."""
     return with_given(own_function(name, "augmentation"), ("images",), ("generator",))
+
+
+def find_shift(name: str) -> Callable[..., object]:
+    """The feature shift of that name, with its options as its signature; raises as `find`."""
+    return with_given(find(name, SHIFTS, "shift"), ("images",), ("client", "num_clients", "generator"))
 
 
 def find(name: str, known: Mapping[str, T], kind: str) -> T:

@@ -40,6 +40,7 @@ _RESNET18 = {"name": "resnet18"}
 NETWORKS: dict[str, tuple[Mapping[str, object], ...]] = {
     "MobileNetV2": ({"name": "mobilenetv2"},),
     "ResNet-18": (_RESNET18,),
+    "simple-cnn": ({"name": "lenet"},),
     "ResNet-50": ({"name": "resnet50"},),
     "small CNN": (_SMALL,),
     "small CNN or ResNet-18 (text names both)": (_SMALL, _RESNET18),

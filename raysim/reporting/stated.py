@@ -1,4 +1,4 @@
-"""What the four papers say about the rounds whose accuracy they print."""
+"""What the papers say about the rounds whose accuracy they print."""
 
 from __future__ import annotations
 
@@ -30,5 +30,6 @@ STATED = {
     "LIVAR": Statement(
         None, "5.1", "We report comparative results in terms of average accuracy across all evaluated methods."
     ),
+    "NIID-Bench": Statement(None, "leader board", "Note that the accuracy shows the average of three experiments."),
     "UniVarFL": Statement(None, "4", "All evaluations report accuracy from a single, aggregated global model."),
 }

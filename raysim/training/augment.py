@@ -44,16 +44,18 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is drawn for each image: a crop out of the zero-padded image, or a resized part of it, and a mirror image.
+    """What is drawn for each image: a crop out of the padded image, or a resized part of it, and a mirror image.
 
     Attributes:
-      padding: black pixels on each side before a random crop of the input's size.
+      padding: pixels on each side before a random crop of the input's size: black ones or, with `reflects`, the image's own,
+        mirrored at its border.
       flip: mirrored with probability one half.
       scale: range of the part's share of the area, instead of a crop (Szegedy et al. 2015, as torchvision draws it).
       ratio: range of the part's width / height, log-uniform.
     """
 
     padding: int = 0
+    reflects: bool = False
     flip: bool = False
     scale: tuple[float, float] | None = None
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -94,6 +96,7 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
     "none": None,  # FedVG; FLFA on MedMNIST
     "flip": Augmentation(flip=True),
     "cifar": Augmentation(padding=4, flip=True),  # the usual one for 32 x 32
+    "cifar-reflect": Augmentation(padding=4, reflects=True, flip=True),  # NIID-Bench
     "flfa": Augmentation(padding=4, flip=True),  # CIFAR and Fashion-MNIST, from the authors' older code
     "univarfl-stl10": Augmentation(padding=4, flip=True),  # 96 x 96; with normalise half
     "livar-vit": Augmentation(scale=(0.08, 1.0), flip=True),  # with resize 256, crop 224; normalise half
@@ -101,15 +104,24 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
 }
 
 
-def crop_and_flip(images: Tensor, draws: Draws, size: tuple[int, int], *, padding: int) -> Tensor:
+def crop_and_flip(
+    images: Tensor, draws: Draws, size: tuple[int, int], *, padding: int, reflects: bool = False
+) -> Tensor:
     """(B, H, W, C) -> (B, *size, C) of the same type: each image's own crop, mirrored where drawn; one gather."""
     height, width = size
-    if padding:
+    if padding and not reflects:
         images = F.pad(images, (0, 0, padding, padding, padding, padding))
     across = torch.arange(width, device=images.device)
     columns = torch.where(draws.is_flipped[:, None], width - 1 - across, across) + draws.offsets[:, 1:]
     rows = torch.arange(height, device=images.device) + draws.offsets[:, :1]
+    if reflects:
+        rows, columns = (_reflected(at - padding, images.shape[axis]) for axis, at in ((1, rows), (2, columns)))
     return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _reflected(index: Tensor, length: int) -> Tensor:
+    """Positions beyond a border, mirrored at it; the border itself is not repeated."""
+    return (length - 1) - ((length - 1) - index.abs()).abs()
 
 
 def resized_crop(

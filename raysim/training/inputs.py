@@ -29,7 +29,7 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Examples:
-    """A set of examples on a device. images: (n, height, width, channels) uint8; labels: (n,) int64."""
+    """A set of examples on a device. images: (n, height, width, channels) uint8, or float32 of that scale; labels: (n,) int64."""
 
     images: Tensor
     labels: Tensor
@@ -121,7 +121,9 @@ class InputTransform:
         else:
             if self.resize is not None:
                 images = resized(images, self.resize, self.interpolation)
-            images = crop_and_flip(images, draws, target, padding=self.augmentation.padding)
+            images = crop_and_flip(
+                images, draws, target, padding=self.augmentation.padding, reflects=self.augmentation.reflects
+            )
         return self._finish(images)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:

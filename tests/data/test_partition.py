@@ -32,6 +32,7 @@ def divide(scheme, labels, clients, form=None, seed=0, **options):
         "alpha": 0.5,
         "min_samples": 1,
         "shards_per_client": 2,
+        "labels_per_client": 2,
         "domains": None,
         "domains_per_client": 1,
         "samples_per_client": None,
@@ -64,6 +65,7 @@ def test_every_example_goes_to_exactly_one_client(data, scheme):
         "domains": np.random.default_rng(1).integers(0, 4, count),
         "domains_per_client": data.draw(st.integers(1, 4)),
         "shards_per_client": data.draw(st.integers(1, 4)),
+        "labels_per_client": data.draw(st.integers(1, 4)),
         "seed": data.draw(st.integers(0, 99)),
     }
     clients = {"natural": 4, "joint": 1}.get(scheme[0]) or data.draw(st.integers(1, 8))
@@ -259,6 +261,27 @@ def test_shards_give_a_client_few_classes():
     assert {len(part) for part in parts} == {20}
     present = (class_counts(labels, parts) > 0).sum(axis=1)
     assert set(present) == {1, 2}
+
+
+def test_labels_gives_each_client_so_many_classes_and_cuts_a_class_evenly():
+    labels = np.random.default_rng(0).permutation(np.arange(1000) % 10)
+    for count, clients in ((2, 10), (3, 25), (10, 12)):
+        counts = class_counts(labels, divide("labels", labels, clients, labels_per_client=count))
+        assert ((counts > 0).sum(axis=1) == count).all()
+        assert all(counts[client, client % 10] for client in range(clients))  # every class is somebody's
+        for of_class in counts.T:
+            assert np.ptp(of_class[of_class > 0]) <= 1
+    owners = [tuple(np.flatnonzero(row)) for row in counts]
+    assert len(set(owners)) == 1
+    drawn = {seed: class_counts(labels, divide("labels", labels, 10, seed=seed)).tolist() for seed in range(5)}
+    assert drawn[0] == class_counts(labels, divide("labels", labels, 10, seed=0)).tolist()
+    assert drawn[0] != drawn[1]
+    for clients, options, words in (
+        (10, {"labels_per_client": 11}, "partition.labels_per_client to 10 or less"),
+        (4, {"labels_per_client": 2}, "partition.num_clients to 10 or more"),
+    ):
+        with pytest.raises(DataError, match=words):
+            divide("labels", labels, clients, **options)
 
 
 def test_quantity_skews_sizes_and_not_classes():

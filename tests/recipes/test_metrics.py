@@ -16,7 +16,7 @@ from tests.support.report_runs import fabricate
 #: Where a paper does not say which round it prints, ours is the last one.
 NOT_SAID = "accuracy"
 #: Folder of recipes -> paper.
-FOLDERS = {paper.casefold(): paper for paper in STATED}
+FOLDERS = {paper.casefold().replace("-", "_"): paper for paper in STATED}
 #: Recipes of measurements for which no accuracy is printed: the agreement of the first round's updates, the mean error of
 #: the feedback and the mean drift over the rounds.
 OTHERS = {"flfa/figure_4": "accuracy", "flfa/feedback_error": "mean", "flfa/layer_drift": "mean:diagnostics/drift"}
@@ -43,7 +43,7 @@ def test_papers_words_name_the_rounds_of_their_metric():
     assert STATED["FedVG"].metric == "best_accuracy"
     assert "average of the accuracies from the last 10%" in words["FLFA"]
     assert STATED["FLFA"].metric == "mean_last_10pct_accuracy"
-    for paper in ("LIVAR", "UniVarFL"):
+    for paper in ("LIVAR", "UniVarFL", "NIID-Bench"):
         assert STATED[paper].metric is None
         assert "round" not in words[paper]
 

@@ -58,7 +58,7 @@ SCALED = [(path, trial) for path in RUNS for trial in trials_of(path, is_scaled=
 
 
 #: How many seeds the recipes of a folder have, and recipes that have another number.
-SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "studies": 5}
+SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "niid_bench": 3, "studies": 5}
 OTHER_SEEDS = {
     "fedvg/figure_A1": 1,
     "flfa/table_10": 1,

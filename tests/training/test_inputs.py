@@ -36,14 +36,16 @@ def pixels(count=6, height=9, width=8, channels=3, seed=0):
     padding=st.integers(0, 4),
     target=st.sampled_from([(9, 8), (5, 7), (1, 1)]),
     flip=st.booleans(),
+    reflects=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_crop_and_flip_equals_a_loop(padding, target, flip, seed):
+def test_crop_and_flip_equals_a_loop(padding, target, flip, reflects, seed):
     images = pixels(seed=seed)
     draws = Augmentation(padding=padding, flip=flip).draw(len(images), (9, 8), target, torch_generator(seed))
-    result = crop_and_flip(images, draws, target, padding=padding)
+    result = crop_and_flip(images, draws, target, padding=padding, reflects=reflects)
     for i, image in enumerate(images.numpy()):
-        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+        borders = ((padding, padding), (padding, padding), (0, 0))
+        padded = np.pad(image, borders, mode="reflect" if reflects else "constant")
         top, left = draws.offsets[i].tolist()
         expected = padded[top : top + target[0], left : left + target[1]]
         expected = expected[:, ::-1] if draws.is_flipped[i] else expected

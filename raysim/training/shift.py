@@ -1,0 +1,80 @@
+"""Feature shift: what makes one client's inputs differ from another's, beside the classes and the numbers that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.errors import DataError, OwnCodeError
+from raysim.core.own import place_of
+from raysim.core.seeding import derive_seed, torch_generator
+
+
+def noise(images: Tensor, *, client: int, num_clients: int, generator: torch.Generator, std: float = 0.1) -> Tensor:
+    """Gaussian noise that grows with the client's number: its deviation is std * client / (num_clients - 1).
+
+    Li et al. 2022 (arXiv:2102.02079), section IV-B, as their code has it: client 0 has no noise, the last one all of it, and
+    nothing is cut off at 0 and 1. Their code draws it anew for each batch; here an example keeps its noise.
+
+    Args:
+      images: (n, channels, height, width) in [0, 1].
+      std: of the last client's noise, in units of these.
+    """
+    if not std >= 0:
+        raise DataError(f"std is {std}", "data.shift.noise", "give 0 or more")
+    share = client / max(1, num_clients - 1)
+    return images + std * share * torch.randn(images.shape, generator=generator)
+
+
+#: Named shifts: function(images, client, num_clients, generator, options) -> images.
+SHIFTS: dict[str, Callable[..., object]] = {"noise": noise}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A feature shift over the clients of a run; every example keeps what was drawn for it.
+
+    Attributes:
+      function: function(images=, client=, num_clients=, generator=) takes and returns (n, channels, height, width) float32 in
+        units of [0, 1].
+      seed: of its draws.
+    """
+
+    function: Callable[..., object]
+    num_clients: int
+    seed: int
+
+    def of_client(self, images: Tensor, client: int, purpose: str = "train") -> Tensor:
+        """(n, height, width, channels) uint8 of one client -> float32 in the same units, on the same device."""
+        generator = torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client))
+        x = images.cpu().permute(0, 3, 1, 2).float() / 255
+        shifted = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
+        if not isinstance(shifted, Tensor) or shifted.shape != x.shape or shifted.dtype != x.dtype:
+            found = type(shifted).__name__
+            if isinstance(shifted, Tensor):
+                found = f"{tuple(shifted.shape)} {shifted.dtype}"
+            what = f"a shift returned {found} for images {tuple(x.shape)} {x.dtype}"
+            raise OwnCodeError(what, place_of(self.function), "return images of the same shape and type")
+        return (shifted * 255).permute(0, 2, 3, 1).contiguous().to(images.device)
+
+    def of_held_out(self, images: Tensor, purpose: str, sizes: Sequence[int] | np.ndarray | None) -> Tensor:
+        """The same for rows that the server holds: each is shifted as one client's.
+
+        Args:
+          purpose: "test" or "validation"; their draws differ.
+          sizes: rows of each client, one client's after the other's; None: rows are dealt to clients at random, evenly.
+        """
+        if sizes is None:
+            rng = np.random.default_rng(derive_seed(self.seed, f"shift {purpose}"))
+            owners = rng.permutation(np.arange(len(images)) % self.num_clients)
+        else:
+            owners = np.repeat(np.arange(self.num_clients), sizes)
+        shifted = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+        for client in np.unique(owners):
+            rows = torch.from_numpy(np.flatnonzero(owners == client)).to(images.device)
+            shifted[rows] = self.of_client(images[rows], int(client), purpose)
+        return shifted
