@@ -343,15 +343,14 @@ def schema() -> None:
 def doctor(
     address: Annotated[
         str | None,
-        typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
+        typer.Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS"),
     ] = None,
     storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
-    working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
-    """Check this installation, what a job would upload, and every node of a running cluster."""
+    """Check this installation, its disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
 
-    if not examine(address, storage, working_dir):
+    if not examine(address, storage):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raysim.cli.doctor import upload
 from raysim.config import is_recipe_name, parse_config, parse_overrides, read_config, sweep
 from raysim.config.layers import layered
 from raysim.core.errors import ConfigError, Fault, RaysimError
@@ -64,9 +63,6 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
     words += [] if is_named or verb != "run" else [f"name={name}"]
     words += ["--scaled"] if job.is_scaled else []
     environment = _environment(job.variables)
-    is_small, line = upload(job.working_dir)
-    if not is_small:
-        raise ConfigError([Fault("--working-dir", line)], "the job")
     job_id = re.sub(r"[^\w.-]+", "-", job.job_id or name)
     return _run_job(job_id, shlex.join(words), job.working_dir, environment, waits=waits)
 
