@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raysim.config import is_recipe_name, parse_config, parse_overrides, read_config, sweep
+from raysim.config import is_recipe_name, parse_overrides, read_config, sound_config, sweep
 from raysim.config.layers import layered
-from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.core.errors import ConfigError, Fault, RaysimError, refuse
 from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
 
@@ -53,9 +53,7 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
     verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
     if verb == "run":
         raw = layered(read_config(Path(config)), parse_overrides(overrides), config, is_scaled=job.is_scaled)
-        _, faults = parse_config(raw)
-        if faults:
-            raise ConfigError(faults, config)
+        sound_config(raw, config)
     is_named = bool(raw.get("name"))
     name = str(raw["name"]) if is_named else Path(config).stem + (sweep.SCALED if job.is_scaled else "")
     # Without a name a run gets a new directory each time, and would not go on.
@@ -81,8 +79,7 @@ def _below(config: str, working_dir: Path) -> str:
 def _environment(variables: Sequence[str]) -> dict[str, str]:
     pairs = [variable.partition("=") for variable in variables]
     faults = [Fault("--env", f"must be NAME=VALUE, got {name!r}") for name, equals, _ in pairs if not (name and equals)]
-    if faults:
-        raise ConfigError(faults, "the job")
+    refuse(faults, "the job")
     return {name: value for name, _, value in pairs}
 
 

@@ -17,7 +17,7 @@ from raysim.config.faults import nearest
 from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
 from raysim.config.reading import lay_over, settled
 from raysim.config.sweep import head
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.settings import Raw, Settings, assign
 
 #: Takes a line for the user.
@@ -151,8 +151,7 @@ def lay_through(
     _lay_over_file(raw, values, takers, source, where=where, prefix=prefix)
     if not prefix:  # a scaled sweep may run one thing under two labels: it shows that both work
         faults += [Fault(keys, text) for keys, text in _same_runs(before, raw, values, source)]
-    if faults:
-        raise ConfigError(faults, where)
+    refuse(faults, where)
     return losses
 
 
@@ -322,5 +321,4 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
                     faults.append(Fault(str(axis), f"{text}; drop it, or choose that label as well"))
                 else:
                     tell(f"the axis {axis} is left out: it {text}")
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)

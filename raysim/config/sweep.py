@@ -39,7 +39,7 @@ from typing import Any
 from raysim.config.counting import left_idle, remove
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.settings import Raw, Settings, assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
@@ -158,8 +158,7 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
             faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return {
         axis: {_tunes_name(kind): arguments for kind, arguments in domain.items()} for axis, domain in space.items()
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from raysim.core.digest import source_digest
-from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
 from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
 from raysim.core.settings import Settings
 
@@ -60,17 +60,12 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            text = f"cannot import {kind} {name!r}: there is no module {error.name!r} in {Path.cwd()} or on the Python path"
-            raise OwnNameError(text) from error
-        raise OwnNameError(
-            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
-        ) from error
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise OwnNameError(
-            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
-        ) from error
+        text = f"{words_of(error)} in {place_in(error) or module_name}"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            text = f"there is no module {missing!r} in {Path.cwd()} or on the Python path"
+        raise OwnNameError(f"cannot import {kind} {name!r}: {text}") from error
     function = getattr(module, attribute, None)
     if callable(function):
         return cast("Callable[..., object]", function)
@@ -79,11 +74,6 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
     hint = did_you_mean(attribute, [key for key in vars(module) if not key.startswith("_")])
     raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
-
-
-def _file(error: BaseException, module_name: str) -> str:
-    """The place of an error while a module was imported."""
-    return place_in(error) or module_name
 
 
 def takes(function: Callable[..., object], name: str) -> bool:
@@ -188,8 +178,7 @@ def named(settings: Mapping[str, object]) -> Settings:
             return None
 
     result = cast("Settings", renamed(settings, ""))
-    if faults:
-        raise ConfigError(faults, "the call")
+    refuse(faults, "the call")
     return result
 
 

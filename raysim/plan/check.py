@@ -20,9 +20,10 @@ from raysim.config import (
     nearest,
     parse_config,
     parse_options,
+    sound_config,
     without,
 )
-from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError
+from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 from raysim.core.options import text_of
@@ -92,8 +93,7 @@ def check(
     info = sets.info
     if size_faults := memory_faults(config, info.shape):
         raise ConfigError(faults + size_faults, source)
-    spec = model_spec(config, len(info.classes), info.shape)
-    spec = spec if ready is None else with_weights(spec, ready.weights, ready.node)
+    spec = with_weights(model_spec(config, len(info.classes), info.shape), ready.made if ready else None)
     manifest, partition_faults = or_faults(
         lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
     )
@@ -102,8 +102,7 @@ def check(
         raise ConfigError(faults, source)
     faults += memory_faults(config, info.shape, manifest)
     faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     layout, texts = _fit(
         config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
     )
@@ -116,14 +115,10 @@ def check_partition(
     raw: Mapping[str, object], source: str, *, validates: bool | None = None
 ) -> tuple[SetInfo, Manifest]:
     """The partition of a raw configuration, without a look at its model. `validates` and raises: as `check`; DataError."""
-    config, faults = parse_config(raw)
-    if config is None:
-        raise ConfigError(faults, source)
-    config = located(config)
+    config = located(sound_config(raw, source))
     sets = open_sets(config)
     config, faults = _split(config, sets, raw, validates)
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return sets.info, draw_partition(config, sets)
 
 
@@ -144,17 +139,14 @@ def inspect_model(
     Raises:
       ConfigError: unknown name, unknown or unfit settings.
     """
-    config, faults = parse_config({"model": {**settings, "name": name}})
-    if config is None:
-        raise ConfigError(faults, "the command line")
+    config = sound_config({"model": {**settings, "name": name}}, "the command line")
     try:
         architecture = find_architecture(name)
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
     side = size or architecture.size
     spec = spec_of(config.model, classes, (side, side, channels))
-    if faults := _check_model(spec):
-        raise ConfigError(faults, "the command line")
+    refuse(_check_model(spec), "the command line")
     return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
 

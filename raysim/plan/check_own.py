@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raysim.config import Config, parse_options, read_config
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import DataError, Fault, refuse
 from raysim.core.own_code import own_function
 from raysim.core.settings import Settings, name_and_options
 from raysim.data.arrow import ImageSet, SetInfo
@@ -78,8 +78,7 @@ def prepare_by_name(
     if save_as in SOURCES:
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
-    if faults := own_faults("reader", {name: options}, find_reader):
-        raise ConfigError(faults, "the command line")
+    refuse(own_faults("reader", {name: options}, find_reader), "the command line")
     read = own_function(name, "reader")
     return prepare_own(save_as, read, path, files, options, again=again)
 

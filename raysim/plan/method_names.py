@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods import METHODS
-from raysim.core.errors import ConfigError
+from raysim.core.errors import refuse
 from raysim.plan.find import build_methods
 
 #: A method with its options as a configuration has it.
@@ -21,8 +21,7 @@ class MethodNames:
 
         def spec(**options: object) -> Spec:
             _, faults = build_methods([{name: options}])
-            if faults:
-                raise ConfigError(faults, f"raysim.methods.{name}")
+            refuse(faults, f"raysim.methods.{name}")
             return {name: options}
 
         spec.__doc__ = METHODS[name].__doc__

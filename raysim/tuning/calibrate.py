@@ -29,7 +29,7 @@ from methods.livar.regression import gram, target_coefficients
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
 from raysim.config.counting import left_idle, remove
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError, refuse
 from raysim.core.uri import is_uri
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
@@ -136,8 +136,7 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
             pairs.append(_pair(base, f"{name}/p{partition}-s{number}", first + partition, source))
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs), raw)
 
 
@@ -251,8 +250,7 @@ def _is_finished(plan: Plan) -> bool:
     ]
     if not faults and partition != plan.manifest.checksum:
         faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
-    if faults:
-        raise ConfigError(faults, "going on with a calibration")
+    refuse(faults, "going on with a calibration")
     return True
 
 

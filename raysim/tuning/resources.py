@@ -9,7 +9,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
 from raysim.engine.ray.session import offered
@@ -138,6 +138,5 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
             callbacks.append(callback)
         else:
             faults.append(Fault(key, f"must be a ray.tune.Callback, got one of type {type(callback).__name__}"))
-    if faults:
-        raise ConfigError(faults, "the sweep")
+    refuse(faults, "the sweep")
     return callbacks

@@ -20,7 +20,6 @@ from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line
 from raysim.terminal import Progress
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 
@@ -150,7 +149,7 @@ def test_a_label_that_contradicts_itself_is_refused():
 def test_a_setting_that_counts_in_no_trial_is_told(root):
     def planned(labels):
         raw = raw_config(root, partition={"alpha": 0.5})
-        return plan_sweep({**raw, "tune": {"param_space": {"skew": {"grid_search": labels}}}}, "sweep", draws)
+        return plan_sweep({**raw, "tune": {"param_space": {"skew": {"grid_search": labels}}}}, "sweep")
 
     with pytest.warns(SettingIgnored, match="left out of every trial: partition.alpha"):
         planned({"even": SCHEMES["even"]})
@@ -199,7 +198,7 @@ def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(o
     labels = {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}
     raw = raw_config(official, partition={"scheme": "iid", "num_clients": 3, "alpha": 0.1}, cohort={"size": 2})
     raw["data"]["name"] = "split"
-    trials = plan_sweep({**raw, "tune": {"param_space": {"m": {"grid_search": labels}}}}, "sweep", draws).trials
+    trials = plan_sweep({**raw, "tune": {"param_space": {"m": {"grid_search": labels}}}}, "sweep").trials
     assert [trial.config.data.validation for trial in trials] == [0.1, 0.1]
     assert len({trial.partition_sha256 for trial in trials}) == 1
 
