@@ -15,7 +15,7 @@ from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
 from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
-from raysim.plan.check_own import prepare_by_name
+from raysim.plan.find import prepare_by_name
 from raysim.terminal import Lines, LiveLine, err, out
 
 
