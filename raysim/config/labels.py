@@ -100,15 +100,20 @@ def alike(before: Mapping[Any, object], after: Mapping[Any, object]) -> list[tup
 
 def labels_of(raw: Raw, axis: str) -> Mapping[Any, Any]:
     """Label -> settings of an axis that has labels, all that the file knows; empty for other axes."""
-    domain = sweep.axes_as_written(raw).get(axis)
-    named = sweep.named_settings(raw, axis, domain) if isinstance(domain, Mapping) and len(domain) == 1 else None
+    named = sweep.named_settings(raw, axis, _domain(raw, axis))
     return named if isinstance(named, Mapping) else {}
 
 
 def values_of(raw: Raw, axis: str) -> list[Any]:
     """The labels or values that an axis chooses from; empty if they are drawn, or there is no such axis."""
+    domain = _domain(raw, axis)
+    return sweep.options(domain) if sweep.is_listed(domain) else []
+
+
+def _domain(raw: Raw, axis: str) -> Raw:
+    """The domain of an axis; empty where there is none, or what is no domain."""
     domain = sweep.axes_as_written(raw).get(axis)
-    return sweep.options(domain) if isinstance(domain, Mapping) and len(domain) == 1 and sweep.is_listed(domain) else []
+    return domain if isinstance(domain, Mapping) and len(domain) == 1 else {}
 
 
 def labels_text(labels: Sequence[object]) -> str:

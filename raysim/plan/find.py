@@ -221,11 +221,9 @@ def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings
     if not isinstance(name, str) or not isinstance(options, dict):
         return [Fault(key, f"must be module:function or {{module:function: {{option: value}}}}, got {spec!r}")]
     try:
-        make: object = find(name, {}, "logger")
+        make: Callable[..., object] = find(name, {}, "logger")
     except LookupError as error:
         return [Fault(key, str(error))]
-    if not callable(make):
-        return [Fault(key, f"{name!r} is no function; a logger's function returns an object with start, round and end")]
     parsed, faults = parse_options(make, options, f"{key}.{name}")
     return faults or (make, parsed)
 
