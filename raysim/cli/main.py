@@ -74,8 +74,7 @@ def run(
 
     values = parse_overrides(overrides or [])
     raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     parsed, faults = parse_config(raw)
     several = several_values(overrides or [], config)
     if any(fault.key in several for fault in faults):
@@ -120,8 +119,7 @@ def tune(
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
         raise typer.Exit(status)
 
@@ -142,13 +140,13 @@ def calibrate(
 
     values = parse_overrides(overrides or [])
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     others = [located_path(folder) for folder in beside or []]
     calibrate_and_print(raw, config, others, out, say)
 
 
-def _note_scaled(is_scaled: bool) -> None:
+def _note_before(is_scaled: bool) -> None:
+    note_home()
     if is_scaled:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from raysim.core.digest import source_digest
 from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
-from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
+from raysim.core.own import is_own, own_errors, place_in, place_of, without_partials, words_of
 from raysim.core.settings import Settings
 
 T = TypeVar("T")
@@ -240,8 +240,7 @@ def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
         (method,) = function.args
         hooks = (getattr(method, field.name) for field in fields(method))
         return next((hook.__module__ for hook in hooks if inspect.isfunction(hook)), None), method.name
-    while isinstance(function, partial):
-        function = function.func
+    function = without_partials(function)
     kind = type(function)
     return getattr(function, "__module__", None), getattr(function, "__qualname__", kind.__qualname__)
 

@@ -119,14 +119,8 @@ def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
     """What a part of an override chooses: a value, or a label, which may be in quotes, or labels in a list."""
     if part in map(str, labels):
         return [part]
-    value = _value(key, part)
+    (value,) = parse_overrides([f"{key.rpartition('.')[2]}={part}"]).values()  # a fault names the last part of the key
     return value if labels and isinstance(value, list) else [value]
-
-
-def _value(key: str, text: str) -> object:
-    """What YAML makes of the text; a fault names the last part of the key."""
-    (value,) = parse_overrides([f"{key.rpartition('.')[2]}={text}"]).values()
-    return value
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
