@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import shutil
 import sys
@@ -119,7 +118,7 @@ def at_uri(storage: str) -> Iterator[Finding]:
 
 def _disk(folder: Path, name: str) -> Finding:
     free = shutil.disk_usage(folder).free
-    return _finding(free > MIN_DISK, f"{_size(free)} free in {name}", ": Ray and the runs need 2 GiB or more")
+    return _finding(free > MIN_DISK, f"{free / 2**30:.1f} GiB free in {name}", ": Ray and the runs need 2 GiB or more")
 
 
 # --- a cluster --------------------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def _gpus(node: NodeFacts) -> Finding:
 def _temp(node: NodeFacts) -> Finding:
     is_ok = node.temp_free_bytes >= max(MIN_DISK, (1 - FULL) * node.temp_total_bytes)
     fault = ": Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
-    return _finding(is_ok, f"{_size(node.temp_free_bytes)} free in {node.temp_dir}", fault)
+    return _finding(is_ok, f"{node.temp_free_bytes / 2**30:.1f} GiB free in {node.temp_dir}", fault)
 
 
 def _storage(node: NodeFacts, storage: Path) -> Finding:
@@ -214,8 +213,3 @@ def _write_probe(storage: Path) -> Path:
 
 def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-
-
-def _size(count: float) -> str:
-    power = min(3, int(math.log2(max(count, 1)) // 10))
-    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} bytes"

@@ -17,14 +17,12 @@ from typing import TypeVar, cast
 from raysim.core.digest import source_digest
 from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
 from raysim.core.own import is_own, own_errors, place_in, place_of, without_partials, words_of
-from raysim.core.settings import Settings
+from raysim.core.settings import MOST_DEPTH, Settings, leaves
 
 T = TypeVar("T")
 
 #: How the names end of what no module holds: with a digest.
 BY_VALUE = re.compile(r".+:.+@[0-9a-f]{8}")
-#: Groups inside each other.
-MOST_DEPTH = 50
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
@@ -184,13 +182,8 @@ def named(settings: Mapping[str, object]) -> Settings:
 
 def words(settings: object) -> Iterator[str]:
     """Every text in nested settings, keys too: among them are the names of functions."""
-    if isinstance(settings, str):
-        yield settings
-    elif isinstance(settings, Mapping):
-        yield from words([*settings.keys(), *settings.values()])
-    elif isinstance(settings, list | tuple):
-        for each in settings:
-            yield from words(each)
+    with contextlib.suppress(RecursionError):  # what checks the whole says that it is nested too deeply
+        yield from (value for _, value in leaves(settings) if isinstance(value, str))
 
 
 def _itself(value: T) -> T:

@@ -31,6 +31,7 @@ def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
 
 def test_room_is_judged_node_by_node(root, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")  # this machine may be smaller
+
     def is_refused(nodes, **resources):
         sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources={"backend": "ray", **resources})
         try:
