@@ -142,7 +142,7 @@ def calibrate(
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
     _note_before(is_scaled)
     others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(raw, config, others, out, say)
+    calibrate_and_print(raw, config, others)
 
 
 def _note_before(is_scaled: bool) -> None:
@@ -324,7 +324,7 @@ def recipes(
     """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
     from raysim.cli.recipes import show
 
-    show(name, target, out, print_table, is_copy=is_copy)
+    show(name, target, is_copy=is_copy)
 
 
 @app.command()

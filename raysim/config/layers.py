@@ -66,10 +66,8 @@ def layered(
     axes_there = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
     of_trials = {key: value for key, value in values.items() if key not in before_scale and key not in of_sweep}
     chosen: dict[str, Sequence[object]] = {}
-    chosen |= {
-        axis: _as_list(library, shrunk, axis, of_trials.pop(axis))
-        for axis in [key for key in of_trials if key in axes_there]
-    }
+    for axis in [key for key in of_trials if key in axes_there]:
+        chosen[axis] = _as_list(library, shrunk, axis, of_trials.pop(axis))
     chosen |= axes or {}
     for axis, choices in chosen.items():
         _choose(shrunk, library, axis, choices, where)

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
@@ -38,7 +37,7 @@ from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
-from raysim.terminal import LiveLine
+from raysim.terminal import LiveLine, out, say
 from raysim.tuning.calibrate_figures import PUBLISHED, draw
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
@@ -91,12 +90,11 @@ class CalibrationPlan:
         return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
 
 
-def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Console, say: Say) -> None:
+def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
     """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
 
     Args:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
-      out: where the result is printed; say: takes a line of progress.
     """
     say(f"checking the runs of {source}")
     plan = plan_calibration(raw, source)
@@ -109,10 +107,10 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Cons
         cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
-    out.print(f"table:       {plan.file}", markup=False)
+    say(f"table:       {plan.file}")
     if (base := plan.file.with_suffix(".yaml")).is_file():
-        out.print(f"In a run's file:\nbase: {base}", markup=False)
-    out.print(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}", markup=False)
+        say(f"In a run's file:\nbase: {base}")
+    say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
