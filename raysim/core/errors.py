@@ -75,10 +75,10 @@ class DataError(RaysimError):
     """A data file or a partition that cannot be used."""
 
 
-def refuse(faults: Sequence[Fault], source: str) -> None:
+def refuse(faults: Iterable[Fault], source: str) -> None:
     """Raise ConfigError with these faults, if there are any."""
-    if faults:
-        raise ConfigError(faults, source)
+    if found := tuple(faults):
+        raise ConfigError(found, source)
 
 
 @contextmanager

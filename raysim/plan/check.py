@@ -6,7 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -78,7 +78,8 @@ def check(
     own_faults = check_own(config)
     if own_faults:
         raise ConfigError(faults + own_faults, source)
-    faults += ([] if has_room else check_resources(config)) + check_metrics(config) + logger_faults(config.loggers)
+    faults += [] if has_room else check_resources(config)
+    faults += [*check_metrics(config), *logger_faults(config.loggers)]
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
@@ -101,7 +102,7 @@ def check(
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info.shape, manifest)
-    faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
+    faults += [*stop_faults(config, methods, num_test=len(manifest.test)), *training_faults(config, spec)]
     refuse(faults, source)
     layout, texts = _fit(
         config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
@@ -207,29 +208,26 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
 # --- training and stopping --------------------------------------------------------------------------------------------
 
 
-def training_faults(config: Config, spec: ModelSpec) -> list[Fault]:
+def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
     """What would let every client end as it began."""
-    if config.local.batch_size > 1 or not needs_two_examples(cached_skeleton(spec)):
-        return []
-    text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
-    return [Fault("local.batch_size", text)]
+    if config.local.batch_size == 1 and needs_two_examples(cached_skeleton(spec)):
+        text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
+        yield Fault("local.batch_size", text)
 
 
-def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> list[Fault]:
+def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> Iterator[Fault]:
     """Conditions that could never be met, or that would leave out a method that works after the last round."""
-    faults = []
     conditions = config.stop.model_dump(exclude_none=True)
     for name in conditions:
         if name != "seconds" and not config.evaluation.every:
             text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
-            faults.append(Fault(f"stop.{name}", text))
+            yield Fault(f"stop.{name}", text)
         elif name != "seconds" and not num_test:
-            faults.append(Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it"))
+            yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
         text = f"{phase} works after the last round, which has to be known before; drop one of the two"
-        faults.append(Fault("stop", text))
-    return faults
+        yield Fault("stop", text)
 
 
 def memory_faults(config: Config, shape: tuple[int, int, int], manifest: Manifest | None = None) -> list[Fault]:
@@ -329,12 +327,10 @@ def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:
     return {leaf.name for leaf in layout.shared}.issuperset(factors)
 
 
-def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:
-    faults = []
+def _init_faults(methods: Sequence[Method], layout: Layout) -> Iterator[str]:
     for method in methods:
         try:
             if method.init is not None:
                 method.init(torch.zeros(layout.num_params), layout)
         except ValueError as error:
-            faults.append(str(error))
-    return faults
+            yield str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import SupportsFloat, TypeVar, cast
 
@@ -148,19 +148,17 @@ def check_own(config: Config) -> list[Fault]:
     return faults
 
 
-def check_metrics(config: Config) -> list[Fault]:
+def check_metrics(config: Config) -> Iterator[Fault]:
     names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
     taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
-    faults = []
     for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
         key = f"evaluation.metrics[{index}]"
         try:
             find_metric(name)
         except LookupError as error:
-            faults.append(Fault(key, str(error)))
+            yield Fault(key, str(error))
         if short in taken or short in names[:index]:
-            faults.append(Fault(key, f"server/{short} is there already; drop it, or give the function another name"))
-    return faults
+            yield Fault(key, f"server/{short} is there already; drop it, or give the function another name")
 
 
 def own_faults(key: str, spec: object, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
@@ -203,15 +201,13 @@ def prepare_by_name(
     return prepare_own(save_as, read, path, files, options, again=again)
 
 
-def logger_faults(specs: Sequence[object]) -> list[Fault]:
+def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
     """Names that no function has, options that it does not take, and a logger that is there already."""
-    faults: list[Fault] = []
     for index, spec in enumerate(specs):
         if (first := specs.index(spec)) < index:
-            faults.append(Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them"))
+            yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them")
         made = find_logger(spec, f"loggers[{index}]")
-        faults += made if isinstance(made, list) else []
-    return faults
+        yield from made if isinstance(made, list) else []
 
 
 def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:

@@ -123,7 +123,7 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
       ConfigError: every fault; besides those of a run: several rounds, joint data, or methods that do not begin with livar.
     """
     config = sound_config(raw, source)
-    refuse([*_own_faults(config)], source)
+    refuse(_own_faults(config), source)
     name, group = config.name or Path(source).stem, config.calibrate
     first = config.seed if config.partition.seed is None else config.partition.seed
     pairs: list[Pair] = []

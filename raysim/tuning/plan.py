@@ -250,19 +250,17 @@ def _points(
                 }
 
 
-def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
+def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
     """What is wrong with the scheduler's settings and with the metrics for these trials."""
-    faults = []
     shortest = min(trial.num_rounds for trial in trials)
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
-        faults.append(Fault("tune.grace_rounds", text))
+        yield Fault("tune.grace_rounds", text)
     if text := metric_fault(settings.metric, [trial.config for trial in trials]):
-        faults.append(Fault("tune.metric", text))
-    faults += report_faults(report, [trial.config for trial in trials])
+        yield Fault("tune.metric", text)
+    yield from report_faults(report, [trial.config for trial in trials])
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
         if bare:
             text = f"{settings.metric} needs a validation set, and trial {bare[0]} has none; raise data.validation"
-            faults.append(Fault("tune.metric", text))
-    return faults
+            yield Fault("tune.metric", text)
