@@ -101,7 +101,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
                 line.step(f"sending {working_dir.resolve()} to the cluster")
                 jobs.submit(job_id, command, working_dir, environment)
             say(f"submitted job {job_id}: {command}")
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # a dashboard that refuses a large upload closes the connection, too
         raise RaysimError(f"the job could not be submitted ({error})", "the Ray cluster", remedy) from error
     if not waits:
         say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")
