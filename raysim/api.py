@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from raysim.config import Config, parse_config, path_to_write, read_config
+from raysim.config.counting import value_at
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, explained
+from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, explained, refuse
 from raysim.core.own import place_in, words_of
 from raysim.core.own_code import named, note_of_values
 from raysim.core.rounds import round_name
@@ -219,9 +220,7 @@ def settings_of(
 
 def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
     """A setting of the call; a dictionary for a group is laid over it key by key."""
-    group: object = raw
-    for part in key.split("."):
-        group = group.get(part) if isinstance(group, Mapping) else None
+    group = value_at(raw, key)
     field = Config.model_fields.get(key)
     is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
     if isinstance(value, dict) and is_group:
@@ -247,8 +246,7 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
         raise ConfigError([Fault("tune", text)], source)
-    if faults := _of_other_verbs(raw):
-        raise ConfigError(faults, source)
+    refuse(_of_other_verbs(raw), source)
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
@@ -306,9 +304,8 @@ def finished_sweep(
         from raysim.tuning.driver import run_sweep  # loads PyTorch and Ray
         from raysim.tuning.outcome import write_results
         from raysim.tuning.plan import plan_sweep
-        from raysim.tuning.ranges import draws
 
-        sweep, outcomes = run_sweep(plan_sweep(raw, source, draws), say, callbacks, line)
+        sweep, outcomes = run_sweep(plan_sweep(raw, source), say, callbacks, line)
         line.step("writing the results")
         write_results(sweep, outcomes)
         return sweep, outcomes

@@ -1,17 +1,15 @@
-"""What `raysim doctor` looks at: this installation, the disks, a job's upload, and every node of a running cluster."""
+"""What `raysim doctor` looks at: this installation, the disks, and the same of every node of a running cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +20,6 @@ from raysim.folders.filesystems import FAILURES, reached_folder, reason
 from raysim.terminal import LiveLine, say
 
 if TYPE_CHECKING:
-    from pathspec import PathSpec
-
     from raysim.engine.ray.nodes import NodeFacts
 
 PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "medmnist", "shap", "scikit-learn", "pyarrow", "tensorboard")
@@ -31,44 +27,34 @@ PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "medmnist", "shap", "
 #: Bytes below which a disk is called full: Ray's logs and spilled objects, and the runs, need more.
 MIN_DISK = 2 * 2**30
 
-#: Bytes of an object store below which the updates of a round may have to go through the disk.
-MIN_STORE = 2**30
-
 #: Share of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
 FULL = 0.95
-
-#: Bytes that Ray's dashboard takes at most from `ray job submit --working-dir`.
-UPLOAD_LIMIT = 100 * 2**20
-
-#: Files in a folder above which it is probably not a project's.
-MOST_FILES = 50_000
-
 
 #: Whether something is well, and a line about it.
 Finding = tuple[bool, str]
 
 
-def examine(address: str | None, storage: str, working_dir: Path) -> bool:
+def examine(address: str | None, storage: str) -> bool:
     """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
 
     Args:
-      address: of a running Ray (host:port or auto) or of its dashboard (http://...); without one no cluster is looked at.
-      storage: folder for run directories, relative to RAYSIM_HOME, or a URI. working_dir: what a job would upload.
+      address: of a running Ray, host:port or auto; without one no cluster is looked at.
+      storage: folder for run directories, relative to RAYSIM_HOME, or a URI.
     """
     folder, is_good = None if is_uri(storage) else home_folder() / storage, True
     place = at_uri(storage) if folder is None else disks(folder)
-    parts = {"this installation": installation(), "the disks": place, "what a job would upload": _uploads(working_dir)}
+    parts = {
+        "this installation": installation(),
+        "the disks": place,
+        f"the cluster at {address}": cluster(address, folder),
+    }
     with LiveLine() as live:
-        for what, findings in (parts | {f"the cluster at {address}": cluster(address, folder)}).items():
+        for what, findings in parts.items():
             live.show(f"looking at {what}")
             for is_ok, line in findings:
                 say(f"{'ok  ' if is_ok else 'FAIL'} {line}")
                 is_good = is_good and is_ok
     return is_good
-
-
-def _uploads(working_dir: Path) -> Iterator[Finding]:
-    yield upload(working_dir)
 
 
 def _finding(is_ok: bool, line: str, fault: str) -> Finding:
@@ -132,72 +118,24 @@ def at_uri(storage: str) -> Iterator[Finding]:
 
 def _disk(folder: Path, name: str) -> Finding:
     free = shutil.disk_usage(folder).free
-    return _finding(free > MIN_DISK, f"{_size(free)} free in {name}", ": Ray and the runs need 2 GiB or more")
-
-
-def upload(working_dir: Path) -> Finding:
-    """What `ray job submit --working-dir` would send, with its largest files."""
-    folder = working_dir.absolute()
-    paths = list(islice(uploaded_files(folder), MOST_FILES + 1))
-    if len(paths) > MOST_FILES:
-        remedy = "start from the clone, or write a .rayignore"
-        return False, f"a job from {folder} would upload more than {MOST_FILES} files: {remedy}"
-    sizes = sorted(((path.stat().st_size, path.relative_to(folder).as_posix()) for path in paths), reverse=True)
-    total = sum(size for size, _ in sizes)
-    largest = "".join(f"\n         {_size(size):>10}  {name}" for size, name in sizes[:10])
-    line = (
-        f"a job from here would upload {len(paths)} files, {_size(total)} (at most {_size(UPLOAD_LIMIT)}); the largest:"
-    )
-    remedy = "name what the run does not need in .rayignore, and put data below RAYSIM_HOME of the cluster"
-    return _finding(total < UPLOAD_LIMIT, line + largest, f"\n     too much: {remedy}")
-
-
-def uploaded_files(path: Path, ignored: Sequence[tuple[Path, PathSpec]] = ()) -> Iterator[Path]:
-    """The files that `ray job submit --working-dir PATH` sends.
-
-    Ray (2.54 and later) leaves out some names everywhere, and what a .gitignore or a .rayignore says below its folder.
-
-    Args:
-      ignored: (folder, what is left out below it) of the folders further up.
-    """
-    from pathspec import PathSpec
-
-    names = os.environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", ".git,.venv,venv,__pycache__")
-    with_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    ignored = list(ignored) or [(path, PathSpec.from_lines("gitignore", names.split(",")))]
-    for file in (path / ".gitignore", path / ".rayignore"):
-        if file.is_file() and (with_gitignore or file.name != ".gitignore"):
-            ignored.append((path, PathSpec.from_lines("gitignore", file.read_text().splitlines())))
-    if any(spec.match_file(path.relative_to(folder)) for folder, spec in ignored):
-        return
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        for child in path.iterdir():
-            yield from uploaded_files(child, ignored)
+    return _finding(free > MIN_DISK, f"{free / 2**30:.1f} GiB free in {name}", ": Ray and the runs need 2 GiB or more")
 
 
 # --- a cluster --------------------------------------------------------------------------------------------------------
 
 
 def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
-    """Every node of a running Ray, and its dashboard."""
-    if not address:
+    """Every node of a running Ray."""
+    if not address or is_uri(address):  # a dashboard knows jobs alone
         remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
         yield True, f"no cluster looked at: {remedy}"
         return
     from raysim.engine.ray.nodes import ask_nodes, connected, question
 
-    if address.startswith(("http://", "https://")):
-        yield dashboard(address)
-        command = "ray job submit --working-dir . -- python -m raysim doctor"
-        yield True, f"the nodes are seen from within: {command}"
-        return
     probe = None
     try:
-        with connected(address) as url:
+        with connected(address):
             yield True, f"connected to Ray at {address}"
-            yield dashboard(url)
             with contextlib.suppress(OSError):  # a finding of its own already
                 probe = None if storage is None else _write_probe(storage)
             yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
@@ -208,19 +146,6 @@ def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
     finally:
         if probe is not None:
             probe.unlink(missing_ok=True)
-
-
-def dashboard(url: str) -> Finding:
-    """Whether jobs can be submitted to a dashboard; url: "" if there is none."""
-    from raysim.engine.ray.nodes import dashboard_error
-
-    if not url:
-        return False, "no dashboard: `ray job submit` needs one; start the head with --include-dashboard=true"
-    if error := dashboard_error(url):
-        reason = "it listens on the head's loopback unless started with --dashboard-host"
-        remedy = "go through `ray dashboard CLUSTER.yaml`, and give the token"
-        return False, f"the dashboard at {url} does not answer ({error}): {reason}; {remedy}"
-    return True, f"the dashboard at {url} takes jobs"
 
 
 def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path | None) -> Iterator[Finding]:
@@ -234,14 +159,9 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
         if node.error:
             yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
         else:
-            checks = [_versions(node, here), _gpus(node), _store(node), _temp(node)]
+            checks = [_versions(node, here), _gpus(node), _temp(node)]
             checks += [] if storage is None else [_storage(node, storage)]
             yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
-    closed = [f"{what} port {port} of {node.name}" for node in nodes for what, port in node.unreachable_ports]
-    if closed:
-        yield False, f"cannot reach {', '.join(closed)}: open the ports of cluster/env.sh between the nodes"
-    else:
-        yield True, f"the ports of {len(nodes)} node{'s' if len(nodes) != 1 else ''} can be reached"
 
 
 def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
@@ -267,18 +187,10 @@ def _gpus(node: NodeFacts) -> Finding:
     return _finding(bool(names) or not node.gpus, f"{line} ({names})" if names else line, fault)
 
 
-def _store(node: NodeFacts) -> Finding:
-    fault = ": below 1 GiB large rounds spill to disk; start Ray with more --object-store-memory"
-    if node.store_bytes > node.shm_bytes:
-        fault = ": Ray keeps objects on a disk; enlarge /dev/shm (docker --shm-size), or --object-store-memory less"
-    is_ok = MIN_STORE <= node.store_bytes <= node.shm_bytes
-    return _finding(is_ok, f"object store {_size(node.store_bytes)}, /dev/shm {_size(node.shm_bytes)}", fault)
-
-
 def _temp(node: NodeFacts) -> Finding:
     is_ok = node.temp_free_bytes >= max(MIN_DISK, (1 - FULL) * node.temp_total_bytes)
     fault = ": Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
-    return _finding(is_ok, f"{_size(node.temp_free_bytes)} free in {node.temp_dir}", fault)
+    return _finding(is_ok, f"{node.temp_free_bytes / 2**30:.1f} GiB free in {node.temp_dir}", fault)
 
 
 def _storage(node: NodeFacts, storage: Path) -> Finding:
@@ -301,8 +213,3 @@ def _write_probe(storage: Path) -> Path:
 
 def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-
-
-def _size(count: float) -> str:
-    power = min(3, int(math.log2(max(count, 1)) // 10))
-    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} bytes"

@@ -74,8 +74,7 @@ def run(
 
     values = parse_overrides(overrides or [])
     raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     parsed, faults = parse_config(raw)
     several = several_values(overrides or [], config)
     if any(fault.key in several for fault in faults):
@@ -120,8 +119,7 @@ def tune(
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
         raise typer.Exit(status)
 
@@ -142,13 +140,13 @@ def calibrate(
 
     values = parse_overrides(overrides or [])
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
-    note_home()
-    _note_scaled(is_scaled)
+    _note_before(is_scaled)
     others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(raw, config, others, out, say)
+    calibrate_and_print(raw, config, others)
 
 
-def _note_scaled(is_scaled: bool) -> None:
+def _note_before(is_scaled: bool) -> None:
+    note_home()
     if is_scaled:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 
@@ -326,7 +324,7 @@ def recipes(
     """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
     from raysim.cli.recipes import show
 
-    show(name, target, out, print_table, is_copy=is_copy)
+    show(name, target, is_copy=is_copy)
 
 
 @app.command()
@@ -343,15 +341,14 @@ def schema() -> None:
 def doctor(
     address: Annotated[
         str | None,
-        typer.Option(help="a running Ray: host:port, auto, or http://... of its dashboard", envvar="RAY_ADDRESS"),
+        typer.Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS"),
     ] = None,
     storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
-    working_dir: Annotated[Path, typer.Option(help="folder that a job would upload")] = Path("."),
 ) -> None:
-    """Check this installation, what a job would upload, and every node of a running cluster."""
+    """Check this installation, its disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
 
-    if not examine(address, storage, working_dir):
+    if not examine(address, storage):
         raise typer.Exit(1)
 
 

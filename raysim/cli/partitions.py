@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raysim.config import sweep
 from raysim.config.clashes import clashes
-from raysim.core.errors import ConfigError, DataError, explained
+from raysim.core.errors import DataError, explained, refuse
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder
@@ -54,8 +54,7 @@ def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
 
 def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
     if sweep.axes_as_written(raw):
-        if faults := clashes(raw, source)[0]:
-            raise ConfigError(faults, source)
+        refuse(clashes(raw, source)[0], source)
         return sweep.grid(raw, source)
     return [sweep.Trial("the run", {}, dict(raw))]
 

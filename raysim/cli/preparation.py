@@ -15,8 +15,8 @@ from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
 from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
-from raysim.plan.check_own import prepare_by_name
-from raysim.terminal import Lines, LiveLine, err, out
+from raysim.plan.find import prepare_by_name
+from raysim.terminal import Lines, LiveLine, err, out, say
 
 
 def prepare_and_print(
@@ -122,11 +122,8 @@ def _print_set(info: SetInfo, root: Path) -> None:
       root: as it was given: what `data.root` has to be in a run from the same folder.
     """
     in_domains = f", {len(info.domains)} domains" if info.domains else ""
-    out.print(
-        f"{info.name}: {info.num_examples} images {info.shape}, {len(info.classes)} classes{in_domains}, "
-        f"sha256 {info.checksum[:16]}",
-        markup=False,
-    )
+    classes = f"{len(info.classes)} classes{in_domains}"
+    say(f"{info.name}: {info.num_examples} images {info.shape}, {classes}, sha256 {info.checksum[:16]}")
     if info.name in FACTS and info.read_from:  # older versions did not check, nor write down what they read
         parts = "examples, classes" if info.resize else "examples, classes, pixels"
         out.print(f"checked: {parts} as in {FACTS[info.name].source}", markup=False)

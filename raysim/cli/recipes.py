@@ -5,21 +5,18 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.terminal import out, print_table, say
 
 
-def show(
-    name: str | None, target: str | None, out: Console, print_table: Callable[[Table], None], *, is_copy: bool
-) -> None:
+def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
     """`raysim recipes`: the list of all recipes or of a kind, the text of one file, or copies.
 
     Raises:
@@ -31,12 +28,12 @@ def show(
         if name is None:
             raise ConfigError([Fault("--copy", "needs the name of a file or kind before it")], "the command line")
         for path in copy(name, target):
-            out.print(f"copied: {path}", markup=False)
+            say(f"copied: {path}")
     elif name is None or name in KINDS:
         print_table(listing(*([name] if name else RECIPES)))
         if name is None:
             others = ", ".join(kind for kind in KINDS if kind not in RECIPES)
-            out.print(f"\nFurther files, by `raysim recipes KIND`: {others}", markup=False)
+            say(f"\nFurther files, by `raysim recipes KIND`: {others}")
     else:
         out.out(shipped_file(name)[1].read_text(), end="")
 

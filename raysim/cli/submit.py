@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raysim.cli.doctor import upload
-from raysim.config import is_recipe_name, parse_config, parse_overrides, read_config, sweep
+from raysim.config import is_recipe_name, parse_overrides, read_config, sound_config, sweep
 from raysim.config.layers import layered
-from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.core.errors import ConfigError, Fault, RaysimError, refuse
 from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
 
@@ -54,9 +53,7 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
     verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
     if verb == "run":
         raw = layered(read_config(Path(config)), parse_overrides(overrides), config, is_scaled=job.is_scaled)
-        _, faults = parse_config(raw)
-        if faults:
-            raise ConfigError(faults, config)
+        sound_config(raw, config)
     is_named = bool(raw.get("name"))
     name = str(raw["name"]) if is_named else Path(config).stem + (sweep.SCALED if job.is_scaled else "")
     # Without a name a run gets a new directory each time, and would not go on.
@@ -64,9 +61,6 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
     words += [] if is_named or verb != "run" else [f"name={name}"]
     words += ["--scaled"] if job.is_scaled else []
     environment = _environment(job.variables)
-    is_small, line = upload(job.working_dir)
-    if not is_small:
-        raise ConfigError([Fault("--working-dir", line)], "the job")
     job_id = re.sub(r"[^\w.-]+", "-", job.job_id or name)
     return _run_job(job_id, shlex.join(words), job.working_dir, environment, waits=waits)
 
@@ -85,8 +79,7 @@ def _below(config: str, working_dir: Path) -> str:
 def _environment(variables: Sequence[str]) -> dict[str, str]:
     pairs = [variable.partition("=") for variable in variables]
     faults = [Fault("--env", f"must be NAME=VALUE, got {name!r}") for name, equals, _ in pairs if not (name and equals)]
-    if faults:
-        raise ConfigError(faults, "the job")
+    refuse(faults, "the job")
     return {name: value for name, _, value in pairs}
 
 
@@ -108,7 +101,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
                 line.step(f"sending {working_dir.resolve()} to the cluster")
                 jobs.submit(job_id, command, working_dir, environment)
             say(f"submitted job {job_id}: {command}")
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # a dashboard that refuses a large upload closes the connection, too
         raise RaysimError(f"the job could not be submitted ({error})", "the Ray cluster", remedy) from error
     if not waits:
         say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")

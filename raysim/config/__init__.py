@@ -13,7 +13,16 @@ from raysim.config.places import (
     path_to_write,
     shipped_folder,
 )
-from raysim.config.reading import lay_over, parse_config, parse_overrides, parse_report, read_config, settled, without
+from raysim.config.reading import (
+    lay_over,
+    parse_config,
+    parse_overrides,
+    parse_report,
+    read_config,
+    settled,
+    sound_config,
+    without,
+)
 from raysim.config.schema import (
     CalibrateGroup,
     CohortGroup,
@@ -24,37 +33,3 @@ from raysim.config.schema import (
     TuneGroup,
 )
 from raysim.config.shipped import config_file, is_recipe_name, shipped_file, shipped_files
-
-__all__ = [
-    "JOB_VARIABLE",
-    "CalibrateGroup",
-    "CohortGroup",
-    "Config",
-    "ModelGroup",
-    "ReportGroup",
-    "StopGroup",
-    "TuneGroup",
-    "config_file",
-    "data_cache",
-    "folder_of",
-    "home_folder",
-    "is_recipe_name",
-    "lay_over",
-    "located",
-    "located_path",
-    "located_root",
-    "method_names",
-    "methods_label",
-    "nearest",
-    "parse_config",
-    "parse_options",
-    "parse_overrides",
-    "parse_report",
-    "path_to_write",
-    "read_config",
-    "settled",
-    "shipped_file",
-    "shipped_files",
-    "shipped_folder",
-    "without",
-]

@@ -106,9 +106,16 @@ def sets(settings: Raw, key: str) -> bool:
     return False
 
 
-def value_at(raw: object, key: str) -> object:
-    """What a raw configuration has at a dotted key; None where it has nothing."""
-    return reduce(lambda group, name: group.get(name) if isinstance(group, Mapping) else None, key.split("."), raw)
+def value_at(raw: object, key: str, default: object = None) -> object:
+    """What a raw configuration has at a dotted key, in a list of names with options at "name.option"; else the default."""
+    for name in key.split("."):
+        if isinstance(raw, list):
+            named = [each for each in raw if each == name or (isinstance(each, Mapping) and list(each) == [name])]
+            raw = {name: None if isinstance(named[0], str) else named[0][name]} if named else {}
+        if not isinstance(raw, Mapping) or name not in raw:
+            return default
+        raw = raw[name]
+    return raw
 
 
 def remove(raw: Settings, keys: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ Place = tuple[int | str, ...]
 class Checked(BaseModel):
     """Keys with their types; true and false are no numbers, though Python and pydantic take them for 1 and 0."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -58,12 +58,6 @@ _RANGE = re.compile(r"\s*\d+\s*-\s*\d+\s*$")
 
 def _takes(annotation: object, kind: type) -> bool:
     return annotation in (kind, Any, object) or any(_takes(each, kind) for each in get_args(annotation))
-
-
-class OptionsModel(Checked):
-    """The keyword parameters of a function."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 def validated(model: type[Model], raw: object, key: str = "") -> tuple[Model | None, list[Fault]]:
@@ -104,7 +98,7 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty):
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (Any if parameter.annotation is parameter.empty else parameter.annotation, default)
-    return create_model("Options", __base__=OptionsModel, **fields)
+    return create_model("Options", __base__=Checked, **fields)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

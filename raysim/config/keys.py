@@ -33,4 +33,4 @@ def _counting(field: Any, counts: Counts | None) -> Any:
 class Group(Checked):
     """A group of keys; unknown ones are refused."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(validate_default=True)

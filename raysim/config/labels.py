@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from raysim.config import sweep
+from raysim.config.counting import value_at
 from raysim.core.errors import ConfigError
 from raysim.core.settings import Raw, Settings, assign
 
@@ -62,23 +63,11 @@ def lost_keys(settings: Raw, values: Mapping[str, object]) -> list[str]:
             if key.endswith("+"):
                 continue
             if plain == key or below(plain, key):
-                if inner_value(new, plain.removeprefix(key)) != value:
+                if (new if plain == key else value_at(new, plain.removeprefix(f"{key}."), Unknown)) != value:
                     keys[plain] = None
-            elif below(key, plain) and inner_value(value, key.removeprefix(plain)) not in (Unknown, new):
+            elif below(key, plain) and value_at(value, key.removeprefix(f"{plain}."), Unknown) not in (Unknown, new):
                 keys[key] = None
     return list(keys)
-
-
-def inner_value(value: object, path: str) -> object:
-    """What stands in a value at ".a.b"; of a list of names with options, at ".name.option"; Unknown if nothing does."""
-    for name in path.split(".")[1:]:
-        if isinstance(value, list):
-            named = [each for each in value if each == name or (isinstance(each, Mapping) and list(each) == [name])]
-            value = {name: None if isinstance(named[0], str) else named[0][name]} if named else {}
-        if not isinstance(value, Mapping) or name not in value:
-            return Unknown
-        value = value[name]
-    return value
 
 
 def effective(raw: Raw, layers: Sequence[object], source: str) -> object:
@@ -111,15 +100,20 @@ def alike(before: Mapping[Any, object], after: Mapping[Any, object]) -> list[tup
 
 def labels_of(raw: Raw, axis: str) -> Mapping[Any, Any]:
     """Label -> settings of an axis that has labels, all that the file knows; empty for other axes."""
-    domain = sweep.axes_as_written(raw).get(axis)
-    named = sweep.named_settings(raw, axis, domain) if isinstance(domain, Mapping) and len(domain) == 1 else None
+    named = sweep.named_settings(raw, axis, _domain(raw, axis))
     return named if isinstance(named, Mapping) else {}
 
 
 def values_of(raw: Raw, axis: str) -> list[Any]:
     """The labels or values that an axis chooses from; empty if they are drawn, or there is no such axis."""
+    domain = _domain(raw, axis)
+    return sweep.options(domain) if sweep.is_listed(domain) else []
+
+
+def _domain(raw: Raw, axis: str) -> Raw:
+    """The domain of an axis; empty where there is none, or what is no domain."""
     domain = sweep.axes_as_written(raw).get(axis)
-    return sweep.options(domain) if isinstance(domain, Mapping) and len(domain) == 1 and sweep.is_listed(domain) else []
+    return domain if isinstance(domain, Mapping) and len(domain) == 1 else {}
 
 
 def labels_text(labels: Sequence[object]) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import sweep
+from raysim.config.counting import value_at
 from raysim.config.faults import nearest
 from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
 from raysim.config.reading import lay_over, settled
 from raysim.config.sweep import head
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.settings import Raw, Settings, assign
 
 #: Takes a line for the user.
@@ -65,10 +66,8 @@ def layered(
     axes_there = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
     of_trials = {key: value for key, value in values.items() if key not in before_scale and key not in of_sweep}
     chosen: dict[str, Sequence[object]] = {}
-    chosen |= {
-        axis: _as_list(library, shrunk, axis, of_trials.pop(axis))
-        for axis in [key for key in of_trials if key in axes_there]
-    }
+    for axis in [key for key in of_trials if key in axes_there]:
+        chosen[axis] = _as_list(library, shrunk, axis, of_trials.pop(axis))
     chosen |= axes or {}
     for axis, choices in chosen.items():
         _choose(shrunk, library, axis, choices, where)
@@ -143,7 +142,7 @@ def lay_through(
             for lost in lost_keys(settings, values):
                 losses.setdefault(lost, []).append(label)
     for axis, domain in sweep.axes_as_written(raw).items():
-        if (key := _whole_group(axis, values)) and axis not in given:
+        if (key := next((group for group in values if below(axis, group)), "")) and axis not in given:
             text = f"is set whole, and {axis} of it is an axis; set its other keys one by one, or {axis} as well"
             faults.append(Fault(f"{prefix}{key}", text))
         elif inner := {key: value for key, value in values.items() if below(key, axis)}:
@@ -151,8 +150,7 @@ def lay_through(
     _lay_over_file(raw, values, takers, source, where=where, prefix=prefix)
     if not prefix:  # a scaled sweep may run one thing under two labels: it shows that both work
         faults += [Fault(keys, text) for keys, text in _same_runs(before, raw, values, source)]
-    if faults:
-        raise ConfigError(faults, where)
+    refuse(faults, where)
     return losses
 
 
@@ -174,44 +172,25 @@ def _lay_over_file(
 def _label_places(raw: Settings) -> Iterator[tuple[str | None, str, dict[Any, Any], Any]]:
     """(axis, or None where the sweep does not take the label; its label; the mapping that holds its settings, and their key)."""
     seen: set[int] = set()
-    axes = sweep.axes_as_written(raw)
-    places: list[tuple[str, object]] = [
-        (axis, choices)
-        for axis, domain in axes.items()
-        if isinstance(domain, dict) and sweep.is_listed(domain)
-        for choices in domain.values()
-    ]
-    group = raw.get("tune")
-    named = group.get("settings") if isinstance(group, dict) else None
-    places += list(named.items()) if isinstance(named, dict) else []
-    for axis, labels in places:
-        if not isinstance(labels, dict) or id(labels) in seen:
-            continue
-        seen.add(id(labels))
-        domain = axes.get(axis)
-        taken = sweep.options(domain) if isinstance(domain, dict) and sweep.is_listed(domain) else []
-        for label in list(labels):
-            yield axis if label in taken else None, str(label), labels, label
-
-
-def _whole_group(axis: str, values: Mapping[str, object]) -> str:
-    """The value that replaces a group with the key of an axis in it; "" if none does."""
-    return next((key for key in values if below(axis, key)), "")
+    named = value_at(raw, "tune.settings")
+    places = [(axis, labels_of(raw, axis)) for axis in sweep.axes_as_written(raw)]
+    for axis, labels in [*places, *(named.items() if isinstance(named, dict) else ())]:
+        if isinstance(labels, dict) and id(labels) not in seen:
+            seen.add(id(labels))
+            taken = values_of(raw, axis)
+            for label in list(labels):
+                yield axis if label in taken else None, str(label), labels, label
 
 
 def _lay_into_values(
     raw: Settings, axis: str, domain: object, inner: Mapping[str, object], faults: list[Fault], prefix: str
 ) -> set[str]:
     """Set keys below an axis in each of its values, in place; returns those that were set somewhere."""
-    if (
-        not isinstance(domain, dict)
-        or not sweep.is_listed(domain)
-        or sweep.named_settings(raw, axis, domain) is not None
-    ):
-        if isinstance(domain, dict) and not sweep.is_listed(domain):
-            faults += [
-                Fault(f"{prefix}{key}", f"lies below the axis {axis}, whose values are drawn; drop it") for key in inner
-            ]
+    if not isinstance(domain, dict) or sweep.named_settings(raw, axis, domain) is not None:
+        return set()
+    if not sweep.is_listed(domain):
+        text = f"lies below the axis {axis}, whose values are drawn; drop it"
+        faults += [Fault(f"{prefix}{key}", text) for key in inner]
         return set()
     takers: set[str] = set()
     values, before = [], sweep.options(domain)
@@ -282,8 +261,7 @@ def _as_list(library: Raw, shrunk: Raw, axis: str, value: object) -> list[object
 
 def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], where: str) -> None:
     """Leave these labels or values of an axis, in place; one that the file does not have is made."""
-    group = raw.get("tune")
-    kind = "choice" if isinstance(group, Mapping) and group.get("search") == "optuna" else "grid_search"
+    kind = "choice" if value_at(raw, "tune.search") == "optuna" else "grid_search"
     named = {**labels_of(library, axis), **labels_of(raw, axis)}
     values: object = list(choices)
     if named:
@@ -300,8 +278,7 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
 
 def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: str, tell: Tell) -> None:
     """Refuse conditions of `tune.only` that no label fulfils; tell which axes are left out as their labels were not chosen."""
-    group = raw.get("tune")
-    only = group.get("only") if isinstance(group, Mapping) else None
+    only = value_at(raw, "tune.only")
     if not isinstance(only, Mapping):
         return
     faults = []
@@ -322,5 +299,4 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
                     faults.append(Fault(str(axis), f"{text}; drop it, or choose that label as well"))
                 else:
                     tell(f"the axis {axis} is left out: it {text}")
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)

@@ -1,10 +1,12 @@
-"""What a list of methods is called."""
+"""Lists of methods: what one is called, and old spellings that files and folders of earlier versions have."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
-from raysim.core.settings import Settings
+from raysim.core.errors import SettingRenamed
+from raysim.core.settings import Settings, name_and_options
 
 
 def method_names(specs: Sequence[str | Settings]) -> list[str]:
@@ -25,3 +27,45 @@ def methods_text(specs: Sequence[object]) -> str:
         more = ", ".join(f"{key}={value}" for key, value in options.items()) if isinstance(options, Mapping) else ""
         texts.append(f"{name} ({more})" if more else str(name))
     return " + ".join(texts) or "fedavg"
+
+
+# --- old spellings ----------------------------------------------------------------------------------------------------
+
+#: Value of fedvg's former option `score` -> what the method is called now.
+SCORES = {"gradient": "fedvg", "loss": "fedvg_loss", "cosine": "fedvg_cosine"}
+
+#: Value of `score` -> options that had to be at these defaults beside it.
+DEFAULTS: dict[str, Settings] = {
+    "loss": {"granularity": "model", "norm": "l1", "layers": "tensor"},
+    "cosine": {"norm": "l1", "layers": "tensor", "every": 1, "as_in": None},
+}
+
+#: Value of `score` -> options that had no effect beside it.
+IDLE = {"loss": ("buffers", "one_axis"), "cosine": ("eps", "one_axis")}
+
+
+def renamed(spec: object) -> object:
+    """An entry of `methods` in today's spelling; anything else as it is."""
+    try:
+        name, options = name_and_options(spec)
+    except ValueError:  # is told where methods are checked
+        return spec
+    score = options.pop("score", None)
+    if name != "fedvg" or not isinstance(score, str) or score not in SCORES:
+        return spec
+    dropped = {
+        *IDLE.get(score, ()),
+        *(key for key, value in DEFAULTS.get(score, {}).items() if options.get(key) == value),
+    }
+    kept = {key: value for key, value in options.items() if key not in dropped}
+    return {SCORES[score]: kept} if kept else SCORES[score]
+
+
+def renamed_with_note(spec: object) -> object:
+    """The same with a warning that says what the method is called now."""
+    current = renamed(spec)
+    if current is not spec:
+        score, (name, _) = name_and_options(spec)[1]["score"], name_and_options(current)
+        remedy = f"write {name}" if name != "fedvg" else "drop it"
+        warnings.warn(f"fedvg with score: {score} is now called {name}; {remedy}", SettingRenamed, stacklevel=1)
+    return current

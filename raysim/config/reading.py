@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raysim.config.counting import idle_faults, left_idle, remove, sets
@@ -16,7 +16,7 @@ from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, Fault, SettingIgnored
+from raysim.core.errors import ConfigError, Fault, SettingIgnored, refuse
 from raysim.core.names import LONGEST_NAME, name_fault
 from raysim.core.settings import Settings, assign, name_and_options
 from raysim.core.uri import is_uri, masked, uri_fault
@@ -120,8 +120,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
-    if faults:
-        raise ConfigError(faults, "the command line")
+    refuse(faults, "the command line")
     return values
 
 
@@ -165,118 +164,105 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
     if config is None:  # what the sound groups contradict is said at once, too
         config, _ = validated(Config, without(sound, more))
     if config is not None:
-        contradictions = _contradictions(config) | _data_contradictions(config) | _unusable_paths(config)
-        contradictions |= dict.fromkeys(idle_faults(config, tune=raw.get("tune")), True)
+        contradictions = [*_contradictions(config), *_data_contradictions(config), *_unusable_paths(config)]
+        contradictions += idle_faults(config, tune=raw.get("tune"))
         unsound = {fault.key.split(".")[0] for fault in faults}
+        # Beside a default in the place of a fault a contradiction may be none: those of a population need both groups.
         faults += [
-            fault
-            for fault, is_there in contradictions.items()
-            # Beside a default in the place of a fault a contradiction may be none: those of a population need both groups.
-            if is_there and not unsound & {fault.key.split(".")[0], "partition"}
+            fault for fault in dict.fromkeys(contradictions) if not unsound & {fault.key.split(".")[0], "partition"}
         ]
     return (None if faults else config), faults
+
+
+def sound_config(raw: Mapping[str, object], source: str) -> Config:
+    """The configuration. Raises ConfigError with all its faults."""
+    config, faults = parse_config(raw)
+    if config is None:
+        raise ConfigError(faults, source)
+    return config
 
 
 def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
     """The configuration without the keys that faults stand at."""
     pruned = copy.deepcopy(dict(raw)) if faults else dict(raw)
-    for fault in faults:
-        *parents, last = re.sub(r"\[\d+\].*", "", fault.key).split(".")
-        group: object = pruned
-        for parent in parents:
-            group = group.get(parent, {}) if isinstance(group, dict) else {}
-        if isinstance(group, dict):
-            group.pop(last, None)
+    remove(pruned, (re.sub(r"\[\d+\].*", "", fault.key) for fault in faults))
     return pruned
 
 
-def _contradictions(config: Config) -> dict[Fault, bool]:
-    """Settings that exclude each other, and whether this configuration has them."""
+def _contradictions(config: Config) -> Iterator[Fault]:
+    """Settings that exclude each other."""
     cohort, local = config.cohort, config.local
-    size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
-    return {
-        Fault("cohort", "size and fraction are both set; keep one"): None not in (cohort.size, cohort.fraction),
-        Fault("cohort.size", f"{size}; lower it or raise partition.num_clients"): (
-            config.cohort_size > config.num_clients
-        ),
-        Fault("local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"): (
-            None not in (local.steps, local.epochs)
-        ),
-    }
+    if None not in (cohort.size, cohort.fraction):
+        yield Fault("cohort", "size and fraction are both set; keep one")
+    if config.cohort_size > config.num_clients:
+        size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
+        yield Fault("cohort.size", f"{size}; lower it or raise partition.num_clients")
+    if None not in (local.steps, local.epochs):
+        yield Fault(
+            "local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"
+        )
 
 
-def _data_contradictions(config: Config) -> dict[Fault, bool]:
+def _data_contradictions(config: Config) -> Iterator[Fault]:
     """The same of the data and partition groups."""
-    data, part, chosen = config.data, config.partition, config.data.validation_set
+    data, part = config.data, config.partition
     scheme, _ = name_and_options(part.scheme)
-    forms, external = FORMS.get(scheme, ()), chosen.external
-    remedy = f"choose {' or '.join(forms)}"
-    own, place = chosen.from_clients, "data.validation_set.from_clients"
-    is_changed = chosen != ValidationSetGroup(external=external)
-    is_official = data.split == "official"
-    held_out = f"test {data.test:g} and validation {data.validation:g}"
+    forms = FORMS.get(scheme, ())
+    if forms and part.form not in (None, *forms):
+        yield Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; choose {' or '.join(forms)}")
+    if part.scheme == "file" and part.file is None:
+        yield Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file")
+    if data.test + data.validation >= 1 and data.split != "official":
+        held_out = f"test {data.test:g} and validation {data.validation:g}"
+        yield Fault("data", f"{held_out} leave nothing to train on; lower them")
+    if data.split_within_clients and data.split == "official":
+        yield Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it")
+    if data.reader is not None and "://" in data.root:
+        yield Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one")
+    if data.files is not None and data.reader is None:
+        yield Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it")
     names = [data.name, *data.test_sets]
-    repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
-    by_client = "client needs validation rows that are the clients' own"
-    return {
-        Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; {remedy}"): (
-            bool(forms) and part.form not in (None, *forms)
-        ),
-        Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file"): (
-            part.scheme == "file" and part.file is None
-        ),
-        Fault("data", f"{held_out} leave nothing to train on; lower them"): (
-            data.test + data.validation >= 1 and not is_official
-        ),
-        Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it"): (
-            data.split_within_clients and is_official
-        ),
-        Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one"): (
-            data.reader is not None and "://" in data.root
-        ),
-        Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it"): (
-            data.files is not None and data.reader is None
-        ),
-        Fault("data.test_sets", f"{repeated!r} is tested on already; name it once"): bool(repeated),
-        Fault("data.validation_set.external", "needs both name and mapping; set both or none"): (
-            (external.name is None) != (external.mapping is None)
-        ),
-        Fault("data.validation_set", "there is no validation set; raise data.validation"): (
-            is_changed and not data.validation and external.name is None
-        ),
-        Fault(place, f"client {max(own.clients)} of {config.num_clients}; clients are counted from 0, name others"): (
-            own.share > 0 and max(own.clients) >= config.num_clients
-        ),
-        Fault(place, "says which classes there are, and so does imbalance; keep one"): (
-            own.share > 0 and chosen.imbalance is not None
-        ),
-        Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one"): (
-            own.share > 0 and external.name is not None
-        ),
-        Fault("data.validation_set.order", f"{by_client}; set data.split_within_clients, or order stratified"): (
-            chosen.order == "client"
-            and not data.split_within_clients
-            and part.scheme != "file"
-            and external.name is None
-        ),
-    }
+    if repeated := next((name for index, name in enumerate(names) if name in names[:index]), ""):
+        yield Fault("data.test_sets", f"{repeated!r} is tested on already; name it once")
+    yield from _validation_contradictions(config)
 
 
-def _unusable_paths(config: Config) -> dict[Fault, bool]:
+def _validation_contradictions(config: Config) -> Iterator[Fault]:
+    """The same of `data.validation_set`."""
+    data, chosen = config.data, config.data.validation_set
+    external, own, place = chosen.external, chosen.from_clients, "data.validation_set.from_clients"
+    is_changed = chosen != ValidationSetGroup(external=external)
+    if (external.name is None) != (external.mapping is None):
+        yield Fault("data.validation_set.external", "needs both name and mapping; set both or none")
+    if is_changed and not data.validation and external.name is None:
+        yield Fault("data.validation_set", "there is no validation set; raise data.validation")
+    if own.share > 0 and (last := max(own.clients)) >= config.num_clients:
+        text = f"client {last} of {config.num_clients}; clients are counted from 0, name others"
+        yield Fault(place, text)
+    if own.share > 0 and chosen.imbalance is not None:
+        yield Fault(place, "says which classes there are, and so does imbalance; keep one")
+    if own.share > 0 and external.name is not None:
+        yield Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one")
+    is_by_client = data.split_within_clients or config.partition.scheme == "file"
+    if chosen.order == "client" and not is_by_client and external.name is None:
+        text = (
+            "client needs validation rows that are the clients' own; set data.split_within_clients, or order stratified"
+        )
+        yield Fault("data.validation_set.order", text)
+
+
+def _unusable_paths(config: Config) -> Iterator[Fault]:
     """Names of files and folders that no system takes, or that would lead out of the folder they are put in."""
     data = config.data
     external = data.validation_set.external.name
-    sets = [("data.name", data.name), ("data.validation_set.external.name", external)]
-    sets += [("data.test_sets", name) for name in data.test_sets]
-    names = [("name", config.name), *sets]
+    names = [("name", config.name), ("data.name", data.name), ("data.validation_set.external.name", external)]
+    names += [("data.test_sets", name) for name in data.test_sets]
+    for key, name in names:
+        if name is not None and (text := name_fault(name, has_folders=key == "name")):
+            yield Fault(key, f"{text}, got {name!r}")
     paths = [("storage", config.storage), ("partition.file", config.partition.file), ("data.root", data.root)]
     paths += [("data.files", data.files), ("model.pretrained", config.model.pretrained)]
-    faults = {
-        Fault(key, f"{text}, got {name!r}"): True
-        for key, name in names
-        if name is not None and (text := name_fault(name, has_folders=key == "name"))
-    }
-    return faults | {Fault(key, text): True for key, path in names + paths if path and (text := _path_fault(key, path))}
+    yield from (Fault(key, text) for key, path in names + paths if path and (text := _path_fault(key, path)))
 
 
 def _path_fault(key: str, path: str) -> str:

@@ -36,10 +36,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysim.config.counting import left_idle, remove
+from raysim.config.counting import left_idle, remove, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.settings import Raw, Settings, assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
@@ -158,8 +158,7 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
             faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return {
         axis: {_tunes_name(kind): arguments for kind, arguments in domain.items()} for axis, domain in space.items()
     }
@@ -176,8 +175,8 @@ def key_of(raw: Raw, axis: str) -> str:
 
 
 def _spaces(raw: Raw) -> dict[str, Raw]:
-    group = _mapping(raw.get("tune"))
-    return {name: _mapping(group.get(name)) for name in SPACES if isinstance(group.get(name), Mapping)}
+    spaces = {name: value_at(raw, f"tune.{name}") for name in SPACES}
+    return {name: space for name, space in spaces.items() if isinstance(space, Mapping)}
 
 
 def _mapping(value: object) -> Raw:
@@ -242,7 +241,7 @@ def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None
     if not is_listed(domain):
         return None
     (values,) = domain.values()
-    return values if isinstance(values, Mapping) else _mapping(_mapping(raw.get("tune")).get("settings")).get(axis)
+    return values if isinstance(values, Mapping) else _mapping(value_at(raw, "tune.settings")).get(axis)
 
 
 def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str | int | float]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
 from raysim.core.errors import Fault
-from raysim.core.own_code import MOST_DEPTH
 from raysim.core.reading import regular_file
+from raysim.core.settings import MOST_DEPTH, leaves
 
 #: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
 MOST_VALUES = 100_000
@@ -100,7 +99,7 @@ def unfit_values(raw: object) -> list[Fault]:
     """A fault for every value that no key takes: a number that is not finite, a text with NUL; and for too many of them."""
     faults = []
     try:
-        for count, (key, value) in enumerate(_leaves(raw, "", 0)):
+        for count, (key, value) in enumerate(leaves(raw)):
             if count > MOST_VALUES:
                 return [Fault("file", f"holds more than {MOST_VALUES:,} values; write it without aliases of aliases")]
             if isinstance(value, float) and not math.isfinite(value):
@@ -114,19 +113,3 @@ def unfit_values(raw: object) -> list[Fault]:
     except RecursionError:
         return [Fault("file", f"is nested too deeply; groups may lie {MOST_DEPTH} deep")]
     return faults
-
-
-def _leaves(value: object, key: str, depth: int) -> Iterator[tuple[str, object]]:
-    """(dotted key, value) of everything that is no group and no list, and of every key of a group."""
-    if depth > MOST_DEPTH:
-        raise RecursionError
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            inner = f"{key}.{name}" if key else str(name)
-            yield inner, name
-            yield from _leaves(each, inner, depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _leaves(each, f"{key}[{index}]", depth + 1)
-    else:
-        yield key, value

@@ -7,6 +7,7 @@ it does not count, it is refused; its default counts as not given.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -93,7 +94,13 @@ def _number(value: object) -> float:
 def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value)) or "empty"
-    name = next(iter(value), "") if isinstance(value, Mapping) else value
-    if name is None or isinstance(name, bool):
-        return {None: "null", True: "true", False: "false"}[name]
-    return f"{name:g}" if isinstance(name, float) else str(name)
+    return plain(next(iter(value), "") if isinstance(value, Mapping) else value)
+
+
+def plain(value: object) -> str:
+    """A value as YAML has it in one line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(plain, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CellType
@@ -62,10 +63,8 @@ def _closure(cells: Iterable[CellType]) -> list[object]:
     """What a function holds from where it was made."""
     values: list[object] = []
     for cell in cells:
-        try:
+        with suppress(ValueError):  # not set yet
             values.append(cell.cell_contents)
-        except ValueError:  # not set yet
-            continue
     return values
 
 

@@ -75,6 +75,12 @@ class DataError(RaysimError):
     """A data file or a partition that cannot be used."""
 
 
+def refuse(faults: Iterable[Fault], source: str) -> None:
+    """Raise ConfigError with these faults, if there are any."""
+    if found := tuple(faults):
+        raise ConfigError(found, source)
+
+
 @contextmanager
 def explained(what: str, where: Path | str, mend: str, *kinds: type[Exception]) -> Iterator[None]:
     """Errors of these kinds become a DataError; their own words follow `what` in parentheses, in one line. Ours pass."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from raysim.core.counting import Counts
+from raysim.core.counting import Counts, plain
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,14 @@ def options_of(make: Callable[..., object]) -> list[Option]:
     """
     known = meanings(make)
     return [
-        Option(
-            name, values_of(parameter.annotation), _plain(parameter.default), _meaning(parameter, known.get(name, ""))
-        )
+        Option(name, values_of(parameter.annotation), _default(parameter), _meaning(parameter, known.get(name, "")))
         for name, parameter in inspect.signature(make, eval_str=True).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
     ]
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is parameter.empty else plain(parameter.default)
 
 
 def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
@@ -94,7 +95,7 @@ def values_of(annotation: object) -> str:
     if origin is Annotated:
         return values_of(parts[0])
     if origin is Literal:
-        return " | ".join(_plain(part) for part in parts)
+        return " | ".join(map(plain, parts))
     if origin in (Union, UnionType):
         return " | ".join(dict.fromkeys(values_of(part) for part in parts))
     if origin in (list, tuple, Sequence):
@@ -115,14 +116,3 @@ KINDS: dict[object, str] = {
     list: "list",
     dict: "mapping",
 }
-
-
-def _plain(value: object) -> str:
-    """A value as YAML has it in one line; "" where there is no default."""
-    if value is inspect.Parameter.empty:
-        return ""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -29,11 +29,14 @@ def is_own(file: str) -> bool:
     return not any(whole == folder or whole.startswith(f"{folder}/") for folder in _OTHERS)
 
 
+def without_partials(function: Callable[..., object]) -> Callable[..., object]:
+    """The function that partials of it hold."""
+    return without_partials(function.func) if isinstance(function, partial) else function
+
+
 def is_own_function(function: Callable[..., object]) -> bool:
     """Whether a function is written in the user's code."""
-    while isinstance(function, partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(inspect.unwrap(without_partials(function)), "__code__", None)
     return code is not None and is_own(code.co_filename)
 
 
@@ -49,8 +52,7 @@ def place_in(error: BaseException) -> str:
 
 def place_of(function: Callable[..., object]) -> str:
     """ "FILE, line 3, in my_net": where a function or class is written."""
-    while isinstance(function, partial):
-        function = function.func
+    function = without_partials(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     try:
         source = inspect.unwrap(function)

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from raysim.core.digest import source_digest
-from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean
-from raysim.core.own import is_own, own_errors, place_in, place_of, words_of
-from raysim.core.settings import Settings
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
+from raysim.core.own import is_own, own_errors, place_in, place_of, without_partials, words_of
+from raysim.core.settings import MOST_DEPTH, Settings, leaves
 
 T = TypeVar("T")
 
 #: How the names end of what no module holds: with a digest.
 BY_VALUE = re.compile(r".+:.+@[0-9a-f]{8}")
-#: Groups inside each other.
-MOST_DEPTH = 50
 
 #: Name in the configuration -> function, for those that no module holds.
 _BY_VALUE: dict[str, Callable[..., object]] = {}
@@ -60,17 +58,12 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            text = f"cannot import {kind} {name!r}: there is no module {error.name!r} in {Path.cwd()} or on the Python path"
-            raise OwnNameError(text) from error
-        raise OwnNameError(
-            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
-        ) from error
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise OwnNameError(
-            f"cannot import {kind} {name!r}: {words_of(error)} in {_file(error, module_name)}"
-        ) from error
+        text = f"{words_of(error)} in {place_in(error) or module_name}"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            text = f"there is no module {missing!r} in {Path.cwd()} or on the Python path"
+        raise OwnNameError(f"cannot import {kind} {name!r}: {text}") from error
     function = getattr(module, attribute, None)
     if callable(function):
         return cast("Callable[..., object]", function)
@@ -79,11 +72,6 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
     hint = did_you_mean(attribute, [key for key in vars(module) if not key.startswith("_")])
     raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
-
-
-def _file(error: BaseException, module_name: str) -> str:
-    """The place of an error while a module was imported."""
-    return place_in(error) or module_name
 
 
 def takes(function: Callable[..., object], name: str) -> bool:
@@ -188,20 +176,14 @@ def named(settings: Mapping[str, object]) -> Settings:
             return None
 
     result = cast("Settings", renamed(settings, ""))
-    if faults:
-        raise ConfigError(faults, "the call")
+    refuse(faults, "the call")
     return result
 
 
 def words(settings: object) -> Iterator[str]:
     """Every text in nested settings, keys too: among them are the names of functions."""
-    if isinstance(settings, str):
-        yield settings
-    elif isinstance(settings, Mapping):
-        yield from words([*settings.keys(), *settings.values()])
-    elif isinstance(settings, list | tuple):
-        for each in settings:
-            yield from words(each)
+    with contextlib.suppress(RecursionError):  # what checks the whole says that it is nested too deeply
+        yield from (value for _, value in leaves(settings) if isinstance(value, str))
 
 
 def _itself(value: T) -> T:
@@ -251,8 +233,7 @@ def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
         (method,) = function.args
         hooks = (getattr(method, field.name) for field in fields(method))
         return next((hook.__module__ for hook in hooks if inspect.isfunction(hook)), None), method.name
-    while isinstance(function, partial):
-        function = function.func
+    function = without_partials(function)
     kind = type(function)
     return getattr(function, "__module__", None), getattr(function, "__qualname__", kind.__qualname__)
 

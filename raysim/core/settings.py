@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: The same, to be read only.
@@ -11,6 +11,30 @@ Raw = Mapping[str, Any]
 
 #: Keys and values as a file holds them, before they are checked or after they are written back.
 Settings = dict[str, Any]
+
+
+#: Groups inside each other.
+MOST_DEPTH = 50
+
+
+def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of everything that is no group and no list, and of every key of a group.
+
+    Raises:
+      RecursionError: more than MOST_DEPTH groups and lists lie inside each other.
+    """
+    if depth > MOST_DEPTH:
+        raise RecursionError
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            inner = f"{key}.{name}" if key else str(name)
+            yield inner, name
+            yield from leaves(each, inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from leaves(each, f"{key}[{index}]", depth + 1)
+    else:
+        yield key, value
 
 
 def name_and_options(spec: object) -> tuple[str, Settings]:

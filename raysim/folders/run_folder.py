@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from raysim.config.renamed import renamed
+from raysim.config.method_lists import renamed
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings

@@ -59,26 +59,35 @@ def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 @dataclass(frozen=True)
+class Made:
+    """What was made for a run on the driver's node: a folder of shards, a file of weights.
+
+    node: Ray's id of that node, from where other nodes get them; empty without Ray.
+    """
+
+    shards: str
+    node: str = ""
+    weights: HeldWeights = NO_WEIGHTS
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    shards, weights: folder and file on the driver's node; node: Ray's id of it, from where other nodes get them;
     own: the user's own functions, or where they are, see `raysim.core.own_code`.
     """
 
     config: Config
     num_classes: int
     shape: tuple[int, int, int]
-    shards: str
+    made: Made
     num_threads: int = 1
     wants_gpu: bool = False
-    node: str = ""
     own: OwnCode = field(default_factory=OwnCode)
-    weights: HeldWeights = NO_WEIGHTS
 
     @property
     def spec(self) -> ModelSpec:
-        return with_weights(model_spec(self.config, self.num_classes, self.shape), self.weights, self.node)
+        return with_weights(model_spec(self.config, self.num_classes, self.shape), self.made)
 
     def methods(self) -> list[Method]:
         methods, faults = build_methods(self.config.methods)
@@ -91,15 +100,12 @@ class Recipe:
 class Ready:
     """What the driver of a sweep has made for its trials, so that a node without its disk needs nothing of it.
 
-    Attributes:
-      info, manifest: see `Plan`; shards, node, weights: see `Recipe`.
+    info, manifest: see `Plan`.
     """
 
     info: SetInfo
     manifest: Manifest
-    shards: str
-    node: str
-    weights: HeldWeights
+    made: Made
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,15 @@ class Plan:
     @property
     def spec(self) -> ModelSpec:
         spec = model_spec(self.config, len(self.info.classes), self.info.shape)
-        return spec if self.ready is None else with_weights(spec, self.ready.weights, self.ready.node)
+        return with_weights(spec, self.ready.made if self.ready else None)
 
     @property
     def weights_sha256(self) -> str:
         """Of the user's own file of weights; "" where none is given, or the library's are."""
         given = self.config.model.pretrained
-        return self.ready.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
+        return (
+            self.ready.made.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
+        )
 
     @property
     def keeps_memory(self) -> bool:
@@ -146,22 +154,14 @@ class Plan:
             return "local.schedule cosine"
         return next((method.name for method in self.methods if method.is_phase), "")
 
-    def recipe(
-        self,
-        shards: Path,
-        *,
-        num_threads: int = 1,
-        wants_gpu: bool = False,
-        node: str = "",
-        weights: HeldWeights = NO_WEIGHTS,
-    ) -> Recipe:
+    def recipe(self, made: Made, *, num_threads: int = 1, wants_gpu: bool = False) -> Recipe:
         """What crosses to the processes of this run."""
         config, given, info = self.config, self.config.model.pretrained, self.info
         if given not in (None, "default"):  # actors may have another working directory
             group = config.model.model_copy(update={"pretrained": str(Path(given).expanduser().absolute())})
             config = config.model_copy(update={"model": group})
         own = packed(config.model_dump(mode="json"))
-        return Recipe(config, len(info.classes), info.shape, str(shards), num_threads, wants_gpu, node, own, weights)
+        return Recipe(config, len(info.classes), info.shape, made, num_threads, wants_gpu, own)
 
 
 def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
@@ -175,15 +175,15 @@ def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) ->
     return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
 
 
-def with_weights(spec: ModelSpec, weights: HeldWeights, node: str) -> ModelSpec:
+def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
     """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
-    if not weights.path:
+    if made is None or not made.weights.path:
         return spec
-    if not node:
-        return replace(spec, pretrained=weights.path)
+    if not made.node:
+        return replace(spec, pretrained=made.weights.path)
     from raysim.engine.ray.shards import fetched_file
 
-    return replace(spec, pretrained=str(fetched_file(weights.path, weights.sha256, node)))
+    return replace(spec, pretrained=str(fetched_file(made.weights.path, made.weights.sha256, made.node)))
 
 
 def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, int, int]) -> ModelSpec:
@@ -284,11 +284,12 @@ cached_skeleton = cached_by_value(build_skeleton)
 
 def open_federation(recipe: Recipe) -> Federation:
     """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
-    if not recipe.node:
-        return Federation(Path(recipe.shards))
+    made = recipe.made
+    if not made.node:
+        return Federation(Path(made.shards))
     from raysim.engine.ray.shards import shard_fetcher
 
-    return Federation(*shard_fetcher(recipe.shards, recipe.node))
+    return Federation(*shard_fetcher(made.shards, made.node))
 
 
 @own_errors()

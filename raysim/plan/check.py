@@ -6,7 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,10 +20,12 @@ from raysim.config import (
     nearest,
     parse_config,
     parse_options,
+    sound_config,
     without,
 )
-from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError
+from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
+from raysim.core.memory import memory_fault
 from raysim.core.method import Method
 from raysim.core.options import text_of
 from raysim.core.settings import Settings, name_and_options
@@ -44,13 +46,12 @@ from raysim.plan.build import (
     with_weights,
 )
 from raysim.plan.check_data import Sets, draw_partition, open_sets, or_faults
-from raysim.plan.check_own import check_metrics, check_own, logger_faults
-from raysim.plan.check_training import memory_faults, stop_faults, training_faults
-from raysim.plan.find import build_methods
+from raysim.plan.find import build_methods, check_metrics, check_own, logger_faults
 from raysim.plan.resources import check_resources
 from raysim.plan.splitting import uses_validation, with_split
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS
+from raysim.training.local import needs_two_examples
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ def check(
     own_faults = check_own(config)
     if own_faults:
         raise ConfigError(faults + own_faults, source)
-    faults += ([] if has_room else check_resources(config)) + check_metrics(config) + logger_faults(config.loggers)
+    faults += [] if has_room else check_resources(config)
+    faults += [*check_metrics(config), *logger_faults(config.loggers)]
     if config.report.figures:
         from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
 
@@ -93,8 +95,7 @@ def check(
     info = sets.info
     if size_faults := memory_faults(config, info.shape):
         raise ConfigError(faults + size_faults, source)
-    spec = model_spec(config, len(info.classes), info.shape)
-    spec = spec if ready is None else with_weights(spec, ready.weights, ready.node)
+    spec = with_weights(model_spec(config, len(info.classes), info.shape), ready.made if ready else None)
     manifest, partition_faults = or_faults(
         lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
     )
@@ -102,9 +103,8 @@ def check(
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info.shape, manifest)
-    faults += stop_faults(config, methods, num_test=len(manifest.test)) + training_faults(config, spec)
-    if faults:
-        raise ConfigError(faults, source)
+    faults += [*stop_faults(config, methods, num_test=len(manifest.test)), *training_faults(config, spec)]
+    refuse(faults, source)
     layout, texts = _fit(
         config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
     )
@@ -117,14 +117,10 @@ def check_partition(
     raw: Mapping[str, object], source: str, *, validates: bool | None = None
 ) -> tuple[SetInfo, Manifest]:
     """The partition of a raw configuration, without a look at its model. `validates` and raises: as `check`; DataError."""
-    config, faults = parse_config(raw)
-    if config is None:
-        raise ConfigError(faults, source)
-    config = located(config)
+    config = located(sound_config(raw, source))
     sets = open_sets(config)
     config, faults = _split(config, sets, raw, validates)
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return sets.info, draw_partition(config, sets)
 
 
@@ -145,17 +141,14 @@ def inspect_model(
     Raises:
       ConfigError: unknown name, unknown or unfit settings.
     """
-    config, faults = parse_config({"model": {**settings, "name": name}})
-    if config is None:
-        raise ConfigError(faults, "the command line")
+    config = sound_config({"model": {**settings, "name": name}}, "the command line")
     try:
         architecture = find_architecture(name)
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
     side = size or architecture.size
     spec = spec_of(config.model, classes, (side, side, channels))
-    if faults := _check_model(spec):
-        raise ConfigError(faults, "the command line")
+    refuse(_check_model(spec), "the command line")
     return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
 
@@ -216,6 +209,55 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
             name, _ = name_and_options(getattr(data, key))
             faults.append(Fault(f"data.{key}", f"{name} gives images that are not finite, for random pixels; mend it"))
     return faults
+
+
+# --- training and stopping --------------------------------------------------------------------------------------------
+
+
+def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
+    """What would let every client end as it began."""
+    if config.local.batch_size == 1 and needs_two_examples(cached_skeleton(spec)):
+        text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
+        yield Fault("local.batch_size", text)
+
+
+def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> Iterator[Fault]:
+    """Conditions that could never be met, or that would leave out a method that works after the last round."""
+    conditions = config.stop.model_dump(exclude_none=True)
+    for name in conditions:
+        if name != "seconds" and not config.evaluation.every:
+            text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
+            yield Fault(f"stop.{name}", text)
+        elif name != "seconds" and not num_test:
+            yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
+    phase = next((method.name for method in methods if method.is_phase), "")
+    if conditions and phase:
+        text = f"{phase} works after the last round, which has to be known before; drop one of the two"
+        yield Fault("stop", text)
+
+
+def memory_faults(config: Config, shape: tuple[int, int, int], manifest: Manifest | None = None) -> list[Fault]:
+    """Batches of inputs that this machine cannot hold, by a lower bound: float32 of the images as they are resized.
+
+    Args:
+      shape: (height, width, channels) of the stored images.
+      manifest: None: it is not known yet, and a batch has one image at least.
+    """
+    data = config.data
+    height, width = (data.resize, data.resize) if data.resize else shape[:2]
+    pixels = height * width * (data.channels or shape[2])
+    training, tested = (1, 1) if manifest is None else (int(manifest.sizes.max()), len(manifest.test))
+    batches = {
+        "local.batch_size": min(config.local.batch_size, training),
+        "evaluation.batch_size": min(config.evaluation.batch_size, tested),
+    }
+    key = "data.resize" if manifest is None else ""
+    texts = {name: memory_fault(4 * count * pixels) for name, count in batches.items()}
+    return [
+        Fault(key or name, f"a batch of {batches[name]} images of {height} x {width} {text}; lower it, or data.resize")
+        for name, text in texts.items()
+        if text
+    ][: 1 if key else None]
 
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------
@@ -291,12 +333,10 @@ def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:
     return {leaf.name for leaf in layout.shared}.issuperset(factors)
 
 
-def _init_faults(methods: Sequence[Method], layout: Layout) -> list[str]:
-    faults = []
+def _init_faults(methods: Sequence[Method], layout: Layout) -> Iterator[str]:
     for method in methods:
         try:
             if method.init is not None:
                 method.init(torch.zeros(layout.num_params), layout)
         except ValueError as error:
-            faults.append(str(error))
-    return faults
+            yield str(error)

@@ -22,8 +22,7 @@ from raysim.data.remote import fetch_set
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.data.validation import ValidationSpec
 from raysim.folders.files import file_digest
-from raysim.plan.check_own import open_own_set
-from raysim.plan.find import read_mapping
+from raysim.plan.find import open_own_set, read_mapping
 
 T = TypeVar("T")
 

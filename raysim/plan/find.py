@@ -1,8 +1,8 @@
-"""What a configuration names: methods, metrics, class mappings, and what there is to know of them."""
+"""What a configuration names: methods, metrics, class mappings and functions of the user's own, found and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import SupportsFloat, TypeVar, cast
 
@@ -11,13 +11,18 @@ import numpy as np
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
-from raysim.config.renamed import renamed
-from raysim.core.errors import DataError, Fault, OwnCodeError
+from raysim.config.method_lists import renamed
+from raysim.core.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
 from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.own_code import own_function, with_given
-from raysim.core.settings import name_and_options
+from raysim.core.settings import Settings, name_and_options
+from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.own_reader import find_reader, prepare_own
+from raysim.data.own_scheme import find_scheme
+from raysim.data.preprocess import find_preprocess
+from raysim.data.sources import SOURCES, set_path
 from raysim.training.metrics import METRICS, Metric
 from raysim.training.shift import SHIFTS
 
@@ -133,3 +138,133 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     if not classes or not all(isinstance(sources, list) and sources for sources in classes.values()):
         raise DataError("not a mapping of classes to lists", str(path), "write it as `dog: [wolf, fox]`")
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
+
+
+# --- checks of what is the user's own, and the sets that its readers make -----------------------------------------------
+
+
+def check_own(config: Config) -> list[Fault]:
+    """Faults of the user's own functions in the data and partition groups, before any of them is called."""
+    faults = own_faults("partition.scheme", config.partition.scheme, find_scheme)
+    faults += own_faults("data.augment", config.data.augment, find_augmentation)
+    if config.data.shift != "none":
+        faults += own_faults("data.shift", config.data.shift, find_shift, SHIFTS)
+    if config.data.reader is not None:
+        faults += own_faults("data.reader", config.data.reader, find_reader)
+    if config.data.preprocess is not None and config.data.preprocess.own is not None:
+        faults += own_faults("data.preprocess.own", config.data.preprocess.own, find_preprocess)
+    return faults
+
+
+def check_metrics(config: Config) -> Iterator[Fault]:
+    names = [name.rpartition(":")[2] for name in config.evaluation.metrics]
+    taken = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
+    for index, (name, short) in enumerate(zip(config.evaluation.metrics, names, strict=True)):
+        key = f"evaluation.metrics[{index}]"
+        try:
+            find_metric(name)
+        except LookupError as error:
+            yield Fault(key, str(error))
+        if short in taken or short in names[:index]:
+            yield Fault(key, f"server/{short} is there already; drop it, or give the function another name")
+
+
+def own_faults(
+    key: str, spec: object, find_function: Callable[[str], Callable[..., object]], named: Collection[str] | None = None
+) -> list[Fault]:
+    """What is wrong with a function of the user's own and its options; nothing for other names.
+
+    Args:
+      named: names that take options as well, of all that there are; None: names are checked elsewhere and take none.
+    """
+    try:
+        name, options = name_and_options(spec)
+        if ":" not in name and named is None:
+            return [Fault(key, f"{name!r} takes no options; drop them")] if options else []
+        return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
+    except (LookupError, ValueError) as error:
+        return [Fault(key, str(error))]
+
+
+def open_own_set(config: Config) -> ImageSet:
+    """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
+    data = config.data
+    name, options = name_and_options(data.reader)
+    if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
+        raise DataError(f"{data.name!r} is a set of raysim's own", "", "give what your reader reads another data.name")
+    path = set_path(Path(data.root), data.name)
+    files = None if data.files is None else Path(data.files)
+    prepare_own(data.name, own_function(name, "reader"), path, files, options)
+    return ImageSet(path)
+
+
+def prepare_by_name(
+    name: str, save_as: str, root: Path, files: Path | None, words: Sequence[str], *, again: bool
+) -> SetInfo:
+    """`raysim prepare module:function --as NAME`: a set by a function of the user's own, with options as `key=value`.
+
+    Raises:
+      ConfigError: no such function, or wrong options. DataError, OwnCodeError: as `prepare_own`.
+    """
+    path = set_path(root, save_as)
+    if save_as in SOURCES:
+        raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
+    options = read_config(None, words)
+    refuse(own_faults("reader", {name: options}, find_reader), "the command line")
+    read = own_function(name, "reader")
+    return prepare_own(save_as, read, path, files, options, again=again)
+
+
+def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
+    """Names that no function has, options that it does not take, and a logger that is there already."""
+    for index, spec in enumerate(specs):
+        if (first := specs.index(spec)) < index:
+            yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them")
+        made = find_logger(spec, f"loggers[{index}]")
+        yield from made if isinstance(made, list) else []
+
+
+def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:
+    """(the function that makes a logger, its options), or the faults of the name or the options."""
+    name, options = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
+    options = options or {}
+    if not isinstance(name, str) or not isinstance(options, dict):
+        return [Fault(key, f"must be module:function or {{module:function: {{option: value}}}}, got {spec!r}")]
+    try:
+        make: Callable[..., object] = find(name, {}, "logger")
+    except LookupError as error:
+        return [Fault(key, str(error))]
+    parsed, faults = parse_options(make, options, f"{key}.{name}")
+    return faults or (make, parsed)
+
+
+# --- `raysim.methods.fedprox(mu=0.1)`: methods with options, checked where they are written ------------------------------
+
+#: A method with its options as a configuration has it.
+Spec = dict[str, dict[str, object]]
+
+
+class MethodNames:
+    """Every known method as a function of its options that returns its line of a configuration."""
+
+    def __getattr__(self, name: str) -> Callable[..., Spec]:
+        if name not in METHODS:
+            raise AttributeError(f"no method {name!r}; there are {', '.join(sorted(METHODS))}")
+
+        def spec(**options: object) -> Spec:
+            _, faults = build_methods([{name: options}])
+            refuse(faults, f"raysim.methods.{name}")
+            return {name: options}
+
+        spec.__doc__ = METHODS[name].__doc__
+        spec.__name__ = spec.__qualname__ = (
+            name  # without its options, `methods=[raysim.methods.fedprox]`, the name says all
+        )
+        spec.__module__ = ""
+        return spec
+
+    def __dir__(self) -> list[str]:
+        return sorted(METHODS)
+
+
+methods = MethodNames()

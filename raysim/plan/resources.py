@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import Fault, refuse
 from raysim.engine.plan import fitting
 
 #: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto, and in a trial of a sweep.
@@ -58,8 +58,7 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> R
       ConfigError: more was asked for than there is.
     """
     wanted = config.resources
-    if faults := [fault for name in wanted.named if (fault := _missing(name, rooms))]:
-        raise ConfigError(faults, "the resources")
+    refuse([fault for name in wanted.named if (fault := _missing(name, rooms))], "the resources")
     named = [room for room in rooms if all(room.get(name, 0.0) >= each for name, each in wanted.named.items())]
     gpus = sum(room.get("GPU", 0.0) for room in named)
     is_auto = wanted.gpus_per_trainer == "auto"
@@ -89,8 +88,7 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> R
         text = f"{trainers} trainers with {text_of(share)} each were asked for, and the nodes have room for {fits(gpu)}"
         listed = "; ".join(text_of(named_resources(room)) for room in places)
         faults = [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
-    if faults:
-        raise ConfigError(faults, "the resources")
+    refuse(faults, "the resources")
     return taken
 
 

@@ -66,12 +66,10 @@ def _split_by_file(config: Config) -> Config:
         warnings.warn(
             f"left out: {names}; {config.partition.file} says which rows are held out", SettingIgnored, stacklevel=2
         )
-    defaults = {key: getattr(DataGroup(), key) for key in map(_last, given - {"data.split"})}
+    defaults = {
+        key: getattr(DataGroup(), key) for _, _, key in (each.rpartition(".") for each in given - {"data.split"})
+    }
     return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
 
 
 def uses_validation(raw: Raw) -> bool:

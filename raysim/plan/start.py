@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -17,7 +16,7 @@ from raysim.engine.simulation import ServerHandle
 from raysim.engine.trainer import SerialPool
 from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
-from raysim.plan.build import Plan, Recipe, make_server, make_trainer
+from raysim.plan.build import Made, Plan, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
 from raysim.plan.weights import NO_WEIGHTS, held_weights
 from raysim.terminal import Lines, err
@@ -45,7 +44,7 @@ def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]
     wanted = plan.config.resources
     wants_gpu = wanted.gpus_per_trainer != 0
     threads = threads_of(wanted.cpus)
-    recipe = _recipe(plan, write_serially, "", on_step, num_threads=threads, wants_gpu=wants_gpu)
+    recipe = plan.recipe(_made(plan, write_serially, "", on_step), num_threads=threads, wants_gpu=wants_gpu)
     taken = {
         "backend": "serial",
         "trainers": 1,
@@ -68,14 +67,8 @@ def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -
         taken = resolve_resources(config, placements())
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_shards
-        recipe = _recipe(
-            plan,
-            write,
-            this_node(),
-            on_step,
-            num_threads=threads_of(taken.cpus_per_trainer),
-            wants_gpu=taken.gpus_per_trainer > 0,
-        )
+        made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
+        recipe = plan.recipe(made, num_threads=num_threads, wants_gpu=taken.gpus_per_trainer > 0)
         threads = {"threads_per_trainer": recipe.num_threads}
         facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
         folder.write_json(folder.environment, environment(facts))
@@ -99,24 +92,18 @@ def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -
             server.close()
 
 
-def _recipe(
-    plan: Plan, write: Write, node: str, on_step: Callable[[str], None], *, num_threads: int, wants_gpu: bool
-) -> Recipe:
-    """The recipe of a run, with its shards and weights made unless a sweep's driver has.
+def _made(plan: Plan, write: Write, node: str, on_step: Callable[[str], None]) -> Made:
+    """The shards and weights of a run, made here unless a sweep's driver has.
 
     Args:
       write: the shards' files; node: this node, where other nodes of Ray get what they need, or empty.
     """
     if plan.ready is not None:
-        ready = plan.ready
-        return plan.recipe(
-            Path(ready.shards), num_threads=num_threads, wants_gpu=wants_gpu, node=ready.node, weights=ready.weights
-        )
+        return plan.ready.made
     on_step("looking for the shards")
     cache, lines = data_cache(plan.config), Lines("writing shards", on_step)
     (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
-    weights = held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS
-    return plan.recipe(shards, num_threads=num_threads, wants_gpu=wants_gpu, node=node, weights=weights)
+    return Made(str(shards), node, held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS)
 
 
 def threads_of(cpus: float) -> int:

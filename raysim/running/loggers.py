@@ -19,7 +19,7 @@ from raysim.core.own import place_in, place_of, words_of
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.folders.run_folder import RunFolder
-from raysim.plan.check_own import find_logger
+from raysim.plan.find import find_logger
 
 
 class Logger(Protocol):

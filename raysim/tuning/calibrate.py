@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,16 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
 from methods.livar.calibration import Result, calibration, explain, rows_of_run
 from methods.livar.math import TABLES, plain_table
 from methods.livar.regression import gram, target_coefficients
-from raysim.config import CalibrateGroup, Config, TuneGroup, located, parse_config
+from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError
+from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError, refuse
 from raysim.core.uri import is_uri
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
@@ -38,7 +37,7 @@ from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
-from raysim.terminal import LiveLine
+from raysim.terminal import LiveLine, out, say
 from raysim.tuning.calibrate_figures import PUBLISHED, draw
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
@@ -91,12 +90,11 @@ class CalibrationPlan:
         return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
 
 
-def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Console, say: Say) -> None:
+def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
     """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
 
     Args:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
-      out: where the result is printed; say: takes a line of progress.
     """
     say(f"checking the runs of {source}")
     plan = plan_calibration(raw, source)
@@ -109,10 +107,10 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path], out: Cons
         cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
-    out.print(f"table:       {plan.file}", markup=False)
+    say(f"table:       {plan.file}")
     if (base := plan.file.with_suffix(".yaml")).is_file():
-        out.print(f"In a run's file:\nbase: {base}", markup=False)
-    out.print(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}", markup=False)
+        say(f"In a run's file:\nbase: {base}")
+    say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -124,20 +122,19 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
     Raises:
       ConfigError: every fault; besides those of a run: several rounds, joint data, or methods that do not begin with livar.
     """
-    config, faults = parse_config(raw)
-    if config is None or (faults := _own_faults(config)):
-        raise ConfigError(faults, source)
+    config = sound_config(raw, source)
+    refuse(_own_faults(config), source)
     name, group = config.name or Path(source).stem, config.calibrate
     first = config.seed if config.partition.seed is None else config.partition.seed
     pairs: list[Pair] = []
+    faults: list[Fault] = []
     for partition, number in itertools.product(range(group.partitions), range(group.seeds)):
         base = {**raw, "resume": "auto", "seed": config.seed + number}
         try:
             pairs.append(_pair(base, f"{name}/p{partition}-s{number}", first + partition, source))
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs), raw)
 
 
@@ -155,38 +152,29 @@ def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
     return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))
 
 
-def _own_faults(config: Config) -> list[Fault]:
+def _own_faults(config: Config) -> Iterator[Fault]:
     """What a run may have and a calibration may not."""
+    if config.rounds != 1:
+        yield Fault("rounds", f"must be 1, got {config.rounds}: clients and joint training start from one point")
+    if is_uri(config.storage):
+        text = f"must be a folder here, got {config.storage}: the table is written beside the runs"
+        yield Fault("storage", text)
+    if config.is_joint:
+        yield Fault("partition.scheme", "joint leaves nothing to merge; choose how the clients' data differ")
     first = config.methods[0] if config.methods else "livar"
     name, options = next(iter(first.items())) if isinstance(first, dict) else (first, None)
     options = options if isinstance(options, dict) else {}
     without = {"components": "head", "layers": "examples", "table": "online"}
-    counts = name == "livar" and all(options.get(key) != value for key, value in without.items())
-    start = config.model.pretrained
-    checks = [
-        (
-            "rounds",
-            config.rounds != 1,
-            f"must be 1, got {config.rounds}: clients and joint training start from one point",
-        ),
-        (
-            "storage",
-            is_uri(config.storage),
-            f"must be a folder here, got {config.storage}: the table is written beside the runs",
-        ),
-        ("partition.scheme", config.is_joint, "joint leaves nothing to merge; choose how the clients' data differ"),
-        ("methods", not counts, f"must begin with livar, which counts the importances, got {first!r}; or drop it"),
-        (
-            "model.pretrained",
-            _holds_adapters(start),
-            f"{start} holds adapters; eq. 4 is about what training from none of them adds: "
-            "give weights of a run without model.lora, or default",
-        ),
-    ]
+    if name != "livar" or any(options.get(key) == value for key, value in without.items()):
+        text = f"must begin with livar, which counts the importances, got {first!r}; or drop it"
+        yield Fault("methods", text)
+    if _holds_adapters(start := config.model.pretrained):
+        text = f"{start} holds adapters; eq. 4 is about what training from none of them adds"
+        yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
     for key in ("cuts_a", "cuts_b"):
         low, high = getattr(config.calibrate, key)
-        checks.append((f"calibrate.{key}", low > high, f"must rise, got {low:g}, {high:g}"))
-    return [Fault(key, message) for key, is_wrong, message in checks if is_wrong]
+        if low > high:
+            yield Fault(f"calibrate.{key}", f"must rise, got {low:g}, {high:g}")
 
 
 def _holds_adapters(pretrained: str | None) -> bool:
@@ -251,8 +239,7 @@ def _is_finished(plan: Plan) -> bool:
     ]
     if not faults and partition != plan.manifest.checksum:
         faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
-    if faults:
-        raise ConfigError(faults, "going on with a calibration")
+    refuse(faults, "going on with a calibration")
     return True
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 import yaml
 
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.errors import Fault, RaysimError, RunExists, refuse
 from raysim.core.texts import cells
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import Mark, RunFolder
@@ -71,8 +71,10 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
             str(folder),
             "set resume=auto, choose another name, or delete that folder",
         )
-    if faults := _changed(sweep, [trial for trial in sweep.trials if before[trial.name].is_finished]):
-        raise ConfigError(faults, f"going on with {folder.name!r}")
+    refuse(
+        _changed(sweep, [trial for trial in sweep.trials if before[trial.name].is_finished]),
+        f"going on with {folder.name!r}",
+    )
     write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep.raw), sort_keys=False).encode())
     return before
 

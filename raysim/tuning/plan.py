@@ -19,20 +19,21 @@ from raysim.config import (
     parse_overrides,
     parse_report,
     read_config,
+    sound_config,
     sweep,
 )
 from raysim.config.clashes import clashes, library_faults
 from raysim.config.labels import values_of
 from raysim.config.layers import Tell, labels_of_axes, layered, silent
 from raysim.config.yaml_text import flow_parts
-from raysim.core.errors import ConfigError, Fault, SettingIgnored
+from raysim.core.errors import ConfigError, Fault, SettingIgnored, refuse
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
 from raysim.tuning.metrics import metric_fault, report_faults
 from raysim.tuning.planner import Planner, SweepTrial, refusals
-from raysim.tuning.points import Draws, Range
 
 if TYPE_CHECKING:
+    from raysim.tuning.ranges import Range
     from raysim.tuning.search import Search
 
 #: Trials of a sweep: all are drawn and checked before the first one starts.
@@ -118,20 +119,14 @@ def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
     """What a part of an override chooses: a value, or a label, which may be in quotes, or labels in a list."""
     if part in map(str, labels):
         return [part]
-    value = _value(key, part)
+    (value,) = parse_overrides([f"{key.rpartition('.')[2]}={part}"]).values()  # a fault names the last part of the key
     return value if labels and isinstance(value, list) else [value]
-
-
-def _value(key: str, text: str) -> object:
-    """What YAML makes of the text; a fault names the last part of the key."""
-    (value,) = parse_overrides([f"{key.rpartition('.')[2]}={text}"]).values()
-    return value
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
-def plan_sweep(raw: sweep.Raw, source: str, draws: Draws) -> Sweep:
+def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     """All trials of a sweep with everything checked: nothing has been started or written.
 
     The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
@@ -147,21 +142,18 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws) -> Sweep:
     base = _base(whole, source)
     name = base.name or Path(source).stem
     storage = located(base).storage
-    if faults := storage_faults(storage):
-        raise ConfigError(faults, source)
+    refuse(storage_faults(storage), source)
     place = place_of(storage, name)
     folder = folder_of(place, "copies")
-    lists, ranges = _axes(whole, base.tune, source, draws)
+    lists, ranges = _axes(whole, base.tune, source)
     faults, notes = clashes(whole, source)
-    if faults := library_faults(whole) + faults:
-        raise ConfigError(faults, source)
+    refuse(library_faults(whole) + faults, source)
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
         from raysim.tuning.search import Search, end_points, search_faults  # need Tune, as nothing else here does
 
-        if faults := search_faults(whole, ranges):
-            raise ConfigError(faults, source)
+        refuse(search_faults(whole, ranges), source)
         ends, refused_ends = probe.plan_all(end_points(whole, ranges))
         _refuse(refused_ends, len(ends), base.tune, source)
         search = Search(place, whole, base, ranges, planner, tuple(ends))
@@ -175,8 +167,7 @@ def plan_sweep(raw: sweep.Raw, source: str, draws: Draws) -> Sweep:
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
     report = parse_report(whole.get("report"), source)
-    if faults := _tune_faults(base.tune, report, planned.checked):
-        raise ConfigError(faults, source)
+    refuse(_tune_faults(base.tune, report, planned.checked), source)
     return planned
 
 
@@ -189,18 +180,16 @@ def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: Tu
 def _base(raw: sweep.Raw, source: str) -> Config:
     """What the sweep itself is configured by; the other groups count trial by trial."""
     own = {key: raw[key] for key in ("name", "storage", "seed", "resume", "tune") if key in raw}
-    base, faults = parse_config(own)
-    if base is None:
-        raise ConfigError(faults, source)
+    base = sound_config(own, source)
     if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
         raise ConfigError([Fault("name", f"is missing, and {Path(source).stem!r} cannot be one; set it")], source)
     return base
 
 
-def _axes(
-    raw: sweep.Raw, settings: TuneGroup, source: str, draws: Draws
-) -> tuple[dict[str, list[Any]], dict[str, Range]]:
+def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, list[Any]], dict[str, Range]]:
     """(axis -> values of a list, axis -> range), checked against the kind of search."""
+    from raysim.tuning.ranges import draws  # Tune
+
     lists, ranges, faults = {}, {}, []
     for axis, domain in sweep.axes(raw, source).items():
         ((name, arguments),) = domain.items()
@@ -226,8 +215,7 @@ def _axes(
     if count > MOST_TRIALS:
         text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; cut it, or lower tune.num_samples"
         faults.append(Fault("tune.param_space", text))
-    if faults:
-        raise ConfigError(faults, source)
+    refuse(faults, source)
     return lists, ranges
 
 
@@ -262,19 +250,17 @@ def _points(
                 }
 
 
-def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> list[Fault]:
+def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
     """What is wrong with the scheduler's settings and with the metrics for these trials."""
-    faults = []
     shortest = min(trial.num_rounds for trial in trials)
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"
-        faults.append(Fault("tune.grace_rounds", text))
+        yield Fault("tune.grace_rounds", text)
     if text := metric_fault(settings.metric, [trial.config for trial in trials]):
-        faults.append(Fault("tune.metric", text))
-    faults += report_faults(report, [trial.config for trial in trials])
+        yield Fault("tune.metric", text)
+    yield from report_faults(report, [trial.config for trial in trials])
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]
         if bare:
             text = f"{settings.metric} needs a validation set, and trial {bare[0]} has none; raise data.validation"
-            faults.append(Fault("tune.metric", text))
-    return faults
+            yield Fault("tune.metric", text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from ray.tune.search.sample import Categorical
 from scipy.stats import norm
 
 from raysim.config import nearest
-from raysim.tuning.points import Range, Tried
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -29,6 +29,31 @@ DOMAINS = (
 
 #: The largest share of a range below 1.
 LAST = 1.0 - 2.0**-53
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a search may choose from on one axis.
+
+    Attributes:
+      draw: draws one value with a generator.
+      at: the value below which that share, in [0, 1), of all draws lies.
+      ends: the least and the greatest value, or every choice.
+      domain: Ray Tune's own.
+    """
+
+    draw: Callable[[np.random.Generator], object]
+    at: Callable[[float], object]
+    ends: tuple[object, ...]
+    domain: Any
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a search knows of a trial. score: None while it runs, NaN where it failed."""
+
+    values: Mapping[str, object]
+    score: float | None
 
 
 def draws(name: str, arguments: Any) -> Range:

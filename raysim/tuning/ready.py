@@ -14,7 +14,7 @@ from raysim.config import Config, data_cache
 from raysim.data.federation import build_all_shards
 from raysim.engine.ray.session import Ref, plain_errors, this_node
 from raysim.engine.ray.shards import write_shards
-from raysim.plan.build import Ready, model_spec
+from raysim.plan.build import Made, Ready, model_spec
 from raysim.plan.check import check_partition
 from raysim.plan.weights import held_weights
 from raysim.terminal import Lines
@@ -75,5 +75,5 @@ def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator
         info, manifest = found[key]
         cache = data_cache(config)
         weights = held_weights(model_spec(config, len(info.classes), info.shape), cache / "weights")
-        shards = str(folders[cache, manifest.checksum])
-        yield key, Ready(info, manifests[manifest.checksum], shards, this_node(), weights)
+        made = Made(str(folders[cache, manifest.checksum]), this_node(), weights)
+        yield key, Ready(info, manifests[manifest.checksum], made)

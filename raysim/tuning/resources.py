@@ -9,9 +9,10 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault
+from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
+from raysim.engine.plan import fitting
 from raysim.engine.ray.session import offered
 from raysim.plan.find import find
 from raysim.plan.resources import AUTO_GPU, named_resources, text_of
@@ -59,29 +60,14 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     trials_of: dict[str, list[str]] = {}
     for trial in sweep.checked:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
-        lacking = without_room(bundles, nodes)
-        if lacking is not None:
+        if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):  # all are alike
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
-            text = f"bundle {text_of(lacking)}{of} has no place in this Ray, whose nodes have {there}"
+            text = f"bundle {text_of(bundles[0])}{of} has no place in this Ray, whose nodes have {there}"
             trials_of.setdefault(text, []).append(trial.name)
     if trials_of:
         remedy = "lower resources.trainers or the share of each, or set auto"
         faults = [Fault(f"trial {names[0]}", f"{text}; {remedy}") for text, names in trials_of.items()]
         raise ConfigError(faults, f"the resources of {sweep.folder.name}")
-
-
-def without_room(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
-    """The first bundle that finds no node, largest first; None: all do."""
-    free = [dict(node) for node in nodes]
-    for bundle in sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True):
-        for node in free:
-            if all(node.get(name, 0.0) + 1e-9 >= amount for name, amount in bundle.items()):
-                for name, amount in bundle.items():
-                    node[name] -= amount
-                break
-        else:
-            return bundle
-    return None
 
 
 def ray_nodes() -> list[Bundle]:
@@ -122,8 +108,7 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
     Raises:
       ConfigError: a name that no class or function has, or what is no callback.
     """
-    callbacks, faults = [], []
-    found: list[tuple[str, object]] = [("callbacks", each) for each in made]
+    faults, found = [], [("callbacks", each) for each in made]
     for index, spec in enumerate(specs):
         key = f"tune.callbacks[{index}]"
         try:
@@ -133,11 +118,10 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
             faults.append(Fault(key, str(error)))
         except Exception as error:  # whatever the class raises, of another package or the user's own
             faults.append(Fault(key, f"{words_of(error)}; see the arguments that {name} takes"))
-    for key, callback in found:
-        if isinstance(callback, tune.Callback):
-            callbacks.append(callback)
-        else:
-            faults.append(Fault(key, f"must be a ray.tune.Callback, got one of type {type(callback).__name__}"))
-    if faults:
-        raise ConfigError(faults, "the sweep")
-    return callbacks
+    faults += [
+        Fault(key, f"must be a ray.tune.Callback, got one of type {type(callback).__name__}")
+        for key, callback in found
+        if not isinstance(callback, tune.Callback)
+    ]
+    refuse(faults, "the sweep")
+    return [callback for _, callback in found if isinstance(callback, tune.Callback)]

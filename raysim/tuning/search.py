@@ -13,8 +13,7 @@ from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy
 from raysim.tuning.planner import Planner, SweepTrial
-from raysim.tuning.points import Range, Tried
-from raysim.tuning.ranges import optuna_fault, suggest
+from raysim.tuning.ranges import Range, Tried, optuna_fault, suggest
 
 FILE = "search.json"
 

@@ -13,7 +13,7 @@ from ray import tune
 
 from raysim.config import Config, TuneGroup
 from raysim.core.own_code import OwnCode, receive
-from raysim.core.settings import Raw, Settings
+from raysim.core.settings import Raw
 from raysim.engine.metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder
@@ -50,15 +50,10 @@ def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllRead
 
     def run_trial(point: Point, made: AllReady) -> None:
         receive(own)
-        _run_trial(_settings_of(point), str(point["trial"]), settings, made)
+        _run_trial(json.loads(str(point["settings"])), str(point["trial"]), settings, made)
 
     run = tune.with_parameters(run_trial, made=made)
-    return tune.with_resources(run, lambda point: group_of(Config.model_validate(_settings_of(point)), gpus))
-
-
-def _settings_of(point: Point) -> Settings:
-    settings: Settings = json.loads(str(point["settings"]))
-    return settings
+    return tune.with_resources(run, lambda point: group_of(Config.model_validate_json(str(point["settings"])), gpus))
 
 
 def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:

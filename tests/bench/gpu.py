@@ -28,7 +28,7 @@ from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
 from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
-from raysim.plan.build import make_server, make_trainer
+from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.running.record import Recorder
 from tests.bench.workloads import images_of
@@ -217,7 +217,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
     }
     plan = check(raw, name)
     shards = build_shards(plan.manifest, root / "shards")
-    recipe = plan.recipe(shards, wants_gpu=True)
+    recipe = plan.recipe(Made(str(shards)), wants_gpu=True)
     options = {key: value for key, value in config["model"].items() if key != "name"}
     spec = ModelSpec(plan.config.model.name, 10, plan.info.shape, options)
     made: dict[str, Timed] = {}

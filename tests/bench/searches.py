@@ -16,8 +16,7 @@ import numpy as np
 import raysim
 from raysim.core.errors import RaysimError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.tuning.points import Tried
-from raysim.tuning.ranges import draws, suggest
+from raysim.tuning.ranges import Tried, draws, suggest
 
 BUDGET, SEEDS = 30, range(5)
 RATE = draws("loguniform", [1e-8, 1e4])

@@ -21,7 +21,6 @@ from raysim.plan.splitting import rows_line
 from raysim.reporting.drawing import NAMES
 from raysim.terminal import Progress
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 
@@ -166,7 +165,7 @@ def test_a_label_that_contradicts_itself_is_refused():
 def test_a_setting_that_counts_in_no_trial_is_told(root):
     def planned(labels):
         raw = raw_config(root, partition={"alpha": 0.5})
-        return plan_sweep({**raw, "tune": {"param_space": {"skew": {"grid_search": labels}}}}, "sweep", draws)
+        return plan_sweep({**raw, "tune": {"param_space": {"skew": {"grid_search": labels}}}}, "sweep")
 
     with pytest.warns(SettingIgnored, match="left out of every trial: partition.alpha"):
         planned({"even": SCHEMES["even"]})
@@ -220,7 +219,7 @@ def planned(data_root, domain, axis="m", data=(), **tune):
     raw = raw_config(data_root, partition={"scheme": "iid", "num_clients": 3}, cohort={"size": 2})
     del raw["methods"]
     raw["data"] = {"root": str(data_root), **data}
-    return plan_sweep({**raw, "tune": {"param_space": {axis: domain}, **tune}}, "sweep", draws).trials
+    return plan_sweep({**raw, "tune": {"param_space": {axis: domain}, **tune}}, "sweep").trials
 
 
 @pytest.mark.parametrize("split", ["official", "fraction"])

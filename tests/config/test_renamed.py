@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import raysim
 from raysim.cli.main import app
 from raysim.config import parse_config
-from raysim.config.renamed import renamed
+from raysim.config.method_lists import renamed
 from raysim.core.errors import SettingRenamed
 from raysim.plan.find import build_methods
 

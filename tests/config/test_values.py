@@ -20,7 +20,6 @@ from raysim.core.errors import ConfigError
 from raysim.folders.run_folder import changes
 from raysim.plan.check import check
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 
@@ -187,7 +186,7 @@ def test_a_skip_rate_of_two_is_refused(root):
 
 def refused(root, tune):
     with pytest.raises(ConfigError) as caught:
-        plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws)
+        plan_sweep({**raw_config(root), "tune": tune}, "sweep")
     return {fault.key: fault.message for fault in caught.value.faults}
 
 
@@ -209,7 +208,7 @@ def test_a_metric_that_no_run_has(root, metric):
 def test_a_metric_of_a_method_that_a_trial_has(root):
     space = {"m": {"grid_search": {"A": {"methods": ["feddyn"]}, "B": {}}}}
     tune = {"param_space": space, "metric": "feddyn/h_norm", "mode": "min"}
-    assert len(plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws).trials) == 2
+    assert len(plan_sweep({**raw_config(root), "tune": tune}, "sweep").trials) == 2
 
 
 def test_sweeps_have_a_bound(root):
@@ -230,7 +229,7 @@ def test_trials_keep_their_settings_whatever_they_are_called(root):
     """A name made to tell two trials apart may be the name of a third."""
     settings = {"a b": {"local.lr": 0.1}, "a-b": {"local.lr": 0.2}, "a-b_2": {"local.lr": 0.3}}
     tune = {"param_space": {"m": {"grid_search": settings}}}
-    trials = plan_sweep({**raw_config(root), "tune": tune}, "sweep", draws).trials
+    trials = plan_sweep({**raw_config(root), "tune": tune}, "sweep").trials
     assert sorted(trial.config.local.lr for trial in trials) == [0.1, 0.2, 0.3]
     assert len({trial.config.name for trial in trials}) == 3
 

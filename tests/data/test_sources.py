@@ -23,7 +23,7 @@ from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check import check
-from raysim.plan.check_own import prepare_by_name
+from raysim.plan.find import prepare_by_name
 from tests.support.image_sets import class_tree, pixels, prepared, same
 
 

@@ -12,7 +12,7 @@ from torchvision.models import _api
 from raysim.core.errors import ModelError
 from raysim.engine.ray import shards
 from raysim.models import ModelSpec, build_model
-from raysim.plan.build import with_weights
+from raysim.plan.build import Made, with_weights
 from raysim.plan.weights import NO_WEIGHTS, held_weights
 
 SPEC = ModelSpec("resnet18", 10, (32, 32, 3), {}, "default")
@@ -26,7 +26,7 @@ def test_published_weights_are_fetched_once_and_a_model_from_the_file_is_the_lib
     held = [held_weights(SPEC, tmp_path) for _ in range(2)]
     assert held[0] == held[1]
     assert len(asked) == 2
-    found = build_model(with_weights(SPEC, held[0], ""), seed=1).state_dict()
+    found = build_model(with_weights(SPEC, Made("", weights=held[0])), seed=1).state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(asked) == 2
     other = held_weights(ModelSpec("resnet18", 7, (32, 32, 3), {}, "default"), tmp_path)

@@ -21,7 +21,6 @@ from raysim.reporting.published import ACCURACIES, match, published
 from raysim.reporting.runs import method_names
 from raysim.tuning.calibrate import plan_calibration
 from raysim.tuning.plan import plan_sweep
-from raysim.tuning.ranges import draws
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
 from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 
@@ -70,7 +69,7 @@ def test_every_unscaled_trial_can_start(path, stubs, pretrained):
     if path in CALIBRATIONS:
         assert plan_calibration(raw, str(path))
     elif raw.get("tune", {}).get("param_space"):
-        sweep = plan_sweep(raw, str(path), draws)
+        sweep = plan_sweep(raw, str(path))
         assert sum(bool(trial.same_as) for trial in sweep.trials) == REPEATS.get(f"{path.parent.name}/{path.stem}", 0)
         refused = REFUSED.get(f"{path.parent.name}/{path.stem}", set())
         assert {tuple(re.findall("=([^_]+)_", name)) for name in sweep.refused} == refused

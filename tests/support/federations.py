@@ -10,7 +10,7 @@ from raysim.core.method import Method
 from raysim.data.federation import build_shards
 from raysim.engine.server import Server
 from raysim.engine.trainer import SerialPool
-from raysim.plan.build import Plan, Recipe, make_server, make_trainer
+from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
 from raysim.plan.check import check
 
 #: A network without kinks: rounding moves its gradients as little as its parameters. With ReLU and max pooling one unit
@@ -89,7 +89,7 @@ def steps_plan(root: Path, methods=(), *, steps: int, **groups) -> Plan:
 
 
 def recipe_of(plan: Plan, root: Path) -> Recipe:
-    return plan.recipe(build_shards(plan.manifest, root / "shards"))
+    return plan.recipe(Made(str(build_shards(plan.manifest, root / "shards"))))
 
 
 def server_on(plan: Plan, root: Path, pool=None) -> Server:

@@ -17,7 +17,6 @@ from raysim.running.runner import execute
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.outcome import write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -27,7 +26,7 @@ METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fed
 def a_sweep(root, tmp_path, space, tune=None, **groups):
     raw = raw_config(root, [], **{"name": "s", "storage": str(tmp_path / "runs"), **groups})
     raw["tune"] = {"param_space": space, **(tune or {})}
-    return plan_sweep(raw, "a test", draws)
+    return plan_sweep(raw, "a test")
 
 
 def run(sweep, watch=lambda: None):
@@ -99,4 +98,4 @@ def write_sweep(path, root, tmp_path, name, space, **groups):
     raw = raw_config(root, [], name=name, storage=str(tmp_path / "runs"), **groups)
     raw["tune"] = {"param_space": space, "max_concurrent": 1}
     path.write_text(yaml.safe_dump(raw))
-    return plan_sweep(read_sweep(path), str(path), draws)
+    return plan_sweep(read_sweep(path), str(path))

@@ -10,7 +10,6 @@ import yaml
 from raysim.core.errors import ConfigError
 from raysim.tuning.outcome import outcome, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 from tests.support.sweeps import (
     METHODS,
@@ -116,7 +115,7 @@ def test_paths_are_whole_before_tune_changes_folders(root, tmp_path, monkeypatch
     raw = raw_config(root, [], storage="runs", name="s")
     raw["data"] = {"validation_set": {"external": {"name": "digits", "mapping": "map.yaml"}}}
     raw["tune"] = {"param_space": {"seed": {"grid_search": [0]}}}
-    (trial,) = plan_sweep(raw, "a test", draws).trials
+    (trial,) = plan_sweep(raw, "a test").trials
     assert trial.config.storage == str(tmp_path / "runs")
     assert trial.config.data.root == str(tmp_path / "data")
     assert trial.config.data.validation_set.external.mapping == str(tmp_path / "map.yaml")

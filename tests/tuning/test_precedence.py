@@ -17,7 +17,6 @@ from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.ranges import draws
 from tests.support.federations import raw_config
 from tests.support.sweeps import a_sweep as a_checked_sweep
 
@@ -171,10 +170,10 @@ def test_a_call_from_python_wins_as_the_command_line_does(own):
 
 def test_the_file_of_a_sweep_starts_the_same_trials_again(own, root, tmp_path):
     words = [f"data.root={root}", "local.lr=0.01", f"storage={tmp_path}", "method=FedVG", "seed=0", "name=s"]
-    first = plan_sweep(read_sweep(own, words, is_scaled=True), str(own), draws)
+    first = plan_sweep(read_sweep(own, words, is_scaled=True), str(own))
     again = tmp_path / "sweep.yaml"
     again.write_text(yaml.safe_dump(dict(first.raw), sort_keys=False))
-    second = plan_sweep(read_sweep(again), str(again), draws)
+    second = plan_sweep(read_sweep(again), str(again))
     assert [(t.name, t.config) for t in second.trials] == [(t.name, t.config) for t in first.trials]
     assert {(t.config.rounds, t.config.local.lr, t.config.num_clients) for t in first.trials} == {(2, 0.01, 3)}
     assert first.folder.name == "s"
@@ -245,7 +244,7 @@ def test_an_axis_that_loses_its_own_values_is_refused():
     assert clashes(raw, "a test") == ([], [])
     space = {"local.lr": {"uniform": [0.1, 1]}, "method": {"choice": {"slow": {"local": {"lr": 1}}}}}
     with pytest.raises(ConfigError, match=r"tune.space.local.lr: its values lose to slow"):
-        plan_sweep({"name": "s", "tune": {"space": space}}, "a test", draws)
+        plan_sweep({"name": "s", "tune": {"space": space}}, "a test")
 
 
 def test_labels_that_a_later_axis_makes_one_run_are_refused_by_name(own, root):
@@ -253,11 +252,11 @@ def test_labels_that_a_later_axis_makes_one_run_are_refused_by_name(own, root):
     ((fault,), _) = clashes(raw, "a test")
     assert "rate: low and high are the same run with slow of the axis method, which sets local.lr" in str(fault)
     with pytest.raises(ConfigError, match="low and high are the same run"):
-        plan_sweep({**raw_config(root), **raw, "name": "s"}, "a test", draws)
+        plan_sweep({**raw_config(root), **raw, "name": "s"}, "a test")
     with pytest.raises(
         ConfigError, match=r"case: STL-10 alpha 0.01 and STL-10 alpha 1.0 are the same run with 0.1 of the axis"
     ):
-        plan_sweep(read_sweep("paper:univarfl/table_1", ["partition.alpha=0.1,0.5"]), "a test", draws)
+        plan_sweep(read_sweep("paper:univarfl/table_1", ["partition.alpha=0.1,0.5"]), "a test")
 
 
 def test_what_else_loses_to_a_later_axis_is_told(own):
@@ -299,7 +298,7 @@ def test_settings_that_no_trial_takes_are_looked_at(root):
     unused = {"d": {"name": "x"}, "e": {"modle": {}}}
     raw["tune"] = {"param_space": {"case": {"grid_search": ["a"]}}, "settings": {"case": labels, "unused": unused}}
     with pytest.raises(ConfigError) as caught:
-        plan_sweep(raw, "a test", draws)
+        plan_sweep(raw, "a test")
     faults = {fault.key: fault.message for fault in caught.value.faults}
     assert "Did you mean 'lr'" in faults["tune.settings.case.b.local.lrr"]
     assert "must be an integer" in faults["tune.settings.case.c.rounds"]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from raysim.core.errors import ConfigError
-from raysim.tuning.resources import bundles_of, without_room
+from raysim.tuning.resources import bundles_of, check_room
 from tests.support.sweeps import (
     a_sweep,
     run,
@@ -29,11 +29,24 @@ def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
     assert bundles(0, backend="ray", **custom) == [{}, {"CPU": 1, "mig": 2, "accelerator_type:T4": 0.001}]
 
 
-def test_room_is_judged_node_by_node():
+def test_room_is_judged_node_by_node(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")  # this machine may be smaller
+
+    def is_refused(nodes, **resources):
+        sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources={"backend": "ray", **resources})
+        try:
+            check_room(sweep, nodes)
+        except ConfigError:
+            return True
+        return False
+
     two = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 4.0}]
-    assert without_room([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 0.5}], two) is None
-    assert without_room([{"CPU": 1.0, "GPU": 0.6}] * 2, two) == {"CPU": 1.0, "GPU": 0.6}
-    assert without_room([{"CPU": 5.0}], two) == {"CPU": 5.0}
+    assert not is_refused(two, trainers=2, gpus_per_trainer=0.5)
+    assert is_refused(two, trainers=2, gpus_per_trainer=0.6)
+    assert not is_refused(two, trainers=1, cpus_per_trainer=4, gpus_per_trainer=0)
+    assert is_refused(two, trainers=1, cpus_per_trainer=5, gpus_per_trainer=0)
+    assert is_refused(two, trainers=2, cpus_per_trainer=3, gpus_per_trainer=0)
+    assert is_refused([{"CPU": 8.0, "GPU": 2.0}], trainers=3, gpus_per_trainer=0.6)  # no share lies on two GPUs
 
 
 def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):

@@ -14,8 +14,7 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning.outcome import outcome
 from raysim.tuning.plan import plan_sweep, read_sweep
-from raysim.tuning.points import Tried
-from raysim.tuning.ranges import draws, suggest
+from raysim.tuning.ranges import Tried, draws, suggest
 from raysim.tuning.search import FILE
 from tests.support.federations import SMALL, raw_config
 from tests.support.output import in_order
@@ -28,7 +27,7 @@ RANGES = {"local.lr": draws("loguniform", [1e-4, 1.0]), "cohort.dropout": draws(
 def searched(root, tmp_path, tune, **groups):
     """A planned search; `tune` has its space."""
     raw = raw_config(root, [], name="s", storage=str(tmp_path / "runs"), **groups)
-    return plan_sweep({**raw, "tune": tune}, "a test", draws)
+    return plan_sweep({**raw, "tune": tune}, "a test")
 
 
 def peak(values):
@@ -141,7 +140,7 @@ def test_an_axis_on_the_command_line_begins_a_sweep_where_there_is_none(tmp_path
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({"tune": None}))
     for axis in ("tune.param_space.seed={grid_search: [0, 1]}", "seed=0,1"):
-        assert len(plan_sweep(read_sweep(path, [axis]), str(path), draws).trials) == 2
+        assert len(plan_sweep(read_sweep(path, [axis]), str(path)).trials) == 2
 
 
 @pytest.mark.parametrize("group", [[], 3])
@@ -149,9 +148,9 @@ def test_an_axis_on_the_command_line_beside_a_group_that_is_none_is_one_sentence
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({"tune": group}))
     with pytest.raises(ConfigError, match="tune"):
-        plan_sweep(read_sweep(path, ["tune.param_space.seed={grid_search: [0, 1]}"]), str(path), draws)
+        plan_sweep(read_sweep(path, ["tune.param_space.seed={grid_search: [0, 1]}"]), str(path))
     with pytest.raises(ConfigError, match="tune"):
-        plan_sweep(read_sweep(path, ["seed=0,1"]), str(path), draws)
+        plan_sweep(read_sweep(path, ["seed=0,1"]), str(path))
 
 
 # --- a search that learns ---------------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def test_search_killed_half_way_goes_on_with_what_it_knows(root, tmp_path, ray_c
     assert num_done() == 14
     assert "best 10 of 14 trials, by" in output
     in_order(output, "checking the trials of", "Ray", "looking for the shards", "starting the first trials", "writing")
-    sweep = plan_sweep(read_sweep(path), str(path), draws)
+    sweep = plan_sweep(read_sweep(path), str(path))
     points = json.loads((folder / FILE).read_text())["trials"]
     assert list(points) == [trial.name for trial in sweep.trials]
     tried = []

@@ -17,7 +17,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.job_submission import JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.engine.ray.session import live_nodes
@@ -25,12 +24,11 @@ from raysim.engine.ray.session import live_nodes
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node of a cluster, from Ray's record of it, from a task on it, and from connections to its ports.
+    """One node of a cluster, from Ray's record of it and from a task on it.
 
     Attributes:
       versions: of "python", "ray", "torch" and "raysim" (with a digest of its sources); "" where it is not installed.
       gpus: that Ray offers; gpu_names: that PyTorch sees.
-      unreachable_ports: (what listens there, port) pairs that this process cannot connect to.
       error: why no task could run there; what the task would have found is then empty.
     """
 
@@ -39,19 +37,16 @@ class NodeFacts:
     gpus: float = 0.0
     gpu_names: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    store_bytes: int = 0
-    shm_bytes: int = 0
     temp_dir: str = ""
     temp_free_bytes: int = 0
     temp_total_bytes: int = 1
     sees_storage: bool = False
-    unreachable_ports: tuple[tuple[str, int], ...] = ()
     error: str = ""
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[str]:
-    """Connect to the Ray at an address, as a driver, and leave it running; gives its dashboard's URL, "" without one.
+def connected(address: str) -> Iterator[None]:
+    """Connect to the Ray at an address, as a driver, and leave it running.
 
     Raises:
       ConnectionError: nobody answers there, or the token is not that of the cluster.
@@ -65,7 +60,7 @@ def connected(address: str) -> Iterator[str]:
     except (RayError, RuntimeError, ConnectionError, ValueError) as error:
         raise ConnectionError(str(error).partition("\n")[0]) from error
     with session:
-        yield f"http://{session.dashboard_url}" if session.dashboard_url else ""
+        yield
 
 
 def can_connect(host: str, port: int) -> bool:
@@ -73,15 +68,6 @@ def can_connect(host: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
         return True
     return False
-
-
-def dashboard_error(url: str) -> str:
-    """Why jobs cannot be submitted to a dashboard, "" if they can."""
-    try:
-        JobSubmissionClient(url).list_jobs()
-    except (RuntimeError, ConnectionError, RayError, OSError) as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    return ""
 
 
 def ask_nodes(probe: str, *, wait_s: float = 180.0) -> list[NodeFacts]:
@@ -105,19 +91,16 @@ def _is_head(node: Mapping[str, Any]) -> bool:
 
 
 def _node_facts(node: Mapping[str, Any], answer: ray.ObjectRef[dict[str, Any]]) -> NodeFacts:
-    offered, address = node["Resources"], node["NodeManagerAddress"]
-    ports = {"node manager": node["NodeManagerPort"], "object manager": node["ObjectManagerPort"]}
+    kind, address = "head" if _is_head(node) else "worker", node["NodeManagerAddress"]
     try:
         facts = ray.get(answer, timeout=0)
     except RayError as error:
         reason = "no answer" if isinstance(error, GetTimeoutError) else str(error).strip().rpartition("\n")[2]
         facts = {"error": f"{reason} ({type(error).__name__})"}
     return NodeFacts(
-        f"{'head' if _is_head(node) else 'worker'} {node['NodeManagerHostname']} ({address}, {node['NodeID'][:6]})",
-        cpus=offered.get("CPU", 0.0),
-        gpus=offered.get("GPU", 0.0),
-        store_bytes=int(offered.get("object_store_memory", 0)),
-        unreachable_ports=tuple((what, port) for what, port in ports.items() if not can_connect(address, port)),
+        f"{kind} {node['NodeManagerHostname']} ({address}, {node['NodeID'][:6]})",
+        cpus=node["Resources"].get("CPU", 0.0),
+        gpus=node["Resources"].get("GPU", 0.0),
         **facts,
     )
 
@@ -142,14 +125,13 @@ def question() -> Callable[[str], dict[str, Any]]:
             import torch
 
             gpu_names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-        me, shm = ray.get_runtime_context().get_node_id(), Path("/dev/shm")
+        me = ray.get_runtime_context().get_node_id()
         # TEMP/session_.../sockets/raylet; Ray 2.44 has no `get_temp_dir`.
         temp_dir = next(Path(node["RayletSocketName"]).parents[2] for node in ray.nodes() if node["NodeID"] == me)
         disk = shutil.disk_usage(temp_dir)
         return {
             "versions": versions,
             "gpu_names": gpu_names,
-            "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else 0,
             "temp_dir": str(temp_dir),
             "temp_free_bytes": disk.free,
             "temp_total_bytes": disk.total,
