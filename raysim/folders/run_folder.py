@@ -26,9 +26,7 @@ from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunEx
 from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings
 from raysim.core.texts import visible
-from raysim.folders.checksums import read_seal, seal_of
-from raysim.folders.files import file_digest, replaced_file, write_file
-from raysim.folders.logged_arrays import LoggedArrays
+from raysim.folders.files import LoggedArrays, file_digest, replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
@@ -174,7 +172,9 @@ class RunFolder:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
             results = (self.progress, self.confusion, self.summary, self.model)
-            message = f"{message}\n{seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
+            sealed = [path for path in (*results, *self.client_parts(), *self.array_files().values()) if path.is_file()]
+            lines = (f"{file_digest(path)}  {path.relative_to(self.path).as_posix()}\n" for path in sealed)
+            message = f"{message}\n{''.join(lines)}"  # as `sha256sum` writes them
         write_file(self.path / mark, message.encode())
 
     def check_unchanged(self, *paths: Path) -> None:
@@ -185,7 +185,8 @@ class RunFolder:
         """
         if self.status.name != "completed":
             return
-        seal = read_seal((self.path / "COMPLETED").read_text(errors="replace"))
+        lines = [line.partition("  ") for line in (self.path / "COMPLETED").read_text(errors="replace").splitlines()]
+        seal = {name: digest for digest, _, name in lines if len(digest) == 64}
         for path in paths:
             name = path.relative_to(self.path).as_posix()
             if name in seal and path.is_file() and file_digest(path) != seal[name]:

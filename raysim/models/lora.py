@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.memory import memory_fault
-from raysim.models.imports import importing
+from raysim.models.parts import library
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
 VIT_TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -41,9 +41,6 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     Raises:
       ConfigError: no layer has such a path, or the head is one of them.
     """
-    with importing():  # 3 s
-        from peft import LoraConfig, inject_adapter_in_model
-
     adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
     if not adapted:
         layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
@@ -60,9 +57,10 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
         raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower it")])
     alpha = spec.rank if spec.alpha is None else spec.alpha
+    peft = library("peft")  # 3 s
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
-    config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]
-    module = inject_adapter_in_model(config, module)
+    config = peft.LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)
+    module = peft.inject_adapter_in_model(config, module)
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return module

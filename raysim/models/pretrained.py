@@ -75,9 +75,8 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise ModelError(
-                f"a tensor is called {name!r}", str(path), "save module.state_dict() alone: its names are texts"
-            )
+            mend = "save module.state_dict() alone: its names are texts"
+            raise ModelError(f"a tensor is called {name!r}", str(path), mend)
         is_empty = value.is_meta and not (on_meta and path.suffix == ".safetensors")
         if is_empty or value.layout != torch.strided or value.is_quantized:
             kind = "a meta tensor, which has no values" if is_empty else "a sparse or quantised tensor"
@@ -137,38 +136,25 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
     if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
         loaded[first] = loaded[first].sum(1, keepdim=True)
-    if (
-        row in loaded
-        and loaded[row].dim()
-        and loaded[row].shape[1:] == own[row].shape[1:]
-        and len(loaded[row]) != len(own[row])
-    ):
+    rows, own_rows = (list(leaves[row].shape) if row in leaves else [] for leaves in (loaded, own))
+    if rows[1:] == own_rows[1:] and rows[:1] != own_rows[:1]:
         for name in [name for name in own if name.startswith(f"{head}.")]:
             del own[name]
             loaded.pop(name, None)
     counters = {name for name, value in own.items() if not value.is_floating_point() and value.dim() == 0}
-    common = own.keys() & loaded.keys()
-    faults = [f"{name} is missing" for name in own if name not in common and name not in counters]
-    faults += [f"{name} is not in the model" for name in loaded if name not in common]
-    faults += [
-        f"{name} is {tuple(loaded[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in common and loaded[name].shape != own[name].shape
-    ]
-    faults += [
-        f"{name} holds {loaded[name].dtype} instead of {own[name].dtype}"
-        for name in own
-        if name in common and _kind(loaded[name]) != _kind(own[name])
-    ]
+    common = [(name, value, loaded[name]) for name, value in own.items() if name in loaded]
+    faults = [f"{name} is missing" for name in own if name not in loaded and name not in counters]
+    faults += [f"{name} is not in the model" for name in loaded if name not in own]
+    faults += [f"{name} is {tuple(b.shape)} instead of {tuple(a.shape)}" for name, a, b in common if a.shape != b.shape]
+    faults += [f"{name} holds {b.dtype} instead of {a.dtype}" for name, a, b in common if _kind(a) != _kind(b)]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
         mend = "choose the model, its options, model.lora and data.resize as the weights need them"
         raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
-    for name in own:
-        if name in common and not (loaded[name].is_meta or bool(torch.isfinite(loaded[name]).all())):
-            raise ModelError(
-                f"{name} holds an infinity or NaN", source, "choose weights of a training that did not diverge"
-            )
+    for name, _, value in common:
+        if not (value.is_meta or bool(torch.isfinite(value).all())):
+            mend = "choose weights of a training that did not diverge"
+            raise ModelError(f"{name} holds an infinity or NaN", source, mend)
     with torch.no_grad():
-        for name in common:
-            own[name].copy_(loaded[name])
+        for _, leaf, value in common:
+            leaf.copy_(value)
