@@ -163,7 +163,7 @@ def write_set(
                 schema, writer = record.schema, pa.ipc.new_file(str(data), record.schema)
             if record.schema != schema:
                 raise DataError("some batches have a domain or a split and some not", name, "give it to all or to none")
-            update(digest, batch)
+            update(digest, batch.columns)
             writer.write_batch(record)
             count += len(batch.labels)
         if writer is None or shape is None:
@@ -201,9 +201,9 @@ def _checked(batch: SetRows, shape: tuple[int, ...], name: str, first: int) -> S
     return SetRows.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
 
 
-def update(digest: hashlib._Hash, batch: SetRows) -> None:
-    """Add a batch to the checksum of a set."""
-    for values in batch.columns.values():
+def update(digest: hashlib._Hash, columns: Mapping[str, np.ndarray]) -> None:
+    """Add the columns of a batch to the checksum of a set."""
+    for values in columns.values():
         digest.update(values.data)
 
 
@@ -286,7 +286,7 @@ class ImageSet:
         digest = hashlib.sha256()
         for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
             _check_codes(batch, self.info.classes, self.info.domains, f"{self.path}, row", first)
-            update(digest, batch)
+            update(digest, batch.columns)
         if digest.hexdigest() != self.info.checksum:
             what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
             raise DataError(what, str(self.path), f"the file was damaged or changed; {_prepare(self.path, '--again')}")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -62,24 +62,13 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
             pool.shutdown(cancel_futures=True)
 
 
-class Resize(NamedTuple):
-    """How image files are brought to a square of `size` pixels, with antialiasing.
-
-    way: "crop" brings the shorter side to the size and cuts the middle out, "squash" brings both sides to it.
-    """
-
-    size: int
-    way: Literal["crop", "squash"] = "crop"
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-
-    def __str__(self) -> str:
-        done = "squashed" if self.way == "squash" else "shorter side, the middle cut out"
-        return f"{self.size} x {self.size}, {done}, {self.interpolation}"
-
-
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What a user may ask of a reader. size: pixels; resize, interpolation: see `Resize`; None is the reader's default."""
+    """What a user may ask of a reader; None is the reader's default.
+
+    size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
+    the size and cuts the middle out, "squash" brings both sides to it.
+    """
 
     size: int | None = None
     download: bool = False
@@ -90,11 +79,10 @@ class ReaderOptions:
     interpolation: Literal["bilinear", "bicubic"] | None = None
 
     @property
-    def image_resize(self) -> Resize | None:
-        """What is done to image files; None: they stay as they are."""
-        if self.size is None:
-            return None
-        return Resize(self.size, self.resize or "crop", self.interpolation or "bilinear")
+    def resizing(self) -> str:
+        """What is done to image files, in words; empty: they stay as they are."""
+        way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
+        return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError, explained
-from raysim.data.arrow import (
-    ImageSet,
-    SetInfo,
-    SetRows,
-    check_range,
-    columns_of,
-    describe,
-    full_disk,
-    record_of,
-    update,
-)
+from raysim.data.arrow import ImageSet, SetInfo, check_range, columns_of, describe, full_disk, record_of, update
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 
@@ -372,6 +362,6 @@ def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
             with open(path, "rb+") as target:
                 _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
         digest = hashlib.sha256()
-        update(digest, SetRows.of(columns_of(record)))
+        update(digest, columns_of(record))
         info = SetInfo(path.stem, plan.classes, plan.preprocess.shape, file.count, digest.hexdigest(), file.source)
         describe(path).write_text(info.to_json())

@@ -34,7 +34,7 @@ from raysim.core.names import name_fault
 from raysim.data import readers, trees
 from raysim.data.arrow import ImageSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
-from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, Resize, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
 from raysim.folders.filesystems import FAILURES, remote_folder
 
@@ -59,7 +59,7 @@ class Source:
 _made = partial(Source, has_files=False)
 #: torchvision or medmnist fetches the files.
 _library = partial(Source, options=("download",))
-#: Image files can be resized, see `Resize`.
+#: Image files can be resized, see `ReaderOptions`.
 _image_files = partial(Source, options=("size", "resize", "interpolation"))
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -216,14 +216,14 @@ def prepare(
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):
         raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
-    path, resize = set_path(root, save_as), options.image_resize if "resize" in source.options else None
+    path, resizing = set_path(root, save_as), options.resizing if "resize" in source.options else ""
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
         images = ImageSet(path)
-        if resize:
-            _check_resized(images.info, resize)
+        if resizing:
+            _check_resized(images.info, options)
         images.verify()
         return images.info
 
@@ -243,17 +243,17 @@ def prepare(
             domains=contents.domains,
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
-            resize=str(resize or ""),
+            resize=resizing,
         )
 
     return made_once(path, there, make)
 
 
-def _check_resized(info: SetInfo, resize: Resize) -> None:
+def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
     """DataError where a set that is there was not resized as is now asked for."""
-    if info.shape[:2] != (resize.size, resize.size) or info.resize not in ("", str(resize)):
+    if info.shape[:2] != (options.size, options.size) or info.resize not in ("", options.resizing):
         height, width, _ = info.shape
-        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {resize} is asked for"
+        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {options.resizing} is asked for"
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 

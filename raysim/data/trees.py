@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
 from raysim.data.arrow import KINDS, SetInfo, SetRows, batch_rows, check_range, damaged, describe
-from raysim.data.reader_api import PARTS, Contents, Request, Resize, need, numbered, split_codes
+from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
+AS_THEY_ARE = ReaderOptions()
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
 
@@ -50,12 +51,8 @@ def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") 
     parts = [part for part in PARTS if (root / part).is_dir()]
     splits = dict(zip(parts, split_codes(parts).tolist(), strict=True)) if parts else {"": None}
     classes = sorted({name for part in splits for name in _folders(root / part)})
-    pictures = [
-        picture._replace(split=split)
-        for part, split in splits.items()
-        for picture in _class_images(root / part, classes, leaf)
-    ]
-    return _contents(request, classes, pictures)
+    lists = [_class_images(root / part, classes, leaf, split=split) for part, split in splits.items()]
+    return _contents(request, classes, list(chain.from_iterable(lists)))
 
 
 def read_cub200(request: Request) -> Contents:
@@ -105,12 +102,8 @@ def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
     root = _inside(request.root, inner)
     domains = _folders(root)
     classes = sorted({label for name in domains for label in _folders(root / name)})
-    pictures = [
-        picture._replace(domain=number)
-        for number, name in enumerate(domains)
-        for picture in _class_images(root / name, classes)
-    ]
-    return _contents(request, classes, pictures, domains=domains)
+    lists = [_class_images(root / name, classes, domain=number) for number, name in enumerate(domains)]
+    return _contents(request, classes, list(chain.from_iterable(lists)), domains=domains)
 
 
 def read_tiny_imagenet(request: Request) -> Contents:
@@ -123,7 +116,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
     wnids, meanings, annotations = (_lines(path, request.origin) for path in tables)
     ids = sorted(line.strip() for line in wnids if line.strip())
     words = dict(line.split("\t", 1) for line in meanings if "\t" in line)
-    pictures = [picture._replace(split=0) for picture in _class_images(root / "train", ids, "images")]
+    pictures = _class_images(root / "train", ids, "images", split=0)
     for row, line in sorted(enumerate(annotations, 1), key=lambda item: item[1]):
         name, _, wnid = line.partition("\t")
         wnid = wnid.split("\t")[0]
@@ -172,8 +165,8 @@ def _folders(root: Path) -> list[str]:
         return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
 
 
-def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[ImageFile]:
-    """The images below root/CLASS/leaf."""
+def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: int | None) -> list[ImageFile]:
+    """The images below root/CLASS/leaf. codes: the domain or the split of them all."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     pictures = []
@@ -185,7 +178,7 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[Im
         files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
-        pictures += [ImageFile(Path(path), label) for path, _ in files]
+        pictures += [ImageFile(Path(path), label, **codes) for path, _ in files]
     return pictures
 
 
@@ -222,12 +215,12 @@ def _contents(
 
 
 def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRows]:
-    resize, mode = request.options.image_resize, request.mode
-    shape = (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
+    size, mode = request.options.size, request.mode
+    shape = (size, size, len(mode)) if size is not None else decode([str(pictures[0].path)], mode=mode).shape[1:]
     rows = batch_rows(shape)
     parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
     work = [[str(picture.path) for picture in part] for part in parts]
-    decoding = request.parallel_map(partial(decode, resize=resize, shape=shape, mode=mode), work)
+    decoding = request.parallel_map(partial(decode, options=request.options, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
         known = {name: np.array(values) for name, values in columns if None not in values}
@@ -238,7 +231,7 @@ def decode(
     sources: Sequence[str | bytes],
     *,
     names: Sequence[str] = (),
-    resize: Resize | None = None,
+    options: ReaderOptions = AS_THEY_ARE,
     shape: tuple[int, ...] = (),
     mode: str = "RGB",
 ) -> np.ndarray:
@@ -264,10 +257,11 @@ def decode(
             if image.mode not in MODES:
                 raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
             converted = image.convert(mode)
-        if resize:
-            square, filtered = (resize.size, resize.size), Image.Resampling[resize.interpolation.upper()]
-            fit = resize.way == "crop"
-            converted = ImageOps.fit(converted, square, filtered) if fit else converted.resize(square, filtered)
+        if options.size is not None:
+            square = (options.size, options.size)
+            filtered = Image.Resampling[(options.interpolation or "bilinear").upper()]
+            is_cut = options.resize != "squash"
+            converted = ImageOps.fit(converted, square, filtered) if is_cut else converted.resize(square, filtered)
         pixels.append(np.asarray(converted).reshape(converted.height, converted.width, -1))
         shape = shape or pixels[0].shape
         if pixels[-1].shape != shape:
@@ -346,12 +340,12 @@ def _table_batches(
     request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
 ) -> Iterator[SetRows]:
     names = [name for name in KINDS if name in table.schema.names]
-    kind, resize = table.schema.field("image").type, request.options.image_resize
+    kind, size = table.schema.field("image").type, request.options.size
     is_pixels = isinstance(kind, pa.FixedShapeTensorType)
-    if is_pixels and resize:
+    if is_pixels and size is not None:
         mend = "drop --size, and let data.resize do it in every batch"
         raise DataError("--size is for encoded images, and these are pixels", str(path), mend)
-    first, shape = 0, (resize.size, resize.size, 3) if resize else ()
+    first, shape = 0, (size, size, 3) if size is not None else ()
     # Encoded images are small in the file and large in memory: few at a time.
     rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows(shape) if shape else 128
     with damaged(path):
@@ -363,7 +357,8 @@ def _table_batches(
             else:
                 cells = record["image"].field("bytes") if pa.types.is_struct(kind) else record["image"]
                 places = [f"{path}, row {first + i}" for i in range(len(record))]
-                pixels = decode([cell or b"" for cell in cells.to_pylist()], names=places, resize=resize, shape=shape)
+                encoded = [cell or b"" for cell in cells.to_pylist()]
+                pixels = decode(encoded, names=places, options=request.options, shape=shape)
                 shape = pixels.shape[1:]
             for name in names[1:]:
                 if record[name].null_count:

@@ -121,12 +121,7 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
 
 
 def trained_tensors(
-    spec: ModelSpec,
-    layout: Layout,
-    *,
-    seed: int,
-    state: Tensor,
-    counters: Mapping[str, int],
+    spec: ModelSpec, layout: Layout, *, seed: int, state: Tensor, counters: Mapping[str, int]
 ) -> dict[str, Tensor]:
     """The whole state dict of the module at a state of the server: trained, frozen and counted, nothing left out.
 
