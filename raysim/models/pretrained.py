@@ -63,11 +63,14 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     Raises:
       ModelError: no such file, another kind of file, or no dictionary of tensors in it.
     """
+    from safetensors.torch import load_file  # maps the file: no value is read before it is wanted
+
     on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights: object = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path)
+        with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
+            weights: object = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     except Exception as error:  # of two formats and their parsers
         mend = "save a state dict as .safetensors, .pth or .pt"
         raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
@@ -77,42 +80,17 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         if not isinstance(name, str):
             mend = "save module.state_dict() alone: its names are texts"
             raise ModelError(f"a tensor is called {name!r}", str(path), mend)
-        is_empty = value.is_meta and not (on_meta and path.suffix == ".safetensors")
-        if is_empty or value.layout != torch.strided or value.is_quantized:
-            kind = "a meta tensor, which has no values" if is_empty else "a sparse or quantised tensor"
+        if value.is_meta or value.layout != torch.strided or value.is_quantized:
+            kind = "a meta tensor, which has no values" if value.is_meta else "a sparse or quantised tensor"
             raise ModelError(f"{name} is {kind}", str(path), "save dense tensors with their values")
     return {name: value.to("meta") for name, value in weights.items()} if on_meta else weights
-
-
-#: Beginning of what safetensors calls a type -> a type of that kind; all others are floating-point numbers.
-_KINDS = {"I": torch.int64, "U": torch.int64, "C": torch.complex64, "BO": torch.bool}
-
-
-def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    if not on_meta:
-        return load_file(path)
-    with safe_open(path, framework="pt") as file:
-        # An open safetensors file has keys() and cannot be iterated over itself.
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {
-            name: torch.empty(slice.get_shape(), dtype=_type_of(slice.get_dtype())) for name, slice in slices.items()
-        }
-
-
-def _type_of(name: str) -> torch.dtype:
-    return next((kind for start, kind in _KINDS.items() if name.startswith(start)), torch.float32)
 
 
 def _read_torch(path: Path) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
-    is_mappable = zipfile.is_zipfile(path)
-    with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _kind(tensor: Tensor) -> str:
