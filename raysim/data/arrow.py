@@ -61,7 +61,7 @@ class SetInfo:
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
     resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
-    made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
+    made_by: fingerprint of the user's own reader and its sources, see `reader_api.fingerprint`; empty for other sets.
     read_from: folder or file of the sources when it was made; empty if there were none.
     """
 

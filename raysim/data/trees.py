@@ -32,7 +32,7 @@ MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits
 
 
 class ImageFile(NamedTuple):
-    """An image file. A set has a domain, and a split as in `Batch`, for all of its images or for none."""
+    """An image file. A set has a domain, and a split as in `SetRows`, for all of its images or for none."""
 
     path: Path
     label: int
