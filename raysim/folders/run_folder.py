@@ -162,9 +162,7 @@ class RunFolder:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
             results = (self.progress, self.confusion, self.summary, self.model)
-            sealed = [path for path in (*results, *self.client_parts(), *self.array_files().values()) if path.is_file()]
-            lines = (f"{file_digest(path)}  {path.relative_to(self.path).as_posix()}\n" for path in sealed)
-            message = f"{message}\n{''.join(lines)}"  # as `sha256sum` writes them
+            message = f"{message}\n{_seal(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
         write_file(self.path / mark, message.encode())
 
     def check_unchanged(self, *paths: Path) -> None:
@@ -330,6 +328,12 @@ class RunFolder:
                 yield index, arrays
             finally:
                 arrays.close()
+
+
+def _seal(folder: Path, paths: Sequence[Path]) -> str:
+    """Lines as `sha256sum` writes them, one for each of the files that is there."""
+    names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
 
 
 def _column(values: np.ndarray) -> pa.Array:
