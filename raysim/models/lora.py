@@ -45,9 +45,8 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     if not adapted:
         layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
         others = [name for name in layers if name != head]
-        mend = (
-            f"name some of its layers: {_listed(others)}" if others else "it has no layer but the head; drop model.lora"
-        )
+        listed = f"{', '.join(others[:8])}{' ...' if len(others) > 8 else ''}"
+        mend = f"name some of its layers: {listed}" if others else "it has no layer but the head; drop model.lora"
         raise ConfigError([Fault("model.lora.targets", f"no layer is called {' or '.join(spec.targets)}; {mend}")])
     if head in adapted:
         text = f"{head} is the head, which is trained whole; leave it out"
@@ -64,10 +63,6 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return module
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:
