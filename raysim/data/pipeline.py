@@ -33,7 +33,7 @@ from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scat
 
 Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]
-Options = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
+Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
 
 
 class SetDatasource(Datasource):
@@ -51,7 +51,11 @@ class SetDatasource(Datasource):
 
     def get_read_tasks(self, parallelism: int, *limits: object, **more: object) -> list[ReadTask]:
         """One task for each window, however many are asked for: a window is what fits into memory."""
-        return [ReadTask(lambda window=window: [read_window(window)], _metadata(window)) for window in self._windows]
+        return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
+
+
+def _read(window: Window) -> list[pa.Table]:
+    return [read_window(window)]
 
 
 def _metadata(window: Window) -> BlockMetadata:
@@ -124,7 +128,7 @@ def _plain() -> Iterator[None]:
         raise
 
 
-def _on_this_node(num_tasks: int) -> Options:
+def _on_this_node(num_tasks: int) -> Placement:
     """Where tasks run that read or write files: here, where the files are.
 
     No CPU is asked for: a head without any can drive a cluster, and where other jobs have all of them, tasks that ask would
@@ -132,14 +136,14 @@ def _on_this_node(num_tasks: int) -> Options:
     """
     me = ray.get_runtime_context().get_node_id()
     own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
-    bounded: Options = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
+    bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
     if _is_alone():
         return bounded
     # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
 
 
-def _reading(place: Options) -> Options:
+def _reading(place: Placement) -> Placement:
     """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
     remote = {key: value for key, value in place.items() if key != "concurrency"}
     if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
@@ -149,7 +153,7 @@ def _reading(place: Options) -> Options:
     return remote
 
 
-def _anywhere(num_tasks: int) -> Options:
+def _anywhere(num_tasks: int) -> Placement:
     """Where tasks run that only compute: with the others on a single node, else on all nodes, for a CPU each if any is free."""
     if _is_alone():
         return _on_this_node(num_tasks)
