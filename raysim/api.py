@@ -22,7 +22,7 @@ from raysim.core.own_code import named, note_of_values
 from raysim.core.rounds import round_name
 from raysim.core.settings import Raw, Settings
 from raysim.data.arrow import write_set
-from raysim.data.own_reader import array_contents
+from raysim.data.reader_api import array_contents
 from raysim.data.sources import set_path
 from raysim.folders.storage import local_copy
 from raysim.running.results import Run, Runs

@@ -3,10 +3,14 @@ int64 `domain` and an int8 `split` (0 train, 1 validation, 2 test)."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +24,9 @@ from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
 from raysim.core.reading import read_json, regular_file
 from raysim.core.texts import all_visible, visible
-from raysim.data.faults import check_range, full_disk
 from raysim.folders.files import replaced_file
 
 SPLITS = ("train", "validation", "test")
-NO_VALUES = np.empty(0, np.int64)
 BATCH_BYTES = 16 << 20  # of pixels; a few batches are in memory at a time, whatever the size of the set
 KINDS = {"image": np.uint8, "label": np.int64, "domain": np.int64, "split": np.int8}
 
@@ -59,7 +61,7 @@ class SetInfo:
 
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
     resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
-    made_by: fingerprint of the user's own reader and its sources, see `own_reader`; empty for other sets.
+    made_by: fingerprint of the user's own reader and its sources, see `reader_api.fingerprint`; empty for other sets.
     read_from: folder or file of the sources when it was made; empty if there were none.
     """
 
@@ -137,59 +139,52 @@ def write_set(
     source: str = "",
     *,
     domains: Iterable[str] = (),
-    source_checksum: str = "",
-    made_by: str = "",
-    read_from: str = "",
-    resize: str = "",
+    **about: str,
 ) -> SetInfo:
     """Write a set whole or not at all.
 
     Args:
       batches: (images, labels[, domains, splits]), one record batch each; all batches have the same columns.
       domains: names of the domains, where the batches have that column.
+      about: what else `SetInfo` says: source_checksum, made_by, read_from, resize.
     Raises:
       DataError: a label outside the classes, images of different shapes, no example at all, or no space on the disk.
     """
     classes, domains = tuple(map(visible, classes)), tuple(map(visible, domains))
-    limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
     digest, count, shape, writer = hashlib.sha256(), 0, None, None
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for columns in batches:
             batch = SetRows(*columns)
             shape = shape or batch.images.shape[1:]
-            batch = _checked(batch, shape, limits, name, count)
+            batch = _checked(batch, shape, name, count)
+            _check_codes(batch, classes, domains, f"{name}, row", count)
             record = record_of(batch.columns)
             if writer is None:
                 schema, writer = record.schema, pa.ipc.new_file(str(data), record.schema)
             if record.schema != schema:
                 raise DataError("some batches have a domain or a split and some not", name, "give it to all or to none")
-            update(digest, batch)
+            update(digest, batch.columns)
             writer.write_batch(record)
             count += len(batch.labels)
         if writer is None or shape is None:
             raise DataError("no examples", name, "check the source files")
         writer.close()
-        checksum = digest.hexdigest()
-        info = SetInfo(
-            name=name,
-            classes=classes,
-            shape=tuple(shape),
-            num_examples=count,
-            checksum=checksum,
-            source=source,
-            domains=domains,
-            source_checksum=source_checksum,
-            made_by=made_by,
-            read_from=read_from,
-            resize=resize,
-        )
+        info = SetInfo(name, classes, tuple(shape), count, digest.hexdigest(), source, domains, **about)
         description.write_text(info.to_json())
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)
     return info
 
 
-def _checked(batch: SetRows, shape: tuple[int, ...], limits: Mapping[str, int], name: str, first: int) -> SetRows:
+def _check_codes(batch: SetRows, classes: Sequence[str], domains: Sequence[str], where: str, first: int) -> None:
+    """DataError at the first label, domain or split of a batch that has no name."""
+    limits = {"label": len(classes), "domain": len(domains), "split": len(SPLITS)}
+    for column, values in batch.columns.items():
+        if column in limits:
+            check_range(values, limits[column], where, first=first, column=column)
+
+
+def _checked(batch: SetRows, shape: tuple[int, ...], name: str, first: int) -> SetRows:
     """The batch with contiguous columns of the right types, or a DataError naming the first wrong row."""
     images, row = batch.images, f"{name}, row"
     if images.dtype != np.uint8:
@@ -199,20 +194,16 @@ def _checked(batch: SetRows, shape: tuple[int, ...], limits: Mapping[str, int], 
     if images.shape[1:] != shape:
         what = f"image of shape {images.shape[1:]} among images of shape {shape}"
         raise DataError(what, f"{name}, from row {first}", "resize them to one size")
-    for column, limit in limits.items():
-        values = batch.columns.get(column)
-        if values is None:
-            continue
-        if values.shape != (len(images),):
+    for column, values in batch.columns.items():
+        if column != "image" and values.shape != (len(images),):
             what = f"{column}s of shape {values.shape} for {len(images)} images"
             raise DataError(what, f"{row} {first}", "one an image")
-        check_range(values, limit, row, first=first, column=column)
     return SetRows.of({name: np.ascontiguousarray(values, KINDS[name]) for name, values in batch.columns.items()})
 
 
-def update(digest: hashlib._Hash, batch: SetRows) -> None:
-    """Add a batch to the checksum of a set."""
-    for values in batch.columns.values():
+def update(digest: hashlib._Hash, columns: Mapping[str, np.ndarray]) -> None:
+    """Add the columns of a batch to the checksum of a set."""
+    for values in columns.values():
         digest.update(values.data)
 
 
@@ -262,12 +253,11 @@ class ImageSet:
                 if values.dtype != KINDS[name]:
                     raise ValueError(f"column {name} of type {values.dtype}")
         self.starts = np.cumsum([0, *(len(batch.labels) for batch in self.batches)])
+        says = "where the description says"
         if len(self) != self.info.num_examples:
-            what = f"{len(self)} examples where the description says {self.info.num_examples}"
-            raise DataError(what, str(path), again)
+            raise DataError(f"{len(self)} examples {says} {self.info.num_examples}", str(path), again)
         for shape in {batch.images.shape[1:] for batch in self.batches} - {self.info.shape}:
-            what = f"images of shape {shape} where the description says {self.info.shape}"
-            raise DataError(what, str(path), again)
+            raise DataError(f"images of shape {shape} {says} {self.info.shape}", str(path), again)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -294,14 +284,9 @@ class ImageSet:
     def verify(self) -> None:
         """Read the whole set; DataError if it does not have the checksum of its description, or values outside its names."""
         digest = hashlib.sha256()
-        limits = {"label": len(self.info.classes), "domain": len(self.info.domains), "split": len(SPLITS)}
         for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
-            for column, limit in limits.items():
-                check_range(
-                    batch.columns.get(column, NO_VALUES), limit, f"{self.path}, row", first=first, column=column
-                )
-        for batch in self.batches:
-            update(digest, batch)
+            _check_codes(batch, self.info.classes, self.info.domains, f"{self.path}, row", first)
+            update(digest, batch.columns)
         if digest.hexdigest() != self.info.checksum:
             what = f"checksum {digest.hexdigest()[:16]} where the description says {self.info.checksum[:16]}"
             raise DataError(what, str(self.path), f"the file was damaged or changed; {_prepare(self.path, '--again')}")
@@ -349,3 +334,35 @@ def batch_rows(shape: tuple[int, ...]) -> int:
     if text := memory_fault(size):
         raise DataError(f"an image of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
     return max(1, min(4096, BATCH_BYTES // max(1, size)))
+
+
+# --- faults of files, as users see them -----------------------------------------------------------------------------
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Errors while a source file is read become a DataError that names the file."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"not readable ({type(error).__name__}: {error})", str(path), "fetch the file again") from error
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """A full disk, a spent quota and a file over the limit become a DataError; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        mend = "free some, or choose another folder; nothing was kept"
+        raise DataError(f"no space left ({error})", str(folder), mend) from error
+
+
+def check_range(values: np.ndarray, limit: int, where: str, *, first: int = 0, column: str = "label") -> None:
+    """DataError at the first value outside 0..limit-1; its row is counted from `first` and appended to `where`."""
+    wrong = np.flatnonzero((values < 0) | (values >= limit))
+    if len(wrong):
+        mend = f"check the {column}s or the {'class' if column == 'label' else column} names"
+        raise DataError(f"{column} {values[wrong[0]]} outside 0..{limit - 1}", f"{where} {first + int(wrong[0])}", mend)

@@ -1,6 +1,6 @@
-"""A divided set, and the file of it: who has which example, and which examples are held out.
+"""A divided set in files and in numbers: who has which example, which examples are held out, how mixed the labels are.
 
-The file is CSV with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of the
+Its file is CSV with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of the
 prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a client only where
 they are the clients' own. Without the column `split` the settings of `data` say what is held out, and the file says who
 gets the rest; JSON may then also be an object, client: [examples]. The order of the rows does not count.
@@ -8,16 +8,19 @@ gets the rest; JSON may then also be an object, client: [examples]. The order of
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow.csv import ConvertOptions, read_csv
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json
+from raysim.core.texts import cells
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column, and of examples that nobody has.
@@ -113,10 +116,8 @@ class DivisionFile:
         if not has_owner.all():
             what = f"{name} example {rows[~has_owner][0]} has no client, and example {rows[has_owner][0]} has one"
             raise DataError(what, self.where, f"give all {name} examples a client, or none")
-        return (
-            rows[np.argsort(self.owners[rows], kind="stable")],
-            np.bincount(self.owners[rows], minlength=num_clients),
-        )
+        owners = self.owners[rows]
+        return rows[np.argsort(owners, kind="stable")], np.bincount(owners, minlength=num_clients)
 
 
 def read_division(path: Path, *, num_examples: int, num_clients: int) -> DivisionFile:
@@ -169,7 +170,7 @@ _Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
 
 def _columns_of_csv(path: Path) -> _Columns:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
-    table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, include_missing_columns=False))
+    table = read_csv(path, convert_options=ConvertOptions(column_types=types, include_missing_columns=False))
     return _columns({name: table.column(name).to_pylist() for name in table.column_names})
 
 
@@ -194,9 +195,8 @@ def _columns_of_json(path: Path) -> _Columns:
 def _columns(columns: Mapping[str, Sequence[object]]) -> _Columns:
     """Raises ValueError."""
     if missing := {"example", "client"} - set(columns):
-        raise ValueError(
-            f"no column {' and no column '.join(sorted(missing))}; there is {', '.join(columns) or 'none'}"
-        )
+        lacking = " and ".join(f"no column {name}" for name in sorted(missing))
+        raise ValueError(f"{lacking}; there is {', '.join(columns) or 'none'}")
     examples, clients = (_whole_numbers(name, columns[name]) for name in ("example", "client"))
     splits = columns.get("split")
     return examples, clients, None if splits is None else [None if name is None else str(name) for name in splits]
@@ -210,3 +210,44 @@ def _whole_numbers(name: str, values: Sequence[object]) -> np.ndarray:
         if type(value) is not int or value.bit_length() > 63:
             raise ValueError(f"{name} {value!r} in row {row} is no whole number of at most 18 digits")
     return np.array(values, np.int64)
+
+
+# --- a partition in numbers -------------------------------------------------------------------------------------------
+
+
+def label_entropy(class_counts: np.ndarray) -> np.ndarray:
+    """(num_clients,) bits: 0 for one class, log2(classes) for all alike. class_counts: (num_clients, classes)."""
+    shares = class_counts / np.maximum(1, class_counts.sum(axis=1, keepdims=True))
+    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
+    return np.abs((shares * logs).sum(axis=1))
+
+
+def partition_table(
+    class_counts: np.ndarray, classes: Sequence[str] = (), validation_counts: np.ndarray | None = None
+) -> str:
+    """A CSV row per client: examples, classes present, label entropy in bits, the largest class and its share.
+
+    Args:
+      classes: names, for a column of examples of each; none, if empty.
+      validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
+    """
+    rows: dict[int | str, np.ndarray] = dict(enumerate(class_counts))
+    if validation_counts is not None and validation_counts.sum():
+        rows["validation"] = validation_counts
+    counts = np.stack(list(rows.values()))
+    sizes, largest = counts.sum(axis=1), counts.argmax(axis=1)
+    shares = counts.max(axis=1) / np.maximum(1, sizes)
+    columns = [
+        ("client", list(rows)),
+        ("examples", sizes),
+        ("classes", np.count_nonzero(counts, axis=1)),
+        ("label_entropy_bits", [f"{entropy:.4f}" for entropy in label_entropy(counts)]),
+        ("largest_class", largest),
+        ("largest_share", [f"{share:.4f}" for share in shares]),
+        *((f"class {name}", counts[:, i]) for i, name in enumerate(classes)),
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(cells(name for name, _ in columns))
+    writer.writerows(zip(*(values for _, values in columns), strict=True))
+    return text.getvalue()

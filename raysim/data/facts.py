@@ -107,25 +107,19 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
     classes, expected = contents.classes, facts.classes
     below = f"give the folder that holds {_some(facts.domains or (expected if isinstance(expected, tuple) else ('train',)))}"
     if set(classes) & set(facts.domains):
-        return (
-            f"its domains, {_some(classes)}, were read as classes",
-            "`prepare domains` reads a tree DOMAIN/CLASS/image",
-        )
+        what = f"its domains, {_some(classes)}, were read as classes"
+        return what, "`prepare domains` reads a tree DOMAIN/CLASS/image"
     if isinstance(expected, int):
         if len(classes) != expected:
             return f"{len(classes)} classes, {expected} expected", _cause_of_classes(len(classes), expected, below)
     elif tuple(classes) != expected:
         if missing := [name for name in expected if name not in classes]:
-            text = (
-                f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected, and {_some(missing)} is not there"
-            )
-            return text, _cause_of_classes(len(classes), len(expected), below)
+            counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
+            return f"{counts}, and {_some(missing)} is not there", _cause_of_classes(len(classes), len(expected), below)
         if more := [name for name in classes if name not in expected]:
             return f"{_some(more)} is no class of it", "a folder or label that is not the set's; remove it"
-        return (
-            f"classes in the order {_some(classes)}, {_some(expected)} expected",
-            "labels are numbered otherwise; sort them",
-        )
+        what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
+        return what, "labels are numbered otherwise; sort them"
     if facts.domains and contents.domains and contents.domains != facts.domains:
         return f"domains {_some(contents.domains)}, {_some(facts.domains)} expected", below
     return None
@@ -172,7 +166,9 @@ sunflower sweet_pepper table tank telephone television tiger tractor train trout
 willow_tree wolf woman worm
 """
 _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
+_PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 _HALVES = {"train": 50_000, "test": 10_000}
+_XIAO, _COHEN = "Xiao et al. 2017, arXiv:1708.07747", "Cohen et al. 2017, arXiv:1702.05373"
 _KRIZHEVSKY = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 
 #: Sets whose numbers their publishers give. MedMNIST's files have published checksums instead. `covid19` has no line, since its
@@ -183,30 +179,14 @@ FACTS: dict[str, Facts] = {
     "cifar10_1_v4": Facts({"test": 2021}, _CIFAR10, (32, 32, 3), source="Recht et al. 2018, arXiv:1806.00451"),
     "cifar10_1_v6": Facts({"test": 2000}, _CIFAR10, (32, 32, 3), source="Recht et al. 2018, arXiv:1806.00451"),
     "mnist": Facts({"train": 60_000, "test": 10_000}, _DIGITS, (28, 28, 1), source="LeCun, Cortes and Burges 1998"),
-    "fashion_mnist": Facts(
-        {"train": 60_000, "test": 10_000}, 10, (28, 28, 1), source="Xiao et al. 2017, arXiv:1708.07747"
-    ),
-    "emnist_balanced": Facts(
-        {"train": 112_800, "test": 18_800}, 47, (28, 28, 1), source="Cohen et al. 2017, arXiv:1702.05373"
-    ),
-    "emnist_byclass": Facts(
-        {"train": 697_932, "test": 116_323}, 62, (28, 28, 1), source="Cohen et al. 2017, arXiv:1702.05373"
-    ),
-    "emnist_digits": Facts(
-        {"train": 240_000, "test": 40_000}, 10, (28, 28, 1), source="Cohen et al. 2017, arXiv:1702.05373"
-    ),
-    "emnist_letters": Facts(
-        {"train": 124_800, "test": 20_800}, 26, (28, 28, 1), source="Cohen et al. 2017, arXiv:1702.05373"
-    ),
+    "fashion_mnist": Facts({"train": 60_000, "test": 10_000}, 10, (28, 28, 1), source=_XIAO),
+    "emnist_balanced": Facts({"train": 112_800, "test": 18_800}, 47, (28, 28, 1), source=_COHEN),
+    "emnist_byclass": Facts({"train": 697_932, "test": 116_323}, 62, (28, 28, 1), source=_COHEN),
+    "emnist_digits": Facts({"train": 240_000, "test": 40_000}, 10, (28, 28, 1), source=_COHEN),
+    "emnist_letters": Facts({"train": 124_800, "test": 20_800}, 26, (28, 28, 1), source=_COHEN),
     "stl10": Facts({"train": 5000, "test": 8000}, 10, (96, 96, 3), source="Coates, Lee and Ng 2011"),
     "tiny_imagenet": Facts({"train": 100_000, "test": 10_000}, 200, (64, 64, 3), source="Stanford CS231n"),
-    "pacs": Facts(
-        _PACS,
-        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
-        (227, 227, 3),
-        tuple(_PACS),
-        "Li et al. 2017, arXiv:1710.03077",
-    ),
+    "pacs": Facts(_PACS, _PACS_CLASSES, (227, 227, 3), tuple(_PACS), "Li et al. 2017, arXiv:1710.03077"),
     "cub200": Facts({"train": 5994, "test": 5794}, 200, source="Wah et al. 2011, CNS-TR-2011-001"),
     "imagenet_r": Facts({"": 30_000}, 200, source="Hendrycks et al. 2021, arXiv:2006.16241"),
     "ham10000": Facts({"": 10_015}, 7, source="Tschandl et al. 2018, doi:10.1038/sdata.2018.161"),

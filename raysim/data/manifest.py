@@ -18,11 +18,9 @@ from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import ImageSet
 from raysim.data.division import Division, DivisionFile, read_division
-from raysim.data.own_scheme import own_parts
-from raysim.data.partition import SCHEMES, OnDrawn, Parts, check_sizes
+from raysim.data.partition import SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
-from raysim.data.splits import TEST, split, split_officially, split_within
-from raysim.data.validation import Mix, ValidationSpec, arrange, external_rows
+from raysim.data.splits import TEST, Mix, ValidationSpec, arrange, external_rows, split, split_officially, split_within
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def make_manifest(
         validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
         origin = (str(external.path), external.info.checksum)
     mix = (
-        _mix_of(spec.validation_set.clients, images, clients, validation) if spec.validation_set.client_share else None
+        _mix_of(images, division, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
     )
     validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng, mix)
     is_own = external is None and (labels[validation] == targets).all()
@@ -199,11 +197,8 @@ def make_manifest(
 
 
 def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Division:
-    fractions, rng = (
-        {"test": spec.test, "validation": spec.validation},
-        numpy_generator(derive_seed(spec.seed, "split")),
-    )
-    file = None
+    fractions, file = {"test": spec.test, "validation": spec.validation}, None
+    rng = numpy_generator(derive_seed(spec.seed, "split"))
     if spec.scheme == "file":
         file = read_division(Path(spec.file), num_examples=len(images), num_clients=spec.num_clients)
         if file.splits is not None:
@@ -222,11 +217,11 @@ def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divisio
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
 
 
-def _mix_of(chosen: Sequence[int], images: ImageSet, clients: Sequence[np.ndarray], validation: np.ndarray) -> Mix:
+def _mix_of(images: ImageSet, division: Division, validation: np.ndarray, chosen: Sequence[int]) -> Mix:
     """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
     num_classes, domains = len(images.info.classes), images.domains
     cells = images.labels if domains is None else domains * num_classes + images.labels
-    rows = np.concatenate([clients[client] for client in chosen])
+    rows = np.concatenate([division.clients[client] for client in chosen])
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
 
 
@@ -270,11 +265,10 @@ def _partition(
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
     if ":" in spec.scheme:
-        return [
-            rows[part] for part in own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
-        ]
-    forms = SCHEMES[spec.scheme]
-    scheme = forms[spec.form or next(iter(forms))]
-    options = {name: known[name] for name in inspect.signature(scheme).parameters if name in known}
-    parts = scheme(images.labels[rows], **options)
+        parts = own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
+    else:
+        forms = SCHEMES[spec.scheme]
+        scheme = forms[spec.form or next(iter(forms))]
+        taken = inspect.signature(scheme).parameters
+        parts = scheme(images.labels[rows], **{name: value for name, value in known.items() if name in taken})
     return [rows[part] for part in parts]

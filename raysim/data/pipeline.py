@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,13 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
-from raysim.core.own_code import OwnCode
-from raysim.data.preprocess import Preprocess, received
+from raysim.core.own_code import OwnCode, packed, receive
+from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
 
 Item = TypeVar("Item")
 Work = Callable[[Item], np.ndarray]
+Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
 
 
 class SetDatasource(Datasource):
@@ -53,8 +54,8 @@ class SetDatasource(Datasource):
         return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
 
 
-def _read(window: Window) -> Iterator[pa.Table]:
-    yield read_window(window)
+def _read(window: Window) -> list[pa.Table]:
+    return [read_window(window)]
 
 
 def _metadata(window: Window) -> BlockMetadata:
@@ -68,24 +69,20 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     windows = plan.windows()
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
-        rows = ray.data.read_datasource(
-            SetDatasource(windows),
-            override_num_blocks=len(windows),
-            concurrency=here["concurrency"],
-            **_reading(here),
-        )
+        placed = {"concurrency": here["concurrency"], **_reading(here)}
+        rows = ray.data.read_datasource(SetDatasource(windows), override_num_blocks=len(windows), **placed)
         batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
         if plan.has_work:
-            rows = rows.map_batches(
-                partial(_preprocessed, plan.preprocess, plan.preprocess.code()), **batches, **anywhere
-            )
+            work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
+            rows = rows.map_batches(work, **batches, **anywhere)
         filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
         for batch in filled.iter_batches(batch_size=None, batch_format="numpy"):
             yield Filled(**batch)
 
 
 def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.Table:
-    return work_on(received(preprocess, own), table)
+    receive(own)  # this process may not know the user's function yet
+    return work_on(preprocess, table)
 
 
 def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
@@ -131,15 +128,7 @@ def _plain() -> Iterator[None]:
         raise
 
 
-class _Placed(TypedDict, total=False):
-    """Options of Ray Data's maps that say where their tasks run."""
-
-    scheduling_strategy: NodeAffinitySchedulingStrategy | str
-    num_cpus: int
-    concurrency: int
-
-
-def _on_this_node(num_tasks: int) -> _Placed:
+def _on_this_node(num_tasks: int) -> Placement:
     """Where tasks run that read or write files: here, where the files are.
 
     No CPU is asked for: a head without any can drive a cluster, and where other jobs have all of them, tasks that ask would
@@ -147,16 +136,16 @@ def _on_this_node(num_tasks: int) -> _Placed:
     """
     me = ray.get_runtime_context().get_node_id()
     own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
-    bounded: _Placed = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
+    bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
     if _is_alone():
         return bounded
     # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
 
 
-def _reading(place: _Placed) -> dict[str, Any]:
+def _reading(place: Placement) -> Placement:
     """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
-    remote: dict[str, Any] = {key: value for key, value in place.items() if key != "concurrency"}
+    remote = {key: value for key, value in place.items() if key != "concurrency"}
     if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
         return {"ray_remote_args": remote}
     if remote.pop("scheduling_strategy", None) is not None:
@@ -164,7 +153,7 @@ def _reading(place: _Placed) -> dict[str, Any]:
     return remote
 
 
-def _anywhere(num_tasks: int) -> _Placed:
+def _anywhere(num_tasks: int) -> Placement:
     """Where tasks run that only compute: with the others on a single node, else on all nodes, for a CPU each if any is free."""
     if _is_alone():
         return _on_this_node(num_tasks)

@@ -24,10 +24,9 @@ from raysim.core.digest import source_digest
 from raysim.core.errors import DataError
 from raysim.core.memory import memory_fault
 from raysim.core.own import place_of
-from raysim.core.own_code import OwnCode, own_function, packed, receive, with_given
+from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
 from raysim.data.arrow import ImageSet
-from raysim.data.validation import fit_to
 from raysim.folders.files import file_digest
 
 #: Images that a function of the user's own is tried on before anything is written.
@@ -57,10 +56,6 @@ class Preprocess:
     def is_any(self) -> bool:
         """Whether it does anything to the set that it was made for."""
         return bool(self.own) or self.fitted != self.original
-
-    def code(self) -> OwnCode:
-        """What another process needs, see `raysim.core.own_code.receive`, before it calls `work`."""
-        return packed(self.own)
 
     def work(self, images: np.ndarray) -> np.ndarray:
         """(n, *shape) uint8 of (n, height, width, channels) uint8.
@@ -109,23 +104,15 @@ def make_preprocess(
     return Preprocess(original, fitted, (height, width, channels), own, text, _digest(own_function(own, "preprocess")))
 
 
-def received(preprocess: Preprocess, own: OwnCode) -> Preprocess:
-    """The work, in a process that may not know the user's function yet."""
-    receive(own)
-    return preprocess
-
-
 def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
     images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
     mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
-    if not (
-        isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 4 and len(found) == len(images)
-    ):
-        got = type(found).__name__
-        if isinstance(found, np.ndarray):
-            got = f"an array of shape {found.shape} and type {found.dtype}"
+    if not isinstance(found, np.ndarray):
+        raise DataError(f"got {type(found).__name__} for {len(images)} images", _where(name), mend)
+    if found.dtype != np.uint8 or found.ndim != 4 or len(found) != len(images):
+        got = f"an array of shape {found.shape} and type {found.dtype}"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
     if not found.size and len(images):
         raise DataError(f"got images of shape {found.shape[1:]}, without a pixel", _where(name), mend)
@@ -142,3 +129,29 @@ def _digest(function: Callable[..., object]) -> str:
         return file_digest(Path(inspect.getfile(inspect.unwrap(function))))
     except (OSError, TypeError):  # written in a notebook
         return source_digest(function)
+
+
+def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """(n, H, W, C) uint8 in another shape: bilinear with antialiasing, as Pillow resizes; grey repeats to colours.
+
+    Raises:
+      DataError: colour images for a grey set.
+    """
+    if images.shape[1:] == shape:
+        return images
+    height, width, channels = shape
+    if images.shape[3] not in (1, channels):
+        what = f"images with {images.shape[3]} channels for a set with {channels}"
+        raise DataError(what, "data.validation_set.external", "choose a set with as many channels, or a grey one")
+    result = np.empty((len(images), *shape), np.uint8)
+    if images.shape[1:3] == shape[:2]:
+        result[...] = images
+        return result
+    import torch  # here: workers that only move data need none of it
+    import torch.nn.functional as F
+
+    for start in range(0, len(images), 256):  # floats of a part at a time
+        part = torch.from_numpy(images[start : start + 256].astype(np.float32)).permute(0, 3, 1, 2)
+        part = F.interpolate(part, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+        result[start : start + 256] = part.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+    return result

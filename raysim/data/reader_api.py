@@ -1,21 +1,41 @@
-"""What readers take and return (a request, the contents), and their checks of source files."""
+"""What readers take and return (a request, the contents), their checks of source files, and readers of the user's own.
+
+A set that a function of the user's own reads is prepared when it is first used:
+
+    def read(files, *, size=32):                        # files: pathlib.Path, data.files
+        ...
+        return images, labels                           # (n, height, width[, channels]) uint8, (n,) integers
+
+`data: {name: mine, reader: "my_data:read", files: FOLDER}` writes data/mine/mine.arrow by it. Instead of the pair it may
+return a mapping with `images`, `labels` and, where there are any, `classes` (names), `domains` and `splits` (integers, one
+an image; splits: 0 train, 1 validation, 2 test), or, for what does not fit into memory, a `reader_api.Contents`.
+
+The set is made anew when the function's file or options change, or a source file's name, size or time of change. Contents
+of source files are not read for that: a large set would take minutes at every start. What a run goes by is the checksum
+of the prepared examples, so a set made anew from the same examples is the same set.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from raysim.core.errors import DataError
-from raysim.data.arrow import SetRows
-from raysim.data.faults import damaged
+from raysim.core.digest import source_digest
+from raysim.core.errors import DataError, explained
+from raysim.core.own import own_errors, place_of
+from raysim.core.own_code import own_function, with_given
+from raysim.core.settings import Raw
+from raysim.data.arrow import ImageSet, SetInfo, SetRows, damaged, in_batches, is_prepared, made_once, write_set
 from raysim.folders.files import file_digest
 
 Item = TypeVar("Item")
@@ -42,24 +62,13 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
             pool.shutdown(cancel_futures=True)
 
 
-class Resize(NamedTuple):
-    """How image files are brought to a square of `size` pixels, with antialiasing.
-
-    way: "crop" brings the shorter side to the size and cuts the middle out, "squash" brings both sides to it.
-    """
-
-    size: int
-    way: Literal["crop", "squash"] = "crop"
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-
-    def __str__(self) -> str:
-        done = "squashed" if self.way == "squash" else "shorter side, the middle cut out"
-        return f"{self.size} x {self.size}, {done}, {self.interpolation}"
-
-
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What a user may ask of a reader. size: pixels; resize, interpolation: see `Resize`; None is the reader's default."""
+    """What a user may ask of a reader; None is the reader's default.
+
+    size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
+    the size and cuts the middle out, "squash" brings both sides to it.
+    """
 
     size: int | None = None
     download: bool = False
@@ -70,11 +79,10 @@ class ReaderOptions:
     interpolation: Literal["bilinear", "bicubic"] | None = None
 
     @property
-    def image_resize(self) -> Resize | None:
-        """What is done to image files; None: they stay as they are."""
-        if self.size is None:
-            return None
-        return Resize(self.size, self.resize or "crop", self.interpolation or "bilinear")
+    def resizing(self) -> str:
+        """What is done to image files, in words; empty: they stay as they are."""
+        way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
+        return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
 
 @dataclass(frozen=True)
@@ -96,9 +104,8 @@ class Request:
             raise DataError(f"{self.name} needs its source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
-        if not (
-            self.files.is_file() or self.files.is_dir()
-        ):  # a pipe would be waited for, a device read without an end
+        # A pipe would be waited for, a device read without an end.
+        if not (self.files.is_file() or self.files.is_dir()):
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
         return self.files
 
@@ -108,7 +115,6 @@ class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
     num_examples: for the progress bar; None where it is not known before the end.
-    shape: (height, width, channels), where that is known before the first batch.
     """
 
     classes: tuple[str, ...]
@@ -116,7 +122,6 @@ class Contents:
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()
-    shape: tuple[int, ...] = ()
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:
@@ -137,9 +142,8 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     if not path.is_file():
         raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
     if md5 and (actual := _digest(path, "md5")) != md5:
-        raise DataError(
-            f"the MD5 checksum is {actual}, and {md5} is published", str(path), f"fetch it again from {origin}"
-        )
+        what = f"the MD5 checksum is {actual}, and {md5} is published"
+        raise DataError(what, str(path), f"fetch it again from {origin}")
     return path
 
 
@@ -173,3 +177,123 @@ def split_codes(parts: Sequence[str]) -> np.ndarray:
     if 2 not in codes:
         codes[codes == 1] = 2
     return codes
+
+
+# --- the user's own ---------------------------------------------------------------------------------------------------
+
+#: In `SetInfo.source`, between the function and the name of its files.
+FROM = " from "
+
+
+def find_reader(name: str) -> Callable[..., object]:
+    """The function behind `module:function`, with its own options as its signature; raises LookupError."""
+    return with_given(own_function(name, "reader"), (), ("files",))
+
+
+def prepare_own(
+    name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw, *, again: bool = False
+) -> SetInfo:
+    """Write a set by a function of the user's own, unless it is there as that function would write it.
+
+    Args:
+      read: the function; path: of the Arrow file; files: what it gets, the folder (or file) with the sources, or None.
+    Raises:
+      DataError, OwnCodeError: no such files, a set of another origin at `path`, or whatever the function does wrong.
+    """
+    made_by = fingerprint(read, files, options)
+    source = f"{read.__module__}:{read.__qualname__}" + (f"{FROM}{files.name}" if files is not None else "")
+
+    is_away = files is not None and not files.exists()
+
+    def there() -> SetInfo | None:
+        """What is there, if it is what the function would write."""
+        if is_prepared(path) and not again:
+            info = ImageSet(path).info
+            if not info.made_by:
+                what = f"there is a set {name!r} that no reader of yours wrote"
+                raise DataError(what, str(path), "choose another data.name")
+            # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
+            if info.made_by == made_by or (is_away and (FROM not in info.source or info.source == source)):
+                return info
+        if is_away:
+            raise DataError(f"no such file or folder for the set {name!r}", str(files), "correct data.files")
+        return None
+
+    def make() -> SetInfo:
+        with own_errors(read):  # batches may be made only now
+            contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
+            about = {"source_checksum": files_checksum(contents.files), "made_by": made_by}
+            return write_set(path, name, contents.classes, contents.batches, source, domains=contents.domains, **about)
+
+    return made_once(path, there, make)
+
+
+def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -> str:
+    """SHA-256 over what decides how a set comes out: the function's file, its options, and the state of the source files."""
+    digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
+    try:
+        digest.update(Path(inspect.getfile(read)).read_bytes())
+    except (OSError, TypeError):  # written in a notebook
+        digest.update(source_digest(read).encode())
+    if files is not None:
+        paths = sorted(files.rglob("*")) if files.is_dir() else [files]
+        for path in paths:
+            if path.is_file():
+                state = path.stat()
+                digest.update(f"{path.relative_to(files).as_posix()} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _contents(found: object, read: Callable[..., object]) -> Contents:
+    """What a function returned, as contents."""
+    where = place_of(read)
+    if isinstance(found, Contents):
+        return found
+    if isinstance(found, tuple) and len(found) == 2:
+        found = {"images": found[0], "labels": found[1]}
+    known = ("images", "labels", "classes", "domains", "splits")
+    if not isinstance(found, Mapping) or not {"images", "labels"} <= set(found) <= set(known):
+        what = f"a reader returned {sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}"
+        mend = f"return (images, labels), or a mapping with these and perhaps {', '.join(known[2:])}"
+        raise DataError(what, where, mend)
+    with explained("arrays that are not rectangular", where, "give every row as many numbers", ValueError):
+        columns = {key: None if found.get(key) is None else np.asarray(found[key]) for key in known if key != "classes"}
+    return array_contents(**columns, where=where, classes=found.get("classes"))
+
+
+def array_contents(
+    images: np.ndarray | None,
+    labels: np.ndarray | None,
+    where: str,
+    classes: Sequence[str] | None = None,
+    domains: np.ndarray | None = None,
+    splits: np.ndarray | None = None,
+) -> Contents:
+    """Arrays as contents.
+
+    Args:
+      images: (n, height, width) or (n, height, width, channels) uint8; labels, domains, splits: (n,) integers.
+      where: in messages; classes: names of the classes; their numbers if not given.
+    Raises:
+      DataError: other types or shapes.
+    """
+    if images is None or labels is None:
+        raise DataError(f"no {'images' if images is None else 'labels'}", where, "give images and labels as arrays")
+    if images.ndim not in (3, 4) or images.dtype != np.uint8:
+        shape = "(n, height, width) or (n, height, width, channels) uint8"
+        raise DataError(f"images of shape {images.shape} and type {images.dtype}", where, f"give them as {shape}")
+    images = images[..., None] if images.ndim == 3 else images
+    for column, values in (("labels", labels), ("domains", domains), ("splits", splits)):
+        if values is not None and (values.shape != (len(images),) or not np.issubdtype(values.dtype, np.integer)):
+            given = f"{column} of shape {values.shape} and type {values.dtype} for {len(images)} images"
+            raise DataError(given, where, "give one whole number an image")
+    names = classes if classes is not None else numbered(int(labels.max(initial=0)), where)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        given = repr(names) if isinstance(names, str) else type(names).__name__
+        raise DataError(f"classes are {given}", where, "give a list of names")
+    return Contents(
+        tuple(map(str, names)),
+        in_batches(images, labels, domains=domains, splits=splits),
+        num_examples=len(labels),
+        domains=() if domains is None else numbered(int(domains.max(initial=0)), where, "domain"),
+    )

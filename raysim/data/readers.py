@@ -17,8 +17,7 @@ import numpy as np
 from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
 from raysim.core.reading import regular_file
-from raysim.data.arrow import SetRows, batch_rows, in_batches
-from raysim.data.faults import check_range, damaged
+from raysim.data.arrow import SetRows, batch_rows, check_range, damaged, in_batches
 from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
 from raysim.data.trees import read_folder
 
@@ -98,10 +97,8 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
-    streams = (
-        _stream(path, f"{images}.npy", values, code)
-        for (_, images, _), values, code in zip(keys, labels, codes, strict=True)
-    )
+    parts = zip(keys, labels, codes, strict=True)
+    streams = (_stream(path, f"{images}.npy", values, code) for (_, images, _), values, code in parts)
     return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)))
 
 
@@ -186,9 +183,6 @@ class Part(NamedTuple):
     split: int
     path: Path
 
-    def batches(self) -> Iterator[SetRows]:
-        return in_batches(self.images, self.labels, splits=np.full(len(self.labels), self.split, np.int8))
-
 
 def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Path]) -> Contents:
     """The contents of whole arrays; DataError if images and labels do not belong together."""
@@ -196,15 +190,17 @@ def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Pat
         if images.ndim != 4 or labels.shape != (len(images),):
             raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
         check_range(labels, len(classes), f"{path}, row")
-    batches = chain.from_iterable(part.batches() for part in parts)
-    return Contents(tuple(classes), batches, files, sum(len(part.labels) for part in parts))
+    batches = (
+        in_batches(part.images, part.labels, splits=np.full(len(part.labels), part.split, np.int8)) for part in parts
+    )
+    return Contents(tuple(classes), chain.from_iterable(batches), files, sum(len(part.labels) for part in parts))
 
 
-def read_cifar(request: Request, *, kind: str) -> Contents:
+def read_cifar(request: Request) -> Contents:
     """CIFAR-10 or CIFAR-100 (fine labels) from the Python version: cifar-10-batches-py, cifar-100-python."""
     from torchvision import datasets
 
-    reader = getattr(datasets, kind)
+    reader = getattr(datasets, request.name.upper())
     root = _above(request.root, reader.base_folder)
     _download(request, partial(reader, root, download=True))
     folder = root / reader.base_folder
@@ -217,10 +213,10 @@ def read_cifar(request: Request, *, kind: str) -> Contents:
     return _contents(train.classes, parts, files)
 
 
-def read_cifar10_1(request: Request, *, version: str) -> Contents:
+def read_cifar10_1(request: Request) -> Contents:
     """CIFAR-10.1, about 2,000 new test images in CIFAR-10's classes: cifar10.1_v4_data.npy, cifar10.1_v4_labels.npy."""
-    names = [f"cifar10.1_{version}_{part}.npy" for part in ("data", "labels")]
-    files = [need(request.root / name, request.origin) for name in names]
+    stem = request.name.replace("10_1", "10.1")
+    files = [need(request.root / f"{stem}_{part}.npy", request.origin) for part in ("data", "labels")]
     arrays = []
     for path in files:
         with damaged(path):
@@ -242,34 +238,32 @@ def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
     folder = raw if raw.is_dir() else request.root
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return read_folder(replace(request, files=folder, mode="L"))
-    files = []
-    for name, md5 in reader.resources:
-        plain = folder / name.removesuffix(".gz")
-        files.append(plain if plain.is_file() else need(folder / name, _publisher(request, name), md5))
     names = reader.classes if kind != "MNIST" else numbered(9, folder)
-    return _from_idx(names, files)
+    return _from_idx(names, [_idx_file(request, folder / name, md5) for name, md5 in reader.resources])
 
 
-def read_emnist(request: Request, *, split: str) -> Contents:
+def read_emnist(request: Request) -> Contents:
     """EMNIST from the idx files of one of its splits, upright: emnist-SPLIT-train-images-idx3-ubyte(.gz) and its neighbours.
 
     They lie below --root, or in gzip/ or EMNIST/raw there. NIST stores each image with rows and columns exchanged.
     """
     from torchvision.datasets import EMNIST
 
+    split = request.name.removeprefix("emnist_")
     _download(request, lambda: EMNIST(request.root, split, download=True))
     inner = [request.root / name for name in ("gzip", "EMNIST/raw", "EMNIST/raw/gzip")]
     folder = next((path for path in inner if any(path.glob(f"emnist-{split}-*"))), request.root)
     names = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
-    files = []
-    for name in names:
-        plain = folder / f"{name}-ubyte"
-        files.append(
-            plain if plain.is_file() else need(folder / f"{name}-ubyte.gz", _publisher(request, f"{name}-ubyte.gz"))
-        )
+    files = [_idx_file(request, folder / f"{name}-ubyte.gz") for name in names]
     classes = [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]
     first = 1 if split == "letters" else 0  # labels of the letters begin at 1
     return _from_idx(classes, files, first_label=first, is_transposed=True)
+
+
+def _idx_file(request: Request, path: Path, md5: str | None = None) -> Path:
+    """An idx file unpacked, or as it is published (.gz)."""
+    plain = path.with_suffix("")
+    return plain if plain.is_file() else need(path, _publisher(request, path.name), md5)
 
 
 def _from_idx(

@@ -33,7 +33,7 @@ def read_shapes(request: Request) -> Contents:
     if text := memory_fault(size * size * PIXEL_BYTES):
         raise DataError(f"an image of {size} x {size} pixels {text}", request.name, "choose a smaller --size")
     batches = shape_batches(count, size=size, seed=options.seed or 0, num_domains=num_domains)
-    return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains], (size, size, 3))
+    return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains])
 
 
 def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[SetRows]:

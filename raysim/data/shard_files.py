@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError, explained
-from raysim.data.arrow import ImageSet, SetInfo, SetRows, columns_of, describe, record_of, update
-from raysim.data.faults import check_range, full_disk
+from raysim.data.arrow import ImageSet, SetInfo, check_range, columns_of, describe, full_disk, record_of, update
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 
@@ -299,10 +298,6 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
             future.result()
 
 
-def _record(images: np.ndarray, labels: np.ndarray) -> pa.RecordBatch:
-    return record_of({"image": images, "label": labels})
-
-
 def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
     """Write all but the pixels of a file with one record batch; its space is taken, so that a full disk shows at once."""
     with open(file.path, "wb+") as target:
@@ -311,7 +306,8 @@ def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
         if size and hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(target.fileno(), 0, size)
         zeros = np.zeros(0, np.uint8) if not size else np.memmap(target, np.uint8, "r", shape=(size,))
-        record = _record(zeros.reshape(file.count, *shape), np.zeros(file.count, np.int64))
+        images = zeros.reshape(file.count, *shape)
+        record = record_of({"image": images, "label": np.zeros(file.count, np.int64)})
         target.seek(0)
         with pa.ipc.new_file(pa.PythonFile(_Sparse(target, size), "w"), record.schema) as writer:
             writer.write_batch(record)
@@ -342,7 +338,7 @@ class _Sparse(io.RawIOBase):
 def _image_place(shape: tuple[int, int, int]) -> int:
     """The byte at which the pixels of such a file begin: what stands before them has one length, whatever their number."""
     sink = pa.BufferOutputStream()
-    record = _record(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
+    record = record_of({"image": np.zeros((1, *shape), np.uint8), "label": np.zeros(1, np.int64)})
     with pa.ipc.new_file(sink, record.schema) as writer:
         writer.write_batch(record)
     content = sink.getvalue()
@@ -366,6 +362,6 @@ def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
             with open(path, "rb+") as target:
                 _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
         digest = hashlib.sha256()
-        update(digest, SetRows.of(columns_of(record)))
+        update(digest, columns_of(record))
         info = SetInfo(path.stem, plan.classes, plan.preprocess.shape, file.count, digest.hexdigest(), file.source)
         describe(path).write_text(info.to_json())

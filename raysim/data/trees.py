@@ -1,31 +1,38 @@
-"""Readers of image files: trees of folders, and HAM10000 with its table.
+"""Readers of image files: trees of folders, HAM10000 with its table, Arrow and Parquet files with pixels or encoded images.
 
-Every reader lists its images in sorted order first; batches of them are then decoded in parallel, in that order.
+Every reader of a tree lists its images in sorted order first; batches of them are then decoded in parallel, in that order.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
-from raysim.data.arrow import SetRows, batch_rows
-from raysim.data.faults import damaged
-from raysim.data.reader_api import PARTS, Contents, Request, Resize, need, split_codes
+from raysim.data.arrow import KINDS, SetInfo, SetRows, batch_rows, check_range, damaged, describe
+from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
 
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
+
+AS_THEY_ARE = ReaderOptions()
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
 
 class ImageFile(NamedTuple):
-    """An image file. A set has a domain, and a split as in `Batch`, for all of its images or for none."""
+    """An image file. A set has a domain, and a split as in `SetRows`, for all of its images or for none."""
 
     path: Path
     label: int
@@ -44,12 +51,8 @@ def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") 
     parts = [part for part in PARTS if (root / part).is_dir()]
     splits = dict(zip(parts, split_codes(parts).tolist(), strict=True)) if parts else {"": None}
     classes = sorted({name for part in splits for name in _folders(root / part)})
-    pictures = [
-        picture._replace(split=split)
-        for part, split in splits.items()
-        for picture in _class_images(root / part, classes, leaf)
-    ]
-    return _contents(request, classes, pictures)
+    lists = [_class_images(root / part, classes, leaf, split=split) for part, split in splits.items()]
+    return _contents(request, classes, list(chain.from_iterable(lists)))
 
 
 def read_cub200(request: Request) -> Contents:
@@ -99,12 +102,8 @@ def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
     root = _inside(request.root, inner)
     domains = _folders(root)
     classes = sorted({label for name in domains for label in _folders(root / name)})
-    pictures = [
-        picture._replace(domain=number)
-        for number, name in enumerate(domains)
-        for picture in _class_images(root / name, classes)
-    ]
-    return _contents(request, classes, pictures, domains=domains)
+    lists = [_class_images(root / name, classes, domain=number) for number, name in enumerate(domains)]
+    return _contents(request, classes, list(chain.from_iterable(lists)), domains=domains)
 
 
 def read_tiny_imagenet(request: Request) -> Contents:
@@ -117,7 +116,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
     wnids, meanings, annotations = (_lines(path, request.origin) for path in tables)
     ids = sorted(line.strip() for line in wnids if line.strip())
     words = dict(line.split("\t", 1) for line in meanings if "\t" in line)
-    pictures = [picture._replace(split=0) for picture in _class_images(root / "train", ids, "images")]
+    pictures = _class_images(root / "train", ids, "images", split=0)
     for row, line in sorted(enumerate(annotations, 1), key=lambda item: item[1]):
         name, _, wnid = line.partition("\t")
         wnid = wnid.split("\t")[0]
@@ -166,8 +165,8 @@ def _folders(root: Path) -> list[str]:
         return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
 
 
-def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[ImageFile]:
-    """The images below root/CLASS/leaf."""
+def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: int | None) -> list[ImageFile]:
+    """The images below root/CLASS/leaf. codes: the domain or the split of them all."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     pictures = []
@@ -179,7 +178,7 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "") -> list[Im
         files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
-        pictures += [ImageFile(Path(path), label) for path, _ in files]
+        pictures += [ImageFile(Path(path), label, **codes) for path, _ in files]
     return pictures
 
 
@@ -216,12 +215,12 @@ def _contents(
 
 
 def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRows]:
-    resize, mode = request.options.image_resize, request.mode
-    shape = (resize.size, resize.size, len(mode)) if resize else decode([str(pictures[0].path)], mode=mode).shape[1:]
+    size, mode = request.options.size, request.mode
+    shape = (size, size, len(mode)) if size is not None else decode([str(pictures[0].path)], mode=mode).shape[1:]
     rows = batch_rows(shape)
     parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
     work = [[str(picture.path) for picture in part] for part in parts]
-    decoding = request.parallel_map(partial(decode, resize=resize, shape=shape, mode=mode), work)
+    decoding = request.parallel_map(partial(decode, options=request.options, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
         known = {name: np.array(values) for name, values in columns if None not in values}
@@ -232,7 +231,7 @@ def decode(
     sources: Sequence[str | bytes],
     *,
     names: Sequence[str] = (),
-    resize: Resize | None = None,
+    options: ReaderOptions = AS_THEY_ARE,
     shape: tuple[int, ...] = (),
     mode: str = "RGB",
 ) -> np.ndarray:
@@ -258,10 +257,11 @@ def decode(
             if image.mode not in MODES:
                 raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
             converted = image.convert(mode)
-        if resize:
-            square, filtered = (resize.size, resize.size), Image.Resampling[resize.interpolation.upper()]
-            fit = resize.way == "crop"
-            converted = ImageOps.fit(converted, square, filtered) if fit else converted.resize(square, filtered)
+        if options.size is not None:
+            square = (options.size, options.size)
+            filtered = Image.Resampling[(options.interpolation or "bilinear").upper()]
+            is_cut = options.resize != "squash"
+            converted = ImageOps.fit(converted, square, filtered) if is_cut else converted.resize(square, filtered)
         pixels.append(np.asarray(converted).reshape(converted.height, converted.width, -1))
         shape = shape or pixels[0].shape
         if pixels[-1].shape != shape:
@@ -269,3 +269,104 @@ def decode(
             what = f"an image of {size_here} pixels among images of {size_before}"
             raise DataError(what, str(name), "give --size to resize them all")
     return np.stack(pixels)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def read_table(request: Request) -> Contents:
+    """Arrow IPC or Parquet files with columns `label` and `image`: pixels as a fixed-shape tensor, or encoded images
+    (bytes, or the {bytes, path} of the Hugging Face hub). `domain` and `split` columns are kept.
+
+    Several files are read in the order of their names; if these begin with train, validation or test, so do the splits.
+    """
+    from pyarrow.dataset import dataset  # 0.2 s
+
+    kind = request.name
+    files = [request.root] if request.root.is_file() else sorted(request.root.rglob(f"*.{kind}"))
+    if not files:
+        raise DataError(f"no .{kind} file", str(request.root), "give a file, or the folder that has them")
+    parts = [next((part for part in PARTS if path.name.startswith(part)), "") for path in files]
+    codes = split_codes(parts).tolist() if all(parts) else [None] * len(files)
+    tables = []
+    for path in files:
+        with damaged(path):
+            tables.append(dataset(regular_file(path), format="ipc" if kind == "arrow" else "parquet"))
+        if missing := {"image", "label"} - set(tables[-1].schema.names):
+            raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
+        _check_types(tables[-1].schema, path)
+    classes, domains = _names(tables, files[0])
+    numbered_files = zip(files, tables, codes, strict=True)
+    batches = (_table_batches(request, path, table, len(classes), code) for path, table, code in numbered_files)
+    return Contents(classes, chain.from_iterable(batches), files, sum(each.count_rows() for each in tables), domains)
+
+
+def _check_types(schema: pa.Schema, path: Path) -> None:
+    """DataError for columns that would be cut, or read as something else than they are."""
+    for name in sorted((KINDS.keys() - {"image"}) & set(schema.names)):
+        kind = schema.field(name).type
+        if not pa.types.is_integer(kind):
+            mend = "give whole numbers; those of the classes in the order of their names, from 0"
+            raise DataError(f"a column {name!r} of type {kind}", str(path), mend)
+    kind = schema.field("image").type
+    cell = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+    is_encoded = pa.types.is_binary(cell) or pa.types.is_large_binary(cell)
+    if not is_encoded and not isinstance(kind, pa.FixedShapeTensorType):
+        mend = "give pixels as a fixed-shape tensor, encoded images as bytes, or the hub's {bytes, path}; for paths, use `folder`"
+        raise DataError(f"a column 'image' of type {kind}", str(path), mend)
+
+
+def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Class and domain names: of a set of ours, of the hub's metadata, or else numbers up to the largest label."""
+    if describe(first).is_file():
+        with damaged(describe(first)):
+            info = SetInfo.read(first)
+            return info.classes, info.domains
+    hub = json.loads((tables[0].schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = hub.get("info", {}).get("features", {}).get("label", {}).get("names")
+    with damaged(first):
+        return tuple(names or _numbers(tables, "label", first)), _numbers(tables, "domain", first)
+
+
+def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, ...]:
+    """0 to the largest value of a column, in words; none without the column."""
+    if column not in tables[0].schema.names:
+        return ()
+    largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
+    return numbered(max((value for value in largest if value is not None), default=-1), path, column)
+
+
+def _table_batches(
+    request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
+) -> Iterator[SetRows]:
+    names = [name for name in KINDS if name in table.schema.names]
+    kind, size = table.schema.field("image").type, request.options.size
+    is_pixels = isinstance(kind, pa.FixedShapeTensorType)
+    if is_pixels and size is not None:
+        mend = "drop --size, and let data.resize do it in every batch"
+        raise DataError("--size is for encoded images, and these are pixels", str(path), mend)
+    first, shape = 0, (size, size, 3) if size is not None else ()
+    # Encoded images are small in the file and large in memory: few at a time.
+    rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows(shape) if shape else 128
+    with damaged(path):
+        for record in table.to_batches(columns=names, batch_size=rows):
+            if not len(record):
+                continue
+            if is_pixels:
+                pixels = record["image"].to_numpy_ndarray()
+            else:
+                cells = record["image"].field("bytes") if pa.types.is_struct(kind) else record["image"]
+                places = [f"{path}, row {first + i}" for i in range(len(record))]
+                encoded = [cell or b"" for cell in cells.to_pylist()]
+                pixels = decode(encoded, names=places, options=request.options, shape=shape)
+                shape = pixels.shape[1:]
+            for name in names[1:]:
+                if record[name].null_count:
+                    row = first + record[name].is_null().index(True).as_py()
+                    raise DataError(f"no {name} (null)", f"{path}, row {row}", f"give every row a {name}")
+            columns = {name: record[name].to_numpy(zero_copy_only=False) for name in names[1:]}
+            if split is not None:
+                columns.setdefault("split", np.full(len(record), split, np.int8))
+            check_range(columns["label"], num_classes, f"{path}, row", first=first)
+            yield SetRows.of({"image": pixels, **columns})
+            first += len(record)

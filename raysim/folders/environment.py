@@ -36,10 +36,8 @@ def git_commit() -> str | None:
         return None
     command = ["git", "status", "--porcelain=v2", "--branch"]
     try:
-        status = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if status.returncode:
+        status = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
     first, *others = status.stdout.splitlines()
     is_changed = any(not line.startswith("#") for line in others)

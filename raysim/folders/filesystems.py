@@ -127,10 +127,8 @@ def reached_folder(uri: str) -> RemoteFolder:
     """
     folder = remote_folder(uri)
     with _explained(uri):
-        if folder.system.type_name in (
-            "s3",
-            "gcs",
-        ):  # pyarrow 26 ends the process where Azure has no credentials for this
+        # Not of Azure: pyarrow 26 ends the process where it has no credentials for this.
+        if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]
             if folder.system.get_file_info(bucket).type == fs.FileType.NotFound:
                 raise FileNotFoundError(f"there is no bucket {bucket!r}")

@@ -26,27 +26,15 @@ from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunEx
 from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings
 from raysim.core.texts import visible
-from raysim.folders.checksums import read_seal, seal_of
-from raysim.folders.files import file_digest, replaced_file, write_file
-from raysim.folders.logged_arrays import LoggedArrays
+from raysim.folders.files import LoggedArrays, file_digest, replaced_file, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
 
 #: Keys that a resumed run may change: they do not move the result of a round.
 FREE_KEYS = (
-    "name",
-    "storage",
-    "resume",
-    "checkpoint",
-    "resources",
-    "labels",
-    "report",
-    "tune",
-    "calibrate",
-    "scale",
-    "stop",
-    "loggers",
+    *("name", "storage", "resume", "checkpoint", "resources", "labels", "loggers"),
+    *("report", "tune", "calibrate", "scale", "stop"),
 )
 
 #: Parts of groups that it may change for the same reason. Where the data and the file of a partition
@@ -174,7 +162,7 @@ class RunFolder:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
             results = (self.progress, self.confusion, self.summary, self.model)
-            message = f"{message}\n{seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
+            message = f"{message}\n{_seal(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
         write_file(self.path / mark, message.encode())
 
     def check_unchanged(self, *paths: Path) -> None:
@@ -185,7 +173,8 @@ class RunFolder:
         """
         if self.status.name != "completed":
             return
-        seal = read_seal((self.path / "COMPLETED").read_text(errors="replace"))
+        lines = [line.partition("  ") for line in (self.path / "COMPLETED").read_text(errors="replace").splitlines()]
+        seal = {name: digest for digest, _, name in lines if len(digest) == 64}
         for path in paths:
             name = path.relative_to(self.path).as_posix()
             if name in seal and path.is_file() and file_digest(path) != seal[name]:
@@ -339,6 +328,12 @@ class RunFolder:
                 yield index, arrays
             finally:
                 arrays.close()
+
+
+def _seal(folder: Path, paths: Sequence[Path]) -> str:
+    """Lines as `sha256sum` writes them, one for each of the files that is there."""
+    names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
 
 
 def _column(values: np.ndarray) -> pa.Array:

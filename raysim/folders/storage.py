@@ -167,16 +167,15 @@ class StoredRun:
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
         size = sum(now[name][0] for name in news) / 1e6
-        told = Timer(
-            QUIET_S, self._say_once, [f"sending {len(news)} files ({size:.1f} MB) to {self.uri} takes a while"]
-        )
+        line = f"sending {len(news)} files ({size:.1f} MB) to {self.uri} takes a while"
+        told = Timer(QUIET_S, self._say_once, [line])
         told.start()
         try:
             self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
-            for stage in range(len(STAGES)):
+            for stage in range(NUM_STAGES):
                 names = [name for name in news if _stage(name) == stage]
                 self._remote.send(self._folder.path, names, lambda name: self._sent.update({name: now[name]}))
-            for stage in reversed(range(len(STAGES) - 1)):
+            for stage in reversed(range(NUM_STAGES - 1)):
                 self._delete([name for name in gone if _stage(name) == stage])
         finally:
             told.cancel()
@@ -238,18 +237,15 @@ class StoredRun:
         write_file(self._folder.path / HOLDER, json.dumps(state).encode())
 
 
-#: What travels after what: a checkpoint is whole once its `checkpoint.json` is there.
-STAGES = ("records", "memories", "checkpoint", "whole", "marks")
+#: Records, memories, the rest of a checkpoint, what makes it whole, marks.
+NUM_STAGES = 5
 
 
 def _stage(name: str) -> int:
-    if name in MARKS:
-        return 4
+    """What travels after what: a checkpoint is whole once its `checkpoint.json` is there."""
     if not name.startswith("checkpoints/"):
-        return 0
-    if name.startswith("checkpoints/memory/"):
-        return 1
-    return 3 if name.endswith("/checkpoint.json") else 2
+        return 4 if name in MARKS else 0
+    return 1 if name.startswith("checkpoints/memory/") else 3 if name.endswith("/checkpoint.json") else 2
 
 
 def _holder(content: bytes) -> dict[str, object]:

@@ -1,26 +1,27 @@
-"""From a specification to a module: with its initial values, or only its structure."""
+"""From a specification to a module, with its initial values or only its structure, and from a trained state to a file."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.core.layout import Layout
 from raysim.core.memory import memory_fault
 from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import ModelSpec
 from raysim.models.lora import add_lora
-from raysim.models.own import last_linear
 from raysim.models.pretrained import load_weights, pretrained_weights
-from raysim.models.registry import find_architecture
+from raysim.models.registry import find_architecture, last_linear
 
 
 def _construct(spec: ModelSpec) -> nn.Module:
     module = find_architecture(spec.name).build(spec.input_shape, spec.num_classes, **spec.options)
-    path = _head_in(module, spec)
+    path = head_of(spec, module)
     head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
         text = (
@@ -30,19 +31,14 @@ def _construct(spec: ModelSpec) -> nn.Module:
     return module
 
 
-def _head_in(module: nn.Module, spec: ModelSpec) -> str:
-    """Path of the classifier layer of a module built for this specification, with adapters or without."""
-    known = find_architecture(spec.name).head or spec.head
-    return known or last_linear(module, spec.num_classes, spec.name)
-
-
-def head_of(spec: ModelSpec) -> str:
-    """Path of the classifier layer."""
-    known = find_architecture(spec.name).head or spec.head
-    if known:
+def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
+    """Path of the classifier layer. module: one of this specification, with adapters or without, where it is built already."""
+    if known := find_architecture(spec.name).head or spec.head:
         return known
-    with torch.device("meta"):
-        return _head_in(_construct(spec), spec)
+    if module is None:
+        with torch.device("meta"):
+            module = _construct(spec)
+    return last_linear(module, spec.num_classes, spec.name)
 
 
 def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -64,7 +60,7 @@ def build_skeleton(spec: ModelSpec) -> nn.Module:
 
 
 def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
-    return module if spec.lora is None else add_lora(module, spec.lora, head=_head_in(module, spec))
+    return module if spec.lora is None else add_lora(module, spec.lora, head=head_of(spec, module))
 
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
@@ -74,7 +70,7 @@ def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
     if pretrained is None:
         return _adapted(module, spec)
     weights, source = pretrained
-    head = _head_in(module, spec)
+    head = head_of(spec, module)
     has_adapters = any(".lora_A." in name for name in weights)
     module = _adapted(module, spec) if has_adapters else module
     load_weights(module, weights, head=head, source=source)
@@ -122,3 +118,25 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     if not logits.is_meta and not bool(torch.isfinite(logits).all()):
         text = f"{spec.name} gives logits that are not finite, at its initial values, for random pixels"
         raise ConfigError([Fault("model", text)])
+
+
+def trained_tensors(
+    spec: ModelSpec, layout: Layout, *, seed: int, state: Tensor, counters: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """The whole state dict of the module at a state of the server: trained, frozen and counted, nothing left out.
+
+    Everything, so that the file stands by itself wherever it is read. Trained leaves that are not shared are as they
+    began: their values are at the clients. The module is built, and its pretrained weights read, only if it has frozen
+    tensors, whose values no one else keeps.
+
+    Args:
+      seed: of the run; it gave the frozen tensors their values.
+      state: [num_state], the server's; counters: name -> BatchNorm's num_batches_tracked and the like.
+    """
+    values = {name: value.contiguous().clone() for name, value in layout.views(state).items()}
+    values |= {name: torch.tensor(count) for name, count in counters.items()}
+    names = build_skeleton(spec).state_dict().keys()
+    if not names <= values.keys():
+        built = build_model(spec, seed=seed).state_dict()
+        values |= {name: built[name].contiguous().clone() for name in names - values.keys()}
+    return {name: values[name] for name in names}

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Options, Shape
-from raysim.models.imports import importing
-from raysim.models.parts import MOST_LAYERS, unfit_option
+from raysim.models.parts import MOST_LAYERS, library, unfit_option
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -79,9 +78,6 @@ def timm_model(
 
 
 def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pretrained: bool = False) -> nn.Module:
-    with importing():
-        import timm
-
     for name in ("drop_rate", "drop_path_rate"):
         rate = arguments.get(name, 0.0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
@@ -89,25 +85,20 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}
-    return _fitting(timm.create_model(network, pretrained=pretrained, **{**fitted, **arguments}), shape)
+    return _fitting(library("timm").create_model(network, pretrained=pretrained, **{**fitted, **arguments}), shape)
 
 
 def _config_of(network: str) -> PretrainedCfg:
     """timm's description of a network and its weights."""
-    with importing():
-        import timm
-
-    config = timm.get_pretrained_cfg(network)
+    config = library("timm").get_pretrained_cfg(network)
     assert config is not None
     return config
 
 
 def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
     """The module, if its patches cover the images: timm itself would leave the rest out silently."""
-    from timm.layers import PatchEmbed
-
     patches = getattr(module, "patch_embed", None)
-    if isinstance(patches, PatchEmbed) and not patches.dynamic_img_pad:
+    if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
         rows, columns = patches.patch_size
         if shape[0] % rows or shape[1] % columns:
             raise ValueError(f"{shape[0]} x {shape[1]} images are not divisible into {rows} x {columns} patches")
@@ -131,16 +122,13 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
 
 def knows(network: str) -> bool:
     """Whether timm has a model of this name (with or without a tag)."""
-    import timm
-
+    timm = library("timm")
     return timm.is_model(network) and timm.get_pretrained_cfg(network) is not None
 
 
 def names() -> list[str]:
     """All of timm's names, without tags."""
-    import timm
-
-    return timm.list_models()
+    return library("timm").list_models()
 
 
 def timm_architecture(network: str) -> Architecture:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.imports import importing
-from raysim.models.parts import Groups, Norm, norm_layer, projector, unfit_option
+from raysim.models.parts import Groups, Norm, library, norm_layer, projector, unfit_option
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
@@ -52,10 +51,7 @@ def resnet(
       groups: groups of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
       projector_width: width of a two-layer projector in front of the classifier, the layer block `avgpool.2`; 0: none.
     """
-    with importing():
-        from torchvision import models
-
-    module = getattr(models, network)(num_classes=classes, norm_layer=norm_layer(norm, groups))
+    module = getattr(library("torchvision.models"), network)(num_classes=classes, norm_layer=norm_layer(norm, groups))
     if stem == "small":
         module.conv1 = _conv(shape[2], 64, kernel=3, stride=1)
         module.maxpool = nn.Identity()
@@ -113,13 +109,10 @@ def mobilenetv2(
       norm: "batch" or "group", everywhere.
       groups: groups of GroupNorm; all widths are multiples of 8.
     """
-    with importing():
-        from torchvision import models
-
     if width <= 0:
         raise unfit_option(f"width must be > 0, got {width}")
     is_small = stem == "small"
-    module = models.mobilenet_v2(
+    module = library("torchvision.models").mobilenet_v2(
         num_classes=classes,
         width_mult=width,
         dropout=dropout,
@@ -140,13 +133,10 @@ def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
     Args:
       dropout: dropout after the embeddings, and in every encoder block.
     """
-    with importing():
-        from torchvision import models
-
     height, width, channels = shape
     if height != width or height % 16:
         raise ValueError(f"{height} x {width} images are not square, or not divisible into 16 x 16 patches")
-    module = models.vit_b_16(num_classes=classes, image_size=height, dropout=dropout)
+    module = library("torchvision.models").vit_b_16(num_classes=classes, image_size=height, dropout=dropout)
     module.encoder.layers = nn.Sequential(*module.encoder.layers)  # numbered, as layer blocks are
     if channels != 3:
         module.conv_proj = nn.Conv2d(channels, module.hidden_dim, kernel_size=16, stride=16)
@@ -161,9 +151,7 @@ def _published_vit(shape: Shape, classes: int, **options: object) -> Mapping[str
 
 def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
     """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
-    with importing():
-        from torchvision import models
-
+    models = library("torchvision.models")
     if torch.empty(0).is_meta:
         return models.get_model(network).state_dict()
     return models.get_model_weights(network).DEFAULT.get_state_dict(progress=False, check_hash=True)

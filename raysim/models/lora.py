@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.memory import memory_fault
-from raysim.models.imports import importing
+from raysim.models.parts import library
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.
 VIT_TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -41,16 +41,12 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     Raises:
       ConfigError: no layer has such a path, or the head is one of them.
     """
-    with importing():  # 3 s
-        from peft import LoraConfig, inject_adapter_in_model
-
     adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
     if not adapted:
         layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
         others = [name for name in layers if name != head]
-        mend = (
-            f"name some of its layers: {_listed(others)}" if others else "it has no layer but the head; drop model.lora"
-        )
+        listed = f"{', '.join(others[:8])}{' ...' if len(others) > 8 else ''}"
+        mend = f"name some of its layers: {listed}" if others else "it has no layer but the head; drop model.lora"
         raise ConfigError([Fault("model.lora.targets", f"no layer is called {' or '.join(spec.targets)}; {mend}")])
     if head in adapted:
         text = f"{head} is the head, which is trained whole; leave it out"
@@ -60,16 +56,13 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
         raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower it")])
     alpha = spec.rank if spec.alpha is None else spec.alpha
+    peft = library("peft")  # 3 s
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.
-    config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)  # type: ignore[arg-type]
-    module = inject_adapter_in_model(config, module)
+    config = peft.LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=adapted, lora_dropout=spec.dropout)
+    module = peft.inject_adapter_in_model(config, module)
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return module
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:

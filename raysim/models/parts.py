@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Literal
 
+import torch
 from torch import nn
 
 from raysim.core.counting import counts_with
@@ -17,6 +20,16 @@ Norm = Literal["batch", "group"]
 MOST_LAYERS = 2000
 #: Groups of GroupNorm.
 Groups = Annotated[int, counts_with("norm", "group")]
+
+
+def library(name: str) -> ModuleType:
+    """A library, or a module of it, imported when the first of its models is built. It sees the CPU as default device.
+
+    Models are tried on the meta device. The compiler of PyTorch 2.6, which timm and torchvision import, reads tensors when it
+    is imported, and on the meta device none can be read.
+    """
+    with torch.device("cpu"):
+        return import_module(name)
 
 
 def unfit_option(text: str) -> ConfigError:

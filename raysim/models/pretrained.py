@@ -63,11 +63,14 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     Raises:
       ModelError: no such file, another kind of file, or no dictionary of tensors in it.
     """
+    from safetensors.torch import load_file  # maps the file: no value is read before it is wanted
+
     on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
     try:
-        weights: object = _read_safetensors(path, on_meta) if path.suffix == ".safetensors" else _read_torch(path)
+        with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
+            weights: object = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     except Exception as error:  # of two formats and their parsers
         mend = "save a state dict as .safetensors, .pth or .pt"
         raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
@@ -75,45 +78,19 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise ModelError(
-                f"a tensor is called {name!r}", str(path), "save module.state_dict() alone: its names are texts"
-            )
-        is_empty = value.is_meta and not (on_meta and path.suffix == ".safetensors")
-        if is_empty or value.layout != torch.strided or value.is_quantized:
-            kind = "a meta tensor, which has no values" if is_empty else "a sparse or quantised tensor"
+            mend = "save module.state_dict() alone: its names are texts"
+            raise ModelError(f"a tensor is called {name!r}", str(path), mend)
+        if value.is_meta or value.layout != torch.strided or value.is_quantized:
+            kind = "a meta tensor, which has no values" if value.is_meta else "a sparse or quantised tensor"
             raise ModelError(f"{name} is {kind}", str(path), "save dense tensors with their values")
     return {name: value.to("meta") for name, value in weights.items()} if on_meta else weights
-
-
-#: Beginning of what safetensors calls a type -> a type of that kind; all others are floating-point numbers.
-_KINDS = {"I": torch.int64, "U": torch.int64, "C": torch.complex64, "BO": torch.bool}
-
-
-def _read_safetensors(path: Path, on_meta: bool) -> Mapping[str, Tensor]:
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    if not on_meta:
-        return load_file(path)
-    with safe_open(path, framework="pt") as file:
-        # An open safetensors file has keys() and cannot be iterated over itself.
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {
-            name: torch.empty(slice.get_shape(), dtype=_type_of(slice.get_dtype())) for name, slice in slices.items()
-        }
-
-
-def _type_of(name: str) -> torch.dtype:
-    return next((kind for start, kind in _KINDS.items() if name.startswith(start)), torch.float32)
 
 
 def _read_torch(path: Path) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
     # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
-    is_mappable = zipfile.is_zipfile(path)
-    with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _kind(tensor: Tensor) -> str:
@@ -137,38 +114,25 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
     if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
         loaded[first] = loaded[first].sum(1, keepdim=True)
-    if (
-        row in loaded
-        and loaded[row].dim()
-        and loaded[row].shape[1:] == own[row].shape[1:]
-        and len(loaded[row]) != len(own[row])
-    ):
+    rows, own_rows = (list(leaves[row].shape) if row in leaves else [] for leaves in (loaded, own))
+    if rows[1:] == own_rows[1:] and rows[:1] != own_rows[:1]:
         for name in [name for name in own if name.startswith(f"{head}.")]:
             del own[name]
             loaded.pop(name, None)
     counters = {name for name, value in own.items() if not value.is_floating_point() and value.dim() == 0}
-    common = own.keys() & loaded.keys()
-    faults = [f"{name} is missing" for name in own if name not in common and name not in counters]
-    faults += [f"{name} is not in the model" for name in loaded if name not in common]
-    faults += [
-        f"{name} is {tuple(loaded[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in common and loaded[name].shape != own[name].shape
-    ]
-    faults += [
-        f"{name} holds {loaded[name].dtype} instead of {own[name].dtype}"
-        for name in own
-        if name in common and _kind(loaded[name]) != _kind(own[name])
-    ]
+    common = [(name, value, loaded[name]) for name, value in own.items() if name in loaded]
+    faults = [f"{name} is missing" for name in own if name not in loaded and name not in counters]
+    faults += [f"{name} is not in the model" for name in loaded if name not in own]
+    faults += [f"{name} is {tuple(b.shape)} instead of {tuple(a.shape)}" for name, a, b in common if a.shape != b.shape]
+    faults += [f"{name} holds {b.dtype} instead of {a.dtype}" for name, a, b in common if _kind(a) != _kind(b)]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
         mend = "choose the model, its options, model.lora and data.resize as the weights need them"
         raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
-    for name in own:
-        if name in common and not (loaded[name].is_meta or bool(torch.isfinite(loaded[name]).all())):
-            raise ModelError(
-                f"{name} holds an infinity or NaN", source, "choose weights of a training that did not diverge"
-            )
+    for name, _, value in common:
+        if not (value.is_meta or bool(torch.isfinite(value).all())):
+            mend = "choose weights of a training that did not diverge"
+            raise ModelError(f"{name} holds an infinity or NaN", source, mend)
     with torch.no_grad():
-        for name in common:
-            own[name].copy_(loaded[name])
+        for _, leaf, value in common:
+            leaf.copy_(value)

@@ -1,17 +1,21 @@
-"""Names of models: raysim's own, and all of timm's."""
+"""Names of models: raysim's own, all of timm's, and the user's.
+
+A model of the user's own is `module:function`: my_net(num_classes, input_shape, *, options) -> nn.Module.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
 
-from raysim.core.errors import did_you_mean
+from torch import nn
+
+from raysim.core.errors import ConfigError, Fault, OwnCodeError, did_you_mean
+from raysim.core.own import place_of
+from raysim.core.own_code import own_function, with_given
+from raysim.models.architecture import Architecture, ModelSpec, Shape
 from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
-from raysim.models.own import own_architecture
 from raysim.models.small import SMALL
-
-if TYPE_CHECKING:
-    from raysim.models.architecture import Architecture, ModelSpec
 
 MODELS: dict[str, Architecture] = {**SMALL, **TORCHVISION, **TRANSFORMERS}
 
@@ -37,3 +41,41 @@ def find_architecture(name: str) -> Architecture:
 def prefers_channels_last(spec: ModelSpec) -> bool:
     """Whether this model was measured to train faster with channels-last convolutions."""
     return find_architecture(spec.name).prefers_channels_last
+
+
+def own_architecture(name: str) -> Architecture:
+    """The architecture behind `module:function`.
+
+    Raises:
+      LookupError: there is no such function, or it does not take num_classes and input_shape.
+    """
+    function = own_function(name, "model")
+    make = with_given(function, ("num_classes", "input_shape"))
+
+    def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
+        module = make(num_classes=classes, input_shape=shape, **options)
+        if not isinstance(module, nn.Module):
+            what = f"a model's function returned {type(module).__name__}"
+            raise OwnCodeError(what, place_of(function), "return an nn.Module")
+        return module
+
+    build.__doc__ = function.__doc__
+    build.__dict__.update(__signature__=inspect.signature(make), __wrapped__=function)  # what options are checked by
+    return Architecture(build, head="", needs_trial=True)
+
+
+def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
+    """Path of the classifier of a model that does not say which it is: its last nn.Linear with an output for each class.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    heads = [
+        path
+        for path, layer in module.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == num_classes and path
+    ]
+    if not heads:
+        text = f"{name} has no nn.Linear with {num_classes} outputs, one for each class; give it such a classifier"
+        raise ConfigError([Fault("model", text)])
+    return heads[-1]

@@ -8,8 +8,7 @@ from typing import Literal
 from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.imports import importing
-from raysim.models.parts import MOST_LAYERS, Groups, Norm, norm_layer, projector, unfit_option
+from raysim.models.parts import MOST_LAYERS, Groups, Norm, library, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -148,13 +147,10 @@ def resnet20(
       groups: groups of GroupNorm, with norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
-    with importing():
-        from torchvision.models.resnet import BasicBlock
-
     if width < 1 or not 8 <= depth <= MOST_LAYERS or depth % 6 != 2:
         bounds = f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), {MOST_LAYERS} at most"
         raise unfit_option(f"{bounds}, got {width} and {depth}")
-    make_norm = norm_layer(norm, groups)
+    make_block, make_norm = library("torchvision.models.resnet").BasicBlock, norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),
         "norm1": make_norm(width),
@@ -168,7 +164,7 @@ def resnet20(
             shortcut = None
             if stride > 1:
                 shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(outputs))
-            blocks.append(BasicBlock(inputs, outputs, stride, shortcut, norm_layer=make_norm))
+            blocks.append(make_block(inputs, outputs, stride, shortcut, norm_layer=make_norm))
             inputs = outputs
         layers[f"layer{stage}"] = nn.Sequential(*blocks)
     module = _named(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))

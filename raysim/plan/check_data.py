@@ -18,9 +18,8 @@ from raysim.core.uri import is_uri
 from raysim.data.arrow import ImageSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess, make_preprocess
-from raysim.data.remote import fetch_set
-from raysim.data.sources import SOURCES, prepare, set_path
-from raysim.data.validation import ValidationSpec
+from raysim.data.sources import SOURCES, fetch_set, prepare, set_path
+from raysim.data.splits import ValidationSpec
 from raysim.folders.files import file_digest
 from raysim.plan.find import open_own_set, read_mapping
 

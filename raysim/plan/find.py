@@ -19,9 +19,9 @@ from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Settings, name_and_options
 from raysim.data.arrow import ImageSet, SetInfo
-from raysim.data.own_reader import find_reader, prepare_own
-from raysim.data.own_scheme import find_scheme
+from raysim.data.partition import find_scheme
 from raysim.data.preprocess import find_preprocess
+from raysim.data.reader_api import find_reader, prepare_own
 from raysim.data.sources import SOURCES, set_path
 from raysim.training.metrics import METRICS, Metric
 from raysim.training.shift import SHIFTS

@@ -23,7 +23,7 @@ from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
-from raysim.data.describe import partition_table
+from raysim.data.division import partition_table
 from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.metrics import RoundRecord
@@ -33,7 +33,7 @@ from raysim.folders.files import write_file
 from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder, changes
 from raysim.folders.storage import held, open_run_folder
-from raysim.models.trained import trained_tensors
+from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers, ended

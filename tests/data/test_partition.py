@@ -17,8 +17,8 @@ from raysim.config.schema_data import FORMS, PartitionGroup
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data import dirichlet, partition
-from raysim.data.describe import label_entropy, partition_table
 from raysim.data.dirichlet import cut_capped
+from raysim.data.division import label_entropy, partition_table
 from raysim.data.partition import SCHEMES
 
 ALL = [(scheme, form) for scheme, forms in SCHEMES.items() if scheme != "file" for form in forms]

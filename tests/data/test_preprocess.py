@@ -8,9 +8,8 @@ import pytest
 from raysim.core.errors import ConfigError
 from raysim.data.arrow import ImageSet
 from raysim.data.federation import Federation, build_shards
-from raysim.data.preprocess import make_preprocess
+from raysim.data.preprocess import fit_to, make_preprocess
 from raysim.data.sources import set_path
-from raysim.data.validation import fit_to
 from raysim.plan.check import check
 from tests.support.federations import raw_config, run
 

@@ -8,8 +8,7 @@ import pytest
 from raysim.core.errors import ConfigError, DataError
 from raysim.core.uri import is_uri
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.remote import fetch_set
-from raysim.data.sources import set_path
+from raysim.data.sources import fetch_set, set_path
 from tests.support.federations import plan_of, run
 
 

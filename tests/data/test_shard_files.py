@@ -16,7 +16,7 @@ from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import Filled, read_window, scatter, shard_plan, work_on, write_serially
 from raysim.data.sources import set_path
-from raysim.data.validation import ValidationSpec
+from raysim.data.splits import ValidationSpec
 
 CLASSES = ("a", "b", "c")
 

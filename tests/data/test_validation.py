@@ -15,12 +15,23 @@ from PIL import Image
 from raysim.config import parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import ImageSet, in_batches, write_set
-from raysim.data.describe import partition_table
+from raysim.data.division import partition_table
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
+from raysim.data.preprocess import fit_to
 from raysim.data.sources import set_path
-from raysim.data.splits import split, split_officially, split_within, stratified_order
-from raysim.data.validation import ValidationSpec, arrange, external_rows, fit_to, imbalanced, noisy, subset
+from raysim.data.splits import (
+    ValidationSpec,
+    arrange,
+    external_rows,
+    imbalanced,
+    noisy,
+    split,
+    split_officially,
+    split_within,
+    stratified_order,
+    subset,
+)
 from raysim.plan.check import check
 from raysim.plan.find import read_mapping
 from tests.support.federations import plan_of, raw_config, run

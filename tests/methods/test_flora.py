@@ -10,7 +10,7 @@ from raysim.core.errors import ConfigError
 from raysim.engine.cohort import Cohort
 from raysim.engine.transport import unpack
 from raysim.models import build_model
-from raysim.models.trained import trained_tensors
+from raysim.models.build import trained_tensors
 from raysim.plan.build import model_spec
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
