@@ -1,4 +1,4 @@
-"""`raysim report`: from run directories to a folder with report.md, table.csv, table.tex and figures."""
+"""`raysim report`, its first half: from run directories to what the report says."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any, TypeVar
 from raysim.config import ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.texts import visible
-from raysim.reporting.contents import ReportContents
-from raysim.reporting.document import document
-from raysim.reporting.drawing import captions, draw, figure_faults, kinds
-from raysim.reporting.gains import GAINS, averages, other_accuracy, relative_times, with_gains
-from raysim.reporting.metrics import DEFAULT, ReportMetric
+from raysim.reporting.contents import (
+    ReportContents,
+    averages,
+    costs,
+    other_accuracy,
+    relative_times,
+    selections,
+    target_of,
+)
+from raysim.reporting.drawing import figure_faults, kinds
+from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
-from raysim.reporting.recipes import changed, tables_of
-from raysim.reporting.render import latex, write_csv
-from raysim.reporting.runs import ReportedRun, Settings, find_runs
-from raysim.reporting.selection import selections
-from raysim.reporting.significance import over_seeds, over_tables, pairs_of
+from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, tables_of
+from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
 from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
-from raysim.reporting.targets import costs, target_of
 
 T = TypeVar("T")
 
@@ -213,34 +214,3 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     if faults := figure_faults(group.figures or ()):
         raise ConfigError(faults, source)
     return group
-
-
-def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
-    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
-
-    Args:
-      on_note: is told each figure that was asked for and that the runs do not hold.
-    Raises:
-      DataError: the folder cannot be written.
-    """
-    missing: list[str] = []
-    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
-    for note in missing:
-        on_note(note)
-    try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
-        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
-        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(
-            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
-        )
-    except OSError as error:
-        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
-    return folder / "report.md"
-
-
-def default_folder(paths: Sequence[Path]) -> Path:
-    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
-    return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

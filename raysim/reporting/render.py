@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.core.texts import cells as harmless
-from raysim.reporting.metrics import ReportMetric
+from raysim.reporting.measure import ReportMetric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Column, Table, heading
 

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raysim.reporting.metrics import ReportMetric
-from raysim.reporting.published import Label
-from raysim.reporting.tables import Column, Place, Table, all_columns, all_rows, bounds_of
+from raysim.config import nearest
+from raysim.reporting.measure import ReportMetric
+from raysim.reporting.published import Label, Published, canonical, is_same, match
+from raysim.reporting.tables import (
+    Cell,
+    Column,
+    Place,
+    Table,
+    all_columns,
+    all_rows,
+    bounds_of,
+    cell_of,
+    heading,
+)
 
 LEVEL = 0.05
 
@@ -195,3 +206,71 @@ def _compare(
             better, worse = tests if metric.mode == "max" else reversed(tests)
             comparisons.append(Comparison(method, other, column, better, worse, effect_of(ours, theirs)))
     return comparisons
+
+
+#: How the published tables call the row of gains, their unit and that of times.
+AVERAGE = "average over methods"
+
+
+GAINS = ("avg_gain_points", "avg_gain_vs_1_layer_points")
+
+
+def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Published]) -> list[Table]:
+    """The tables with a mean difference for each column that has pairs.
+
+    Args:
+      gain: "FLFA": of the rows "X + FLFA" against "X"; "fa_layers=1": of the columns against the one where that label
+        has that value, row by row. None: of nothing.
+    Raises:
+      LookupError: there is not one pair; its text names the nearest.
+    """
+    if gain is None:
+        return list(tables)
+    with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=gain_label(gain)) for table in tables]
+    if not any(table.gains for table in with_them):
+        label, is_label, value = gain.partition("=")
+        wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
+        known = [name for table in tables for name in (table.names if is_label else table.rows)]
+        raise LookupError(f"no table has a {wanted}. {nearest(label, known)}")
+    return with_them
+
+
+def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Cell]:
+    """The gain of each column over the cells it is counted from."""
+    bases = {place: table.cells[base] for place, base in _bases(table, gain).items() if base in table.cells}
+    gains = {}
+    for column in table.columns:
+        cells = {row: cell for row, cell in table.column_cells(column).items() if (row, column) in bases}
+        if cells:
+            labels = {**next(iter(cells.values())).labels, "method": AVERAGE}
+            scores: dict[Label, float] = {row: cell.mean - bases[row, column].mean for row, cell in cells.items()}
+            gains[column] = cell_of(labels, scores, match(theirs, labels, metrics=GAINS))
+    return gains
+
+
+def _bases(table: Table, gain: str) -> dict[Place, Place]:
+    """Place of a cell -> place of the cell that its gain is counted from."""
+    label, is_label, value = gain.partition("=")
+    places = list(itertools.product(table.rows, table.columns))
+    if not is_label:
+        plain = {canonical(f"{row}+{gain}"): row for row in table.rows}
+        return {(row, column): (plain[canonical(row)], column) for row, column in places if canonical(row) in plain}
+    if label not in table.names:
+        return {}
+    axis = table.names.index(label)
+    others = {column: column[:axis] + column[axis + 1 :] for column in table.columns}
+    bases = {others[column]: column for column in table.columns if is_same(column[axis], value)}
+    return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
+
+
+def base_of(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
+    """What a row is compared with: the row X of "X + something" if there is one, else the baseline; never itself."""
+    bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
+    base = max(bases, key=len) if bases else baseline
+    return None if base == row else base
+
+
+def gain_label(gain: str) -> str:
+    """Name of the line with the gains."""
+    label, is_label, value = gain.partition("=")
+    return f"Avg. gain over {heading((label,), (value,))}" if is_label else f"Avg. gain of + {gain}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.reporting.metrics import ReportMetric, score
+from raysim.reporting.measure import ReportMetric, score
 from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match, number
 from raysim.reporting.runs import ReportedRun
 

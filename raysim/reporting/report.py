@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.reporting.build import make_report, write
+from raysim.core.commands import shown
+from raysim.core.errors import DataError
+from raysim.core.texts import visible
+from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.document import conclusions
+from raysim.reporting.document import conclusions, document
+from raysim.reporting.drawing import captions, draw
+from raysim.reporting.measure import DEFAULT
+from raysim.reporting.render import header_of, latex, lines_of, terminal, write_csv
+from raysim.reporting.runs import Settings
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
+from raysim.terminal import LiveLine, out, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,3 +112,75 @@ def _p_values(contents: ReportContents) -> pd.DataFrame:
         for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True)
     ]
     return pd.DataFrame(rows, columns=list(P_VALUES))
+
+
+#: How many runs that are not in the tables are listed.
+MOST_MISSING = 10
+
+
+def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) -> None:
+    """Print tables and conclusions, and write the report.
+
+    Args:
+      settings: of the `report` group, from the command line; empty ones are not given.
+      folder: see `default_folder`; nothing is written where there are no paths either.
+    """
+    with LiveLine() as line:
+        line.step("reading the runs")
+        report = make_report(paths, {key: value for key, value in settings.items() if value})
+    for table in report.tables:
+        out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
+        print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
+    for other in report.others:
+        out.print(other.title, markup=False)
+        print_table(terminal(other.header, other.lines))
+    for sentence in conclusions(report):
+        out.print(f"- {sentence}", markup=False)
+    for note in report.notes:
+        out.print(f"note: {note}", markup=False)
+    missing = [run for run in report.runs if not run.is_finished]
+    for run in missing[:MOST_MISSING]:
+        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
+    if len(missing) > MOST_MISSING:
+        out.print(f"not in the tables: {len(missing) - MOST_MISSING} more, listed in the report")
+    if folder is None and paths:
+        folder = default_folder(paths)
+    if folder is not None:
+        with LiveLine() as line:
+            line.step("drawing the figures")
+            notes: list[str] = []
+            path = write(report, folder, notes.append)
+        for note in notes:
+            out.print(f"note: {note}", markup=False)
+        out.print(f"report: {shown(path)}", markup=False)
+
+
+def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
+    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
+
+    Args:
+      on_note: is told each figure that was asked for and that the runs do not hold.
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    missing: list[str] = []
+    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
+    for note in missing:
+        on_note(note)
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
+        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
+        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
+        (folder / "report.md").write_text(
+            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
+        )
+    except OSError as error:
+        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
+    return folder / "report.md"
+
+
+def default_folder(paths: Sequence[Path]) -> Path:
+    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
+    return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

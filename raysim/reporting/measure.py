@@ -29,6 +29,7 @@ WAYS = {
     "mean": "mean of {} over the rounds that recorded it",
     "last": "last value of {}",
 }
+
 #: Names of shares, which are told in percent.
 SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|precision|recall")
 
