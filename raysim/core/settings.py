@@ -25,6 +25,15 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
     return name, dict(options or {})
 
 
+def flatten(config: Raw, prefix: str = "") -> Settings:
+    """A nested mapping by dotted keys."""
+    flat: Settings = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
 def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made, also in place of null.
 

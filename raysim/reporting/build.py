@@ -69,61 +69,39 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     theirs = [cell for name in group.published for cell in published(name)]
     if not paths and not theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
-    finished = [run for run in runs if run.is_finished]
-    if runs and not finished:
-        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
-        is_damaged = all(run.status.startswith("damaged") for run in runs)
-        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
-        raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     metrics = _metrics(group)
-    recorded: list[ReportedRun] = []
-    lacking: list[ReportedRun] = []  # as FedAvg lacks FLFA's feedback
-    for run in finished:
-        (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
-    if recorded and lacking:
-        rows = ", ".join(dict.fromkeys(text(run.labels.get(group.rows)) for run in lacking))
-        count = f"{len(lacking)} of {len(finished)} runs"
-        requests.notes.append(f"`report.metric`: {count} did not record it and are left out: {rows}.")
-        finished = recorded
-    beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
+    measure = metrics[0][1]
+    finished = _recorded(_finished(runs), group, metrics, requests.notes)
+    beside = [cell for cell in theirs if measure.is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
         raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
     known = {key for cell in cells for key in cell.labels}
-    columns = group.columns
-    if "columns" not in given and not known.issuperset(columns):
-        requests.notes.append(
-            f"`report.columns`: no run has a label {', '.join(c for c in columns if c not in known)}."
-        )
-        columns = [name for name in columns if name in known]
+    lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
+    if lacking:
+        requests.notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
     tables = make_tables(
         cells,
         rows=group.rows,
-        columns=columns,
+        columns=[name for name in group.columns if name not in lacking],
         first=[group.baseline] if group.baseline and not theirs else [],
         last=[group.against] if group.against and not theirs else [],
         order=theirs,
         ignore=group.ignore,
-        metric=metrics[0][1] if runs else ACCURACY,
+        metric=measure if runs else ACCURACY,
     )
     tables = requests.attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
     subject = requests.attempt("against", lambda: row_of(group.against, tables), None)
     baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
     timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
-    others = other_accuracy(tables, group.rows) if runs and not group.metrics else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
-    if timed is not None:
-        times = relative_times(tables, group.rows, timed, beside)
-        extras += times
-        if runs and not times:
-            requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
-    if target is not None and runs:
-        extras += costs(tables, group.rows, target)
+    times = relative_times(tables, group.rows, timed, beside) if timed is not None else []
+    if timed is not None and runs and not times:
+        requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+    extras += times + (costs(tables, group.rows, target) if target is not None and runs else [])
     if any(run.claimed for run in finished):
         beside = []  # shares of layers have no labels of a set that published ones could be matched by
-    if "selection" in kinds(group.figures):
-        extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
     return ReportContents(
         group=group,
@@ -135,11 +113,35 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
         notes=requests.notes,
-        others=others,
-        extras=extras,
+        others=other_accuracy(tables, group.rows) if runs and not group.metrics else [],
+        extras=extras + (selections(tables, group.rows, beside) if "selection" in kinds(group.figures) else []),
         changed=changed(finished, theirs, group.published),
         printed=statistics(theirs),
     )
+
+
+def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Those that are finished. Raises DataError: there are runs, and none is."""
+    finished = [run for run in runs if run.is_finished]
+    if runs and not finished:
+        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
+        is_damaged = all(run.status.startswith("damaged") for run in runs)
+        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
+        raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
+    return finished
+
+
+def _recorded(
+    runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
+) -> list[ReportedRun]:
+    """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback; all where none did. The others become a note."""
+    recorded = [run for run in runs if any(metric.score(run) is not None for _, metric in metrics)]
+    if not recorded or len(recorded) == len(runs):
+        return runs
+    rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in runs if run not in recorded)
+    count = f"{len(runs) - len(recorded)} of {len(runs)} runs"
+    notes.append(f"`report.metric`: {count} did not record it and are left out: {', '.join(rows)}.")
+    return recorded
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:

@@ -18,7 +18,7 @@ from raysim.folders.run_folder import RunFolder
 from raysim.reporting.measure import BESIDE, ReportMetric, by_round
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Label, Published, is_same, match, number
-from raysim.reporting.render import PUBLISHED, Entry, Line, accuracy, header_of, published_line, signed
+from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
 from raysim.reporting.tables import (
@@ -130,15 +130,15 @@ def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
     if name is None:
         return []
     metric = ReportMetric(name)
+
+    def entry(cell: Cell | None) -> Entry:
+        scores = [metric.score_of(folder) for folder in cell.folders.values()] if cell else []
+        known = [score for score in scores if score is not None]
+        return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
+
     extras = []
     for table in tables:
-        lines: list[Line] = []
-        for row in table.rows:
-            cells = [table.cells.get((row, column)) for column in table.columns]
-            scores = [[metric.score_of(folder) for folder in cell.folders.values()] if cell else [] for cell in cells]
-            known = [[score for score in each if score is not None] for each in scores]
-            texts = [accuracy(*mean_and_std(each), metric.digits) if each else "-" for each in known]
-            lines.append((row, tuple(map(Entry, texts))))
+        lines = [(row, tuple(map(entry, table.line(row)))) for row in table.rows]
         extras.append(Extra(f"{table.title}: {metric.title}", CHOSEN, header_of(table, rows), lines))
     return extras
 
@@ -157,13 +157,12 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
     for table in tables:
         lines: list[Line] = []
         for row in table.rows:
-            cells = [table.cells.get((row, column)) for column in table.columns]
-            bases = [table.cells.get((baseline, column)) for column in table.columns]
-            ratios = list(map(_ratio, cells, bases))
+            cells = table.line(row)
+            ratios = list(map(_ratio, cells, table.line(baseline)))
             if any(ratio is not None for ratio in ratios):
                 printed = [match(theirs, cell.labels, metrics=TIMES) if cell else None for cell in cells]
                 lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
-                lines += published_line([_beside(*pair) for pair in zip(ratios, printed, strict=True)])
+                lines += published_line(map(_beside, ratios, printed))
         if lines:
             extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows, "time"), lines))
     return extras
@@ -285,12 +284,9 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
     )
     extras = []
     for table in tables:
-        levels: dict[Column, float] = {}
-        for column in table.columns:
-            if not isinstance(target, str):
-                levels[column] = target
-            elif (target, column) in table.cells:
-                levels[column] = table.cells[target, column].mean
+        levels = dict.fromkeys(table.columns, target)
+        if isinstance(target, str):
+            levels = {column: cell.mean for column, cell in table.row_cells(target).items()}
         header = [rows]
         for column, level in levels.items():
             name = f"{heading(table.names, column)}, " if table.names else ""
@@ -395,15 +391,8 @@ def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) 
         for block, cells in shares.items():
             found = [cells.get(row) for row in header]
             lines.append((block, tuple(Entry(accuracy(cell.mean, cell.std) if cell else "-") for cell in found)))
-            if any(cell and cell.published for cell in found):
-                lines.append((PUBLISHED, tuple(Entry(_printed(cell)) for cell in found)))
+            lines += published_line(map(published_text, found))
         if lines:
             caption = f"Percent of FLFA's choices in each layer block, runs weighing equally; a column for each {rows}."
             extras.append(Extra(f"Layers chosen: {table.title}", caption, ["layer block", *header], lines))
     return extras
-
-
-def _printed(cell: Cell | None) -> str:
-    if cell is None or cell.published is None or cell.published.value is None:
-        return ""
-    return f"{cell.published.value:.2f} ({signed(cell.difference or 0.0)})"

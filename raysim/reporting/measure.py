@@ -142,6 +142,11 @@ def by_round(folder: Path, column: str) -> dict[int, float]:
     return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
 
 
+def logged(folder: Path, name: str) -> dict[int, np.ndarray]:
+    """Round -> the array of that name, of every round that logged it."""
+    return {index: arrays[name] for index, arrays in RunFolder(folder).logged_arrays() if name in arrays}
+
+
 def score(run: ReportedRun, metric: ReportMetric) -> float:
     """The run's number.
 

@@ -192,17 +192,22 @@ SETS: dict[str, tuple[str, ...]] = {
         for name in ("BloodMNIST", "DermaMNIST", "OrganAMNIST", "OrganCMNIST", "OrganSMNIST", "PathMNIST")
     },
     "FMNIST": ("fashion_mnist",),
-    "CIFAR-10": ("cifar10",),
     "CIFAR-10.1": ("cifar10", "cifar10_test_cifar10_1_v4", "cifar10_test_cifar10_1_v6"),  # trained on CIFAR-10
-    "CIFAR-100": ("cifar100",),
-    "CUB-200": ("cub200",),
-    "COVID19": ("covid19",),
-    "EuroSAT": ("eurosat",),
-    "HAM10000": ("ham10000",),
-    "ImageNet-100": ("imagenet100",),
+    **{
+        name: (name.casefold().replace("-", ""),)
+        for name in (
+            "CIFAR-10",
+            "CIFAR-100",
+            "COVID19",
+            "CUB-200",
+            "EuroSAT",
+            "HAM10000",
+            "ImageNet-100",
+            "PACS",
+            "STL-10",
+        )
+    },
     "ImageNet-R": ("imagenet_r",),
-    "PACS": ("pacs",),
-    "STL-10": ("stl10",),
     "TinyImageNet": ("tiny_imagenet",),
 }
 

@@ -95,22 +95,12 @@ def _p_values(contents: ReportContents) -> pd.DataFrame:
 
     tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}
     names = contents.tables[0].names
-    rows = [
-        (
-            *(
-                title,
-                heading(names, test.column),
-                test.method,
-                test.other,
-                test.result.p,
-                adjusted,
-                test.result.num_pairs,
-            ),
-            *(test.effect.mean, test.effect.low, test.effect.high, test.effect.d),
-        )
-        for title, comparisons in tests.items()
-        for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True)
-    ]
+    rows = []
+    for title, comparisons in tests.items():
+        for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True):
+            result, effect = test.result, test.effect
+            pair = title, heading(names, test.column), test.method, test.other
+            rows.append((*pair, result.p, adjusted, result.num_pairs, effect.mean, effect.low, effect.high, effect.d))
     return pd.DataFrame(rows, columns=list(P_VALUES))
 
 

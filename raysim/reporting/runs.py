@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from raysim.config import Config, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.core.settings import flatten
 from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.published import (
@@ -63,6 +64,14 @@ class ReportedRun:
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
         return {**default_settings(), **flatten(self.config)}
+
+    def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
+        """What the configuration has at these dotted keys, without nulls."""
+        return {
+            key: value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
+            for key in keys
+            if (value := self.settings.get(key)) is not None
+        }
 
     @property
     def is_joint(self) -> bool:
@@ -142,11 +151,8 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         claimed = unfounded(run)
         labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
         if not run.labels:
-            of_settings = {
-                names.get(key, key): run.settings.get(key)
-                for key in dict.fromkeys([*names, *varying] * bool(run.config))
-            }
-            labels |= {key: as_label(value) for key, value in of_settings.items() if value is not None}
+            keys = [*names, *varying] if run.config else []
+            labels |= {names.get(key, key): value for key, value in run.labels_by(keys).items()}
         if run.is_named_by_methods:
             alike = [_options(other.config) for other in unnamed if method_names(other.config) == labels["method"]]
             options = _options(run.config)
@@ -202,9 +208,7 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         for key in differing([run.settings for run in twins.values()])
         if is_setting(key)
     )
-    values = [{key: run.settings.get(key) for key in keys} for run in runs]
-    added = [{key: as_label(value) for key, value in each.items() if value is not None} for each in values]
-    return [replace(run, labels={**run.labels, **more}) for run, more in zip(runs, added, strict=True)]
+    return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 
 def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
@@ -256,23 +260,10 @@ def default_settings() -> Settings:
     return flatten(Config().model_dump(mode="json"))
 
 
-def flatten(config: Settings, prefix: str = "") -> Settings:
-    """A nested mapping by dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
-
-
 def differing(mappings: Sequence[Settings]) -> list[str]:
     """Keys that not all mappings have with one value, in order of first appearance."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
-
-
-def as_label(value: object) -> Label:
-    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
 
 
 #: Groups and keys that move no result, or only its last bits.

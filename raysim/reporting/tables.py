@@ -81,6 +81,10 @@ class Table:
         """The cells that a column has, by row."""
         return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
 
+    def line(self, row: str) -> list[Cell | None]:
+        """A cell for each column, None where the row has none."""
+        return [self.cells.get((row, column)) for column in self.columns]
+
     def competing(self, column: Column) -> dict[str, Cell]:
         """The cells of a column that are ranked: all but upper bounds."""
         return {row: cell for row, cell in self.column_cells(column).items() if row not in self.bounds}
@@ -181,20 +185,15 @@ def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], publishe
 
 def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
     """Two cells as one, over all their runs; a score's key then tells the labels of these names, too."""
-
-    def told(cell: Cell) -> dict[str, Label]:
-        return {key: value for key, value in cell.labels.items() if key in names}
-
-    keys = {id(cell): f"{describe(told(cell))}, seed " if told(cell) else "" for cell in (one, other)}
-    scores: dict[Label, float] = {
-        f"{keys[id(cell)]}{seed}": score for cell in (one, other) for seed, score in cell.scores.items()
-    }
-    folders: dict[Label, Path] = {
-        f"{keys[id(cell)]}{seed}": folder for cell in (one, other) for seed, folder in cell.folders.items()
-    }
+    scores: dict[Label, float] = {}
+    folders: dict[Label, Path] = {}
+    for cell in (one, other):
+        told = {key: value for key, value in cell.labels.items() if key in names}
+        prefix = f"{describe(told)}, seed " if told else ""
+        scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
+        folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}
-    is_joint = one.is_joint and other.is_joint
-    return replace(cell_of(labels, scores), folders=folders, is_joint=is_joint)
+    return replace(cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -18,6 +18,7 @@ from raysim.core.rounds import round_name
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents, choosing, selection_shares
 from raysim.reporting.figures import grouped_bars
+from raysim.reporting.measure import logged
 from raysim.reporting.panels import (
     COLOURS,
     DASHES,
@@ -310,11 +311,11 @@ def spectrum(report: ReportContents) -> Iterator[Figure]:
 
 def _last_spectra(cell: Cell) -> pd.DataFrame:
     """[values, seeds], from index 1: what each seed logged last, divided by the largest."""
-    name, spectra = "diagnostics.singular_values", {}
+    spectra = {}
     for seed, folder in cell.folders.items():
-        logged = [arrays[name] for _, arrays in RunFolder(folder).logged_arrays() if name in arrays]
-        if logged and logged[-1][0] > 0:
-            spectra[seed] = logged[-1] / logged[-1][0]
+        *_, last = [np.zeros(1), *logged(folder, "diagnostics.singular_values").values()]
+        if last[0] > 0:
+            spectra[seed] = last / last[0]
     frame = pd.DataFrame(spectra)
     return frame.set_axis(frame.index + 1)
 
@@ -357,11 +358,10 @@ def _points(cell: Cell) -> dict[int, np.ndarray]:
     """Round -> (clients of all seeds, 2) validation gradient and accuracy, without clients that have none."""
     rounds: dict[int, list[np.ndarray]] = {}
     for folder in cell.folders.values():
-        for index, arrays in RunFolder(folder).logged_arrays():
-            if "diagnostics.premise" in arrays:
-                rounds.setdefault(index, []).append(arrays["diagnostics.premise"])
-    logged = sorted(rounds)
-    ends = sorted({logged[place * (len(logged) - 1) // (SHOWN - 1)] for place in range(SHOWN)}) if logged else []
+        for index, values in logged(folder, "diagnostics.premise").items():
+            rounds.setdefault(index, []).append(values)
+    known = sorted(rounds)
+    ends = sorted({known[place * (len(known) - 1) // (SHOWN - 1)] for place in range(SHOWN)}) if known else []
     stacked = {index: np.concatenate(rounds[index]) for index in ends}
     usable = {index: values[np.isfinite(values).all(axis=1) & (values[:, 0] > 0)] for index, values in stacked.items()}
     return {index: values for index, values in usable.items() if len(values)}

@@ -13,6 +13,7 @@ import numpy as np
 from raysim.config import Config, nearest
 from raysim.core.direction import Direction, direction_of
 from raysim.core.errors import DataError, explained
+from raysim.core.settings import flatten
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.folders.storage import local_copy
 
@@ -263,12 +264,4 @@ def _labels(run: Run) -> dict[str, object]:
     labels = run.config.get("labels")
     if isinstance(labels, dict) and labels:
         return labels
-    return dict(_flat({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")}))
-
-
-def _flat(group: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in group.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return flatten({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")})

@@ -20,7 +20,7 @@ from torch import Tensor
 from raysim.config import Config, methods_label
 from raysim.core.errors import Fault, RaysimError, explained
 from raysim.core.rounds import round_name
-from raysim.core.settings import Settings
+from raysim.core.settings import Settings, name_and_options
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
 from raysim.data.describe import partition_table
@@ -323,14 +323,9 @@ def hyperparameters(config: Config) -> dict[str, str | int | float]:
     """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
     flat: dict[str, str | int | float] = {"seed": config.seed, "rounds": config.rounds, "cohort": config.cohort_size}
     flat["methods"] = methods_label(config.methods)
-    for item in config.methods:
-        if isinstance(item, dict):
-            ((name, options),) = item.items()
-            plain = {
-                key: value if isinstance(value, str | int | float) else str(value)
-                for key, value in (options or {}).items()
-            }
-            flat |= {f"{name}.{key}": value for key, value in plain.items()}
+    for name, options in map(name_and_options, config.methods):
+        plain = {key: value if isinstance(value, str | int | float) else str(value) for key, value in options.items()}
+        flat |= {f"{name}.{key}": value for key, value in plain.items()}
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         values.pop("root", None)  # a place, no setting
