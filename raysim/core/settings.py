@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: The same, to be read only.
@@ -32,6 +32,12 @@ def flatten(config: Raw, prefix: str = "") -> Settings:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
+
+
+def differing(mappings: Sequence[Raw]) -> list[str]:
+    """Keys that not all mappings have with one value, in order of first appearance."""
+    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
+    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
 
 
 def assign(raw: Settings, key: str, value: object) -> None:

@@ -146,11 +146,11 @@ def _recorded(
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
-    if not group.metrics:
-        name = group.metric or DEFAULT
-        return [({}, ReportMetric(name, direction_of(name, group.mode)))]
-    ((label, named),) = group.metrics.items()
-    return [({label: value}, ReportMetric(name, direction_of(name, group.mode))) for value, name in named.items()]
+    named = [({label: value}, name) for label, names in group.metrics.items() for value, name in names.items()]
+    return [
+        (labels, ReportMetric(name, direction_of(name, group.mode)))
+        for labels, name in named or [({}, group.metric or DEFAULT)]
+    ]
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:

@@ -17,19 +17,18 @@ from raysim.core.errors import ConfigError, Fault
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.measure import BESIDE, ReportMetric, by_round
 from raysim.reporting.panels import Styles, styles_of
-from raysim.reporting.published import Label, Published, is_same, match, number
+from raysim.reporting.published import Published, is_same, match, number
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
 from raysim.reporting.tables import (
     Cell,
     Column,
-    Place,
     Table,
     all_columns,
     all_rows,
+    averages_of,
     bounds_of,
-    cell_of,
     heading,
     mean_and_std,
     row_of,
@@ -187,15 +186,6 @@ def mean_train_seconds(folder: Path) -> float | None:
     """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
     seconds = list(by_round(folder, "system/train_s").values())[1:]
     return float(np.mean(seconds)) if seconds else None
-
-
-def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
-    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
-    means: dict[Place, dict[Label, float]] = {}
-    for index, table in enumerate(tables):
-        for place, cell in table.cells.items():
-            means.setdefault(place, {})[index] = cell.mean
-    return {place: cell_of({}, scores) for place, scores in means.items()}
 
 
 def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:

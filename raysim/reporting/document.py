@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raysim.core.settings import flatten
+from raysim.core.settings import differing, flatten
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed
-from raysim.reporting.runs import default_settings, differing, misnamed
+from raysim.reporting.runs import default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
 from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
 

@@ -6,15 +6,15 @@ import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from rich.markup import escape
+from rich.table import Table as Terminal
 
 from raysim.core.texts import cells as harmless
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Table, heading
-
-if TYPE_CHECKING:
-    from rich.table import Table as Terminal
 
 T = TypeVar("T")
 
@@ -174,9 +174,6 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     """A table as the terminal shows it, without its title, which may be wider."""
-    from rich.markup import escape
-    from rich.table import Table as Terminal
-
     shown = Terminal()
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from raysim.core.commands import shown
 from raysim.core.errors import DataError
@@ -21,9 +22,6 @@ from raysim.reporting.runs import Settings
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
 from raysim.terminal import LiveLine, out, print_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Columns of `Report.p_values`.
 P_VALUES = (
@@ -58,8 +56,6 @@ class Report:
     @classmethod
     def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
         """Write the report of some run directories to a folder. Raises ConfigError and DataError as `make_report`."""
-        import pandas as pd
-
         contents = make_report(runs, settings, source="the call")
         text = write(contents, folder).read_text()
         pictures = sorted((folder / "figures").glob("*.png"))
@@ -82,8 +78,6 @@ class Report:
 
 
 def _means(table: Table) -> pd.DataFrame:
-    import pandas as pd
-
     names = {column: heading(table.names, column, table.metric.quantity) for column in table.columns}
     cells = {row: table.row_cells(row) for row in table.rows}
     means = {row: {names[column]: cell.mean for column, cell in by_column.items()} for row, by_column in cells.items()}
@@ -91,8 +85,6 @@ def _means(table: Table) -> pd.DataFrame:
 
 
 def _p_values(contents: ReportContents) -> pd.DataFrame:
-    import pandas as pd
-
     tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}
     names = contents.tables[0].names
     rows = []
@@ -124,15 +116,12 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
     for other in report.others:
         out.print(other.title, markup=False)
         print_table(terminal(other.header, other.lines))
-    for sentence in conclusions(report):
-        out.print(f"- {sentence}", markup=False)
-    for note in report.notes:
-        out.print(f"note: {note}", markup=False)
-    missing = [run for run in report.runs if not run.is_finished]
-    for run in missing[:MOST_MISSING]:
-        out.print(f"not in the tables: {run.folder}: {run.status}", markup=False)
+    missing = [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished]
     if len(missing) > MOST_MISSING:
-        out.print(f"not in the tables: {len(missing) - MOST_MISSING} more, listed in the report")
+        missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
+    said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
+    for line in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
+        out.print(line, markup=False)
     if folder is None and paths:
         folder = default_folder(paths)
     if folder is not None:
@@ -153,19 +142,20 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
     Raises:
       DataError: the folder cannot be written.
     """
-    missing: list[str] = []
-    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
-    for note in missing:
-        on_note(note)
+    notes = [*report.notes]
+
+    def add_note(kind: str, reason: str) -> None:
+        notes.append(f"Figure `{kind}` is not drawn: {reason}.")
+        on_note(notes[-1])
+
+    figures = draw(report, on_missing=add_note)
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(
-            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
-        )
+        (folder / "report.md").write_text(visible(document(report, captions(figures), notes), keep="\n"))
     except OSError as error:
         raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"

@@ -14,7 +14,7 @@ from raysim.config import Config, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
 from raysim.core.settings import Raw as Settings
-from raysim.core.settings import flatten
+from raysim.core.settings import differing, flatten
 from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
 from raysim.reporting.published import (
@@ -260,12 +260,6 @@ def default_settings() -> Settings:
     return flatten(Config().model_dump(mode="json"))
 
 
-def differing(mappings: Sequence[Settings]) -> list[str]:
-    """Keys that not all mappings have with one value, in order of first appearance."""
-    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
-    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
-
-
 #: Groups and keys that move no result, or only its last bits.
 ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluation.batch_size", "evaluation.metrics"}
 
@@ -279,15 +273,6 @@ MOST_KEYS = 6
 Key = frozenset[tuple[str, str | float | None]]
 
 
-@dataclass(frozen=True)
-class RecipeTrial:
-    """What a recipe runs for one cell of a published table. `key`: its labels, `_key`; `cell`: its published accuracy."""
-
-    key: Key
-    cell: Published | None
-    settings: Settings
-
-
 def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
     """Settings of runs that are not those of the published numbers' recipe: `rounds = 2 (recipe: 200)`.
 
@@ -299,16 +284,16 @@ def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Se
     changes: dict[str, None] = {}
     for run in runs:
         cell, key = match(theirs, run.labels), _key(run.labels)
-        meant = [trial for trial in trials if trial.key == key or (cell is not None and trial.cell == cell)]
+        meant = [recipe for its_key, its_cell, recipe in trials if its_key == key or (cell and its_cell == cell)]
         if meant:
-            fewest: list[str] = min((_deviations(run, trial) for trial in meant), key=len)
+            fewest: list[str] = min((_deviations(run, recipe) for recipe in meant), key=len)
             changes |= dict.fromkeys(fewest)
     more = [f"and {len(changes) - MOST_KEYS} more"] if len(changes) > MOST_KEYS else []
     return list(changes)[:MOST_KEYS] + more
 
 
-def _deviations(run: ReportedRun, trial: RecipeTrial) -> list[str]:
-    ours, recipe = compared(run.settings), trial.settings
+def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
+    ours = compared(run.settings)
     keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
     return [f"{key} = {ours.get(key)} (recipe: {recipe.get(key)})" for key in keys]
 
@@ -350,8 +335,11 @@ def tables_of(recipe: str) -> list[str]:
 
 
 @cache
-def _trials(table: str) -> list[RecipeTrial]:
-    """One trial of every setting of the recipes whose report has a published table of that name."""
+def _trials(table: str) -> list[tuple[Key, Published | None, Settings]]:
+    """(labels as `_key` has them, published cell, settings) of what the recipes run whose report has a published table.
+
+    One trial of every setting.
+    """
     if not (FOLDER / f"{table}.csv").is_file():
         return []
     cells, trials = published(table), []
@@ -364,7 +352,7 @@ def _trials(table: str) -> list[RecipeTrial]:
     return trials
 
 
-def _trial(cells: Sequence[Published], raw: Settings) -> RecipeTrial:
+def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | None, Settings]:
     config = Config.model_validate(raw).model_dump(mode="json")
     labels = labels_of(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
-    return RecipeTrial(_key(labels), match(cells, labels), compared(flatten(config)))
+    return _key(labels), match(cells, labels), compared(flatten(config))

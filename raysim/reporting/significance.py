@@ -8,7 +8,7 @@ not (Elastic at alpha 1: 0.094 two-sided, 0.047 one-sided).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from raysim.reporting.tables import (
     Table,
     all_columns,
     all_rows,
+    averages_of,
     bounds_of,
     cell_of,
     heading,
@@ -161,22 +162,12 @@ def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None)
 
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
-    return _compare(
-        tables[0].metric,
-        pairs,
-        all_columns(tables),
-        lambda place: {index: table.cells[place].mean for index, table in enumerate(tables) if place in table.cells},
-    )
+    return _compare(tables[0].metric, pairs, all_columns(tables), averages_of(tables))
 
 
 def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column of one table, tests over the seeds that both methods ran with."""
-    return _compare(
-        table.metric,
-        pairs,
-        table.columns,
-        lambda place: table.cells[place].scores if place in table.cells else {},
-    )
+    return _compare(table.metric, pairs, table.columns, table.cells)
 
 
 def leads(table: Table, row: str, column: Column) -> bool:
@@ -190,15 +181,12 @@ def leads(table: Table, row: str, column: Column) -> bool:
 
 
 def _compare(
-    metric: ReportMetric,
-    pairs: Sequence[tuple[str, str]],
-    columns: Sequence[Column],
-    values_of: Callable[[Place], Mapping[Label, float]],
+    metric: ReportMetric, pairs: Sequence[tuple[str, str]], columns: Sequence[Column], cells: Mapping[Place, Cell]
 ) -> list[Comparison]:
-    """A test of each pair of rows in each column, over what both have values for."""
+    """A test of each pair of rows in each column, over what both have scores for."""
     comparisons = []
     for (method, other), column in itertools.product(pairs, columns):
-        left, right = values_of((method, column)), values_of((other, column))
+        left, right = (cells[row, column].scores if (row, column) in cells else {} for row in (method, other))
         common = [key for key in left if key in right]
         if common:
             ours, theirs = [left[key] for key in common], [right[key] for key in common]

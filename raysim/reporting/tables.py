@@ -196,6 +196,15 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
     return replace(cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint)
 
 
+def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
+    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
+    means: dict[Place, dict[Label, float]] = {}
+    for index, table in enumerate(tables):
+        for place, cell in table.cells.items():
+            means.setdefault(place, {})[index] = cell.mean
+    return {place: cell_of({}, scores) for place, scores in means.items()}
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard deviation with ddof 1; no deviation of one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
