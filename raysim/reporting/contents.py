@@ -115,7 +115,7 @@ class ReportContents:
 #: What stands above the table of the other accuracy.
 CHOSEN = "The same runs. The best round is chosen with a look at the test set; the last one is not."
 
-
+#: How the published tables call the unit of relative times.
 TIMES = ("time_rel_fedavg",)
 
 

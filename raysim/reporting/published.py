@@ -41,7 +41,6 @@ STATED = {
     "UniVarFL": Statement(None, "4", "All evaluations report accuracy from a single, aggregated global model."),
 }
 
-
 FOLDER = shipped_folder("configs") / "papers" / "published"
 
 #: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.

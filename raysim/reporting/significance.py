@@ -196,10 +196,8 @@ def _compare(
     return comparisons
 
 
-#: How the published tables call the row of gains, their unit and that of times.
+#: How the published tables call the row of gains, and their units.
 AVERAGE = "average over methods"
-
-
 GAINS = ("avg_gain_points", "avg_gain_vs_1_layer_points")
 
 

@@ -37,9 +37,8 @@ from raysim.models.trained import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers, ended
-from raysim.running.record import Recorder
+from raysim.running.record import Recorder, reason_to_stop
 from raysim.running.resume import RunState, Step, next_step
-from raysim.running.stop import reason_to_stop
 from raysim.terminal import err
 
 
