@@ -21,7 +21,6 @@ from raysim.reporting.figures import grouped_bars
 from raysim.reporting.measure import logged
 from raysim.reporting.panels import (
     COLOURS,
-    DASHES,
     MARKERS,
     MOST_PANELS,
     Styles,
@@ -29,6 +28,7 @@ from raysim.reporting.panels import (
     grid,
     legend,
     rounds_below,
+    styles_of,
     wrap,
 )
 from raysim.reporting.significance import base_of
@@ -127,10 +127,10 @@ def _weights(axes: Axes, rows: pd.DataFrame, bold: int | None) -> None:
     if "is_dropped" in rows:
         rows = rows[~rows["is_dropped"].astype(bool)]
     clients, num_rounds = rows.groupby("client"), rows["round"].nunique()
-    for index, (client, line) in enumerate(clients):
-        has_colours = len(clients) <= 2 * len(COLOURS)
-        turn, place = divmod(index, len(COLOURS))
-        colour, dash = (COLOURS[place], DASHES[turn]) if has_colours else ("#888888", "-")
+    styles = styles_of([str(client) for client in clients.groups])
+    has_colours = len(styles) <= 2 * len(COLOURS)
+    for client, line in clients:
+        colour, dash = (styles[str(client)].colour, styles[str(client)].dash) if has_colours else ("#888888", "-")
         marker = "" if len(line) == num_rounds else "."  # points show in which rounds a client took part
         (drawn,) = axes.plot(
             line["round"] + 1, line["weight"], dash, color=colour, marker=marker, ms=3, lw=0.8, alpha=0.7
