@@ -146,7 +146,9 @@ def _recorded(
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
-    named = [({label: value}, name) for label, names in group.metrics.items() for value, name in names.items()]
+    named: list[tuple[dict[str, Label], str]] = [
+        ({label: value}, name) for label, names in group.metrics.items() for value, name in names.items()
+    ]
     return [
         (labels, ReportMetric(name, direction_of(name, group.mode)))
         for labels, name in named or [({}, group.metric or DEFAULT)]

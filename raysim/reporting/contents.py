@@ -274,9 +274,10 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
     )
     extras = []
     for table in tables:
-        levels = dict.fromkeys(table.columns, target)
         if isinstance(target, str):
             levels = {column: cell.mean for column, cell in table.row_cells(target).items()}
+        else:
+            levels = dict.fromkeys(table.columns, target)
         header = [rows]
         for column, level in levels.items():
             name = f"{heading(table.names, column)}, " if table.names else ""

@@ -140,9 +140,8 @@ def space(report: ReportContents) -> Iterator[Figure]:
             own = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]
             points = [(x, score) for run, score in own if (x := number(run.labels.get(name))) is not None]
             if points:
-                axes.scatter(
-                    *zip(*points, strict=True), s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8
-                )
+                places, values = zip(*points, strict=True)
+                axes.scatter(places, values, s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8)
             elif own:
                 mean = sum(score for _, score in own) / len(own)
                 axes.axhline(mean, color=style.colour, linestyle="--", label=f"{row}, mean")
@@ -166,7 +165,8 @@ def _both(
     dots = axes.scatter(x, y, c=colours, s=24, cmap="viridis")
     axes.figure.colorbar(dots, ax=axes, label=report.measure.axis)
     if lost := [place(run) for run in report.runs if not run.is_finished and len(place(run)) == 2]:
-        axes.scatter(*zip(*lost, strict=True), marker="x", s=24, color="#d62728", label="not finished")
+        x, y = zip(*lost, strict=True)
+        axes.scatter(x, y, marker="x", s=24, color="#d62728", label="not finished")
     for name, axis in zip(names, "xy", strict=True):
         _scale(axes, report.finished, name, axis)
 

@@ -120,8 +120,8 @@ def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) 
     if len(missing) > MOST_MISSING:
         missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
     said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
-    for line in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
-        out.print(line, markup=False)
+    for sentence in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
+        out.print(sentence, markup=False)
     if folder is None and paths:
         folder = default_folder(paths)
     if folder is not None:
