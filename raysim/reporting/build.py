@@ -146,13 +146,11 @@ def _recorded(
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
-    named: list[tuple[dict[str, Label], str]] = [
-        ({label: value}, name) for label, names in group.metrics.items() for value, name in names.items()
-    ]
-    return [
-        (labels, ReportMetric(name, direction_of(name, group.mode)))
-        for labels, name in named or [({}, group.metric or DEFAULT)]
-    ]
+    if not group.metrics:
+        name = group.metric or DEFAULT
+        return [({}, ReportMetric(name, direction_of(name, group.mode)))]
+    ((label, named),) = group.metrics.items()
+    return [({label: value}, ReportMetric(name, direction_of(name, group.mode))) for value, name in named.items()]
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:

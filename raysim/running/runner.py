@@ -73,8 +73,10 @@ def execute(
         step = next_step(state)
         if step == "show":
             return _shown(folder, on_start)
-        if step == "begin":
-            _write_begin(plan, folder)
+        if step == "begin":  # what says which run lies in the folder
+            write_partition(folder, plan.manifest, plan.info)
+            write_file(folder.weights, plan.weights_sha256.encode())
+            folder.write_config(plan.config.model_dump(mode="json"))
         checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
         folder.clear("STOPPED", "FAILED")
         name = "" if plan.config.name else folder.name
@@ -93,7 +95,10 @@ def execute(
             )
             loggers = Loggers(plan.config.loggers, folder, _say)
             with closing(recorder), ended(loggers):
-                _begin_records(plan, recorder, loggers, first_round, push)
+                recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+                loggers.start(plan.config.model_dump(mode="json"))
+                loggers.rounds(recorder.rows, first_round)
+                push()  # records of rounds after the checkpoint are gone
                 on_start(folder.path, first_round, plan.num_rounds)
                 reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
                 summary = _finished(plan, folder, server, recorder, reason)
@@ -108,15 +113,6 @@ def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Set
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
     return summary
-
-
-def _begin_records(
-    plan: Plan, recorder: Recorder, loggers: Loggers, first_round: int, push: Callable[[], None]
-) -> None:
-    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
-    loggers.start(plan.config.model_dump(mode="json"))
-    loggers.rounds(recorder.rows, first_round)
-    push()  # records of rounds after the checkpoint are gone
 
 
 def _rounds(
@@ -201,13 +197,6 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
         other_partition=None if is_same_partition else _other_partition(plan, partition, state.kind),
         other_weights=_other_weights(plan, folder, state.kind),
     )
-
-
-def _write_begin(plan: Plan, folder: RunFolder) -> None:
-    """Write what says which run lies in the folder."""
-    write_partition(folder, plan.manifest, plan.info)
-    write_file(folder.weights, plan.weights_sha256.encode())
-    folder.write_config(plan.config.model_dump(mode="json"))
 
 
 def _checkpoint(
