@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from raysim.core.method import Method as Method
     from raysim.engine.metrics import RoundRecord as RoundRecord
     from raysim.plan.find import methods as methods
-    from raysim.reporting.results import Report as Report
+    from raysim.reporting.report import Report as Report
     from raysim.running.results import Run as Run
     from raysim.running.results import Runs as Runs
     from raysim.running.results import load as load
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.find"}
-_HOMES |= {"Report": "raysim.reporting.results", "RoundRecord": "raysim.engine.metrics"}
+_HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.metrics"}
 _HOMES["Method"] = "raysim.core.method"
 
 __all__ = ["__version__", *_HOMES]

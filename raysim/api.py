@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from raysim.data.arrow import SetInfo
     from raysim.engine.metrics import RoundRecord
-    from raysim.reporting.results import Report
+    from raysim.reporting.report import Report
     from raysim.terminal import LiveLine, Progress
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep
@@ -124,8 +124,7 @@ def report(
     Raises:
       ConfigError, DataError: a setting that names what is not there; no finished run.
     """
-    from raysim.reporting.build import default_folder
-    from raysim.reporting.results import Report
+    from raysim.reporting.report import Report, default_folder
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]

@@ -298,7 +298,7 @@ def report(
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import located_path, path_to_write
     from raysim.folders.storage import local_copy, report_folder
-    from raysim.reporting.command import show_report
+    from raysim.reporting.report import show_report
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 #: The same, to be read only.
@@ -47,6 +47,21 @@ def name_and_options(spec: object) -> tuple[str, Settings]:
     if not isinstance(name, str) or not isinstance(options, Mapping | None):
         raise ValueError(f"must be a name or {{name: {{option: value}}}}, got {spec!r}")
     return name, dict(options or {})
+
+
+def flatten(config: Raw, prefix: str = "") -> Settings:
+    """A nested mapping by dotted keys."""
+    flat: Settings = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def differing(mappings: Sequence[Raw]) -> list[str]:
+    """Keys that not all mappings have with one value, in order of first appearance."""
+    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
+    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
 
 
 def assign(raw: Settings, key: str, value: object) -> None:

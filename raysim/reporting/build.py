@@ -1,4 +1,4 @@
-"""`raysim report`: from run directories to a folder with report.md, table.csv, table.tex and figures."""
+"""`raysim report`, its first half: from run directories to what the report says."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_
 from raysim.config.counting import left_idle
 from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.texts import visible
-from raysim.reporting.contents import ReportContents
-from raysim.reporting.document import document
-from raysim.reporting.drawing import captions, draw, figure_faults, kinds
-from raysim.reporting.gains import GAINS, averages, other_accuracy, relative_times, with_gains
-from raysim.reporting.metrics import DEFAULT, ReportMetric
+from raysim.reporting.contents import (
+    ReportContents,
+    averages,
+    costs,
+    other_accuracy,
+    relative_times,
+    selections,
+    target_of,
+)
+from raysim.reporting.drawing import figure_faults, kinds
+from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
-from raysim.reporting.recipes import changed, tables_of
-from raysim.reporting.render import latex, write_csv
-from raysim.reporting.runs import ReportedRun, Settings, find_runs, other_rows
-from raysim.reporting.selection import selections
-from raysim.reporting.significance import over_seeds, over_tables, pairs_of
+from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_rows, tables_of
+from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
 from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
-from raysim.reporting.targets import costs, target_of
 
 T = TypeVar("T")
 
@@ -69,62 +70,40 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     theirs = [cell for name in group.published for cell in published(name)]
     if not paths and not theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
-    finished = [run for run in runs if run.is_finished]
-    if runs and not finished:
-        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
-        is_damaged = all(run.status.startswith("damaged") for run in runs)
-        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
-        raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     metrics = _metrics(group)
-    recorded: list[ReportedRun] = []
-    lacking: list[ReportedRun] = []  # as FedAvg lacks FLFA's feedback
-    for run in finished:
-        (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
-    if recorded and lacking:
-        rows = ", ".join(dict.fromkeys(text(run.labels.get(group.rows)) for run in lacking))
-        count = f"{len(lacking)} of {len(finished)} runs"
-        requests.notes.append(f"`report.metric`: {count} did not record it and are left out: {rows}.")
-        finished = recorded
+    measure = metrics[0][1]
+    finished = _recorded(_finished(runs), group, metrics, requests.notes)
     requests.notes.extend(other_rows(finished, group.rows))
-    beside = [cell for cell in theirs if metrics[0][1].is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
+    beside = [cell for cell in theirs if measure.is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
         raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
     known = {key for cell in cells for key in cell.labels}
-    columns = group.columns
-    if "columns" not in given and not known.issuperset(columns):
-        requests.notes.append(
-            f"`report.columns`: no run has a label {', '.join(c for c in columns if c not in known)}."
-        )
-        columns = [name for name in columns if name in known]
+    lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
+    if lacking:
+        requests.notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
     tables = make_tables(
         cells,
         rows=group.rows,
-        columns=columns,
+        columns=[name for name in group.columns if name not in lacking],
         first=[group.baseline] if group.baseline and not theirs else [],
         last=[group.against] if group.against and not theirs else [],
         order=theirs,
         ignore=group.ignore,
-        metric=metrics[0][1] if runs else ACCURACY,
+        metric=measure if runs else ACCURACY,
     )
     tables = requests.attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
     subject = requests.attempt("against", lambda: row_of(group.against, tables), None)
     baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
     timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
-    others = other_accuracy(tables, group.rows) if runs and not group.metrics else []
     extras = averages(tables, group.rows) if len(tables) > 1 else []
-    if timed is not None:
-        times = relative_times(tables, group.rows, timed, beside)
-        extras += times
-        if runs and not times:
-            requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
-    if target is not None and runs:
-        extras += costs(tables, group.rows, target)
+    times = relative_times(tables, group.rows, timed, beside) if timed is not None else []
+    if timed is not None and runs and not times:
+        requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+    extras += times + (costs(tables, group.rows, target) if target is not None and runs else [])
     if any(run.claimed for run in finished):
         beside = []  # shares of layers have no labels of a set that published ones could be matched by
-    if "selection" in kinds(group.figures):
-        extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
     return ReportContents(
         group=group,
@@ -136,11 +115,35 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
         notes=requests.notes,
-        others=others,
-        extras=extras,
+        others=other_accuracy(tables, group.rows) if runs and not group.metrics else [],
+        extras=extras + (selections(tables, group.rows, beside) if "selection" in kinds(group.figures) else []),
         changed=changed(finished, theirs, group.published),
         printed=statistics(theirs),
     )
+
+
+def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Those that are finished. Raises DataError: there are runs, and none is."""
+    finished = [run for run in runs if run.is_finished]
+    if runs and not finished:
+        listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
+        is_damaged = all(run.status.startswith("damaged") for run in runs)
+        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
+        raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
+    return finished
+
+
+def _recorded(
+    runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
+) -> list[ReportedRun]:
+    """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback; all where none did. The others become a note."""
+    recorded = [run for run in runs if any(metric.score(run) is not None for _, metric in metrics)]
+    if not recorded or len(recorded) == len(runs):
+        return runs
+    rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in runs if run not in recorded)
+    count = f"{len(runs) - len(recorded)} of {len(runs)} runs"
+    notes.append(f"`report.metric`: {count} did not record it and are left out: {', '.join(rows)}.")
+    return recorded
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
@@ -219,34 +222,3 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     if faults := figure_faults(group.figures or ()):
         raise ConfigError(faults, source)
     return group
-
-
-def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
-    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
-
-    Args:
-      on_note: is told each figure that was asked for and that the runs do not hold.
-    Raises:
-      DataError: the folder cannot be written.
-    """
-    missing: list[str] = []
-    figures = draw(report, on_missing=lambda kind, reason: missing.append(f"Figure `{kind}` is not drawn: {reason}."))
-    for note in missing:
-        on_note(note)
-    try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
-        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
-        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(
-            visible(document(report, captions(figures), [*report.notes, *missing]), keep="\n")
-        )
-    except OSError as error:
-        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
-    return folder / "report.md"
-
-
-def default_folder(paths: Sequence[Path]) -> Path:
-    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
-    return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

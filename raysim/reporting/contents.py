@@ -1,19 +1,38 @@
-"""What a report holds, before it is written down."""
+"""What a report holds before it is written down: its tables, its tests, and further tables beside those of the metric."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from raysim.config import ReportGroup
-from raysim.reporting.metrics import ReportMetric
+from raysim.core.errors import ConfigError, Fault
+from raysim.folders.run_folder import RunFolder
+from raysim.reporting.measure import BESIDE, ReportMetric, by_round
 from raysim.reporting.panels import Styles, styles_of
-from raysim.reporting.published import Published
-from raysim.reporting.render import Line
+from raysim.reporting.published import Published, is_same, match, number
+from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
-from raysim.reporting.tables import Cell, Table, all_rows
+from raysim.reporting.tables import (
+    Cell,
+    Column,
+    Table,
+    all_columns,
+    all_rows,
+    averages_of,
+    bounds_of,
+    heading,
+    mean_and_std,
+    row_of,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class ReportContents:
       subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
       others: for each table the same runs by the other of last and best accuracy, if it is one of these.
       extras: further tables beside those of the metric.
-      changed: what of the published numbers' recipe was changed, see `raysim.reporting.recipes`.
+      changed: what of the published numbers' recipe was changed, see `raysim.reporting.runs`.
       printed: what the published numbers are.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
@@ -91,3 +110,280 @@ class ReportContents:
     def styles(self) -> Styles:
         """How each row is drawn, in all figures alike; the subject's line is thicker."""
         return styles_of(all_rows(self.tables), self.subject)
+
+
+#: What stands above the table of the other accuracy.
+CHOSEN = "The same runs. The best round is chosen with a look at the test set; the last one is not."
+
+#: How the published tables call the unit of relative times.
+TIMES = ("time_rel_fedavg",)
+
+
+def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
+    """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
+
+    Args:
+      rows: the label of the rows.
+    """
+    name = BESIDE.get(tables[0].metric.name)
+    if name is None:
+        return []
+    metric = ReportMetric(name)
+
+    def entry(cell: Cell | None) -> Entry:
+        scores = [metric.score_of(folder) for folder in cell.folders.values()] if cell else []
+        known = [score for score in scores if score is not None]
+        return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
+
+    extras = []
+    for table in tables:
+        lines = [(row, tuple(map(entry, table.line(row)))) for row in table.rows]
+        extras.append(Extra(f"{table.title}: {metric.title}", CHOSEN, header_of(table, rows), lines))
+    return extras
+
+
+def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> list[Extra]:
+    """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
+
+    Args:
+      rows: the label of the rows.
+    """
+    caption = (
+        f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
+        "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
+    )
+    extras = []
+    for table in tables:
+        lines: list[Line] = []
+        for row in table.rows:
+            cells = table.line(row)
+            ratios = list(map(_ratio, cells, table.line(baseline)))
+            if any(ratio is not None for ratio in ratios):
+                printed = [match(theirs, cell.labels, metrics=TIMES) if cell else None for cell in cells]
+                lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
+                lines += published_line(map(_beside, ratios, printed))
+        if lines:
+            extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows, "time"), lines))
+    return extras
+
+
+def _ratio(cell: Cell | None, base: Cell | None) -> float | None:
+    if cell is None or base is None:
+        return None
+    seeds = [seed for seed in cell.folders if seed in base.folders]
+    times = [(mean_train_seconds(cell.folders[seed]), mean_train_seconds(base.folders[seed])) for seed in seeds]
+    ratios = [one / other for one, other in times if one and other]
+    return float(np.mean(ratios)) if ratios else None
+
+
+def _beside(ratio: float | None, printed: Published | None) -> str:
+    if printed is None or printed.value is None:
+        return ""
+    return f"{printed.value:.2f}" + ("" if ratio is None else f" ({signed(ratio - printed.value)})")
+
+
+def mean_train_seconds(folder: Path) -> float | None:
+    """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
+    seconds = list(by_round(folder, "system/train_s").values())[1:]
+    return float(np.mean(seconds)) if seconds else None
+
+
+def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:
+    """Column -> its rows with a cell in the most tables, best average first: only these compare. Bounds are left out.
+
+    A column that only one table has, or only one such row, is left out.
+    """
+    means, bounds = averages_of(tables), bounds_of(tables)
+    sign = -1 if tables[0].metric.mode == "max" else 1
+    ranked = {}
+    for column in all_columns(tables):
+        rows = {row: means[row, column] for row in all_rows(tables) if (row, column) in means and row not in bounds}
+        most = max((average.n for average in rows.values()), default=0)
+        whole = [(row, average) for row, average in rows.items() if average.n == most]
+        if most > 1 and len(whole) > 1:
+            ranked[column] = sorted(whole, key=lambda item: sign * item[1].mean)
+    return ranked
+
+
+def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
+    """The averages as a table: a line for each row, with the number of tables where not all have it."""
+    means, best = averages_of(tables), {column: rows[0][1] for column, rows in best_on_average(tables).items()}
+    digits, bounds = tables[0].metric.digits, bounds_of(tables)
+    if not best:
+        return []
+
+    def entry(row: str, column: Column) -> Entry:
+        if (row, column) not in means:
+            return Entry("-")
+        average, most = means[row, column], best[column]
+        few = f" ({average.n} of {most.n})" if average.n != most.n else ""
+        is_first = not few and row not in bounds and round(average.mean, digits) == round(most.mean, digits)
+        return Entry(f"{average.mean:.{digits}f}{few}", "best" if is_first else "")
+
+    caption = (
+        f"Mean of the means above over {max(average.n for average in best.values())} tables, each weighing the same; "
+        f"the {tables[0].metric.first} **bold**, among the rows that all of them have."
+    )
+    header = [rows, *(heading(tables[0].names, column, tables[0].metric.quantity) for column in best)]
+    lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]
+    return [Extra("Average over tables", caption, header, lines)]
+
+
+class Cost(NamedTuple):
+    """Up to and with the first evaluated round that reached the target."""
+
+    rounds: int
+    megabytes: float
+    seconds: float
+
+
+#: Unit of each number of a cost in a heading.
+UNITS = ("rounds", "MB", "s")
+
+
+def cost(folder: Path, column: str, target: float) -> Cost | None:
+    """What a run took until a column of progress.csv reached the target; None if it never did.
+
+    Megabytes are those that clients received and sent; seconds are whole rounds, evaluation included.
+
+    Args:
+      target: in the column's own unit, a fraction for accuracies.
+    """
+    reached = next((index for index, value in by_round(folder, column).items() if value >= target), None)
+    if reached is None:
+        return None
+    rows = [row for row in RunFolder(folder).progress_rows() if int(row["round"]) <= reached]
+
+    def total(name: str) -> float:
+        return sum(float(row.get(name) or 0.0) for row in rows)
+
+    return Cost(reached + 1, total("comm/up_mb") + total("comm/down_mb"), total("system/round_s"))
+
+
+def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra]:
+    """A table of the costs for each table: mean and deviation over the seeds that reached the target.
+
+    Args:
+      rows: the label of the rows.
+      target: accuracy in percent, or the row whose mean accuracy in the same column it is.
+    """
+    caption = (
+        "Up to the first evaluated round at that accuracy on the test set: rounds, megabytes between server and clients, "
+        "seconds of whole rounds; mean ± standard deviation over the seeds that reached it, and how many of them did where "
+        "not all."
+    )
+    extras = []
+    for table in tables:
+        if isinstance(target, str):
+            levels = {column: cell.mean for column, cell in table.row_cells(target).items()}
+        else:
+            levels = dict.fromkeys(table.columns, target)
+        header = [rows]
+        for column, level in levels.items():
+            name = f"{heading(table.names, column)}, " if table.names else ""
+            header += [f"{name}{level:.2f} %: {unit}" for unit in UNITS]
+        lines: list[Line] = []
+        for row in table.rows:
+            entries = [_entries(table.cells.get((row, c)), table.metric.column, level) for c, level in levels.items()]
+            lines.append((row, tuple(itertools.chain(*entries))))
+        if levels:
+            extras.append(Extra(f"To a target accuracy: {table.title}", caption, header, lines))
+    return extras
+
+
+def target_of(target: str | float | None, tables: Sequence[Table]) -> str | float | None:
+    """The target as a number, or the row whose accuracy it is.
+
+    Raises:
+      ConfigError: a fraction where percent is meant, or more than all. LookupError: no such row.
+    """
+    value = number(target)
+    if value is None:
+        return None if target is None else row_of(str(target), tables)
+    if not 1 < value <= 100:
+        text = f"must be an accuracy in percent, above 1 and at most 100, or a row, got {target!r}"
+        raise ConfigError([Fault("report.target", text)], "the report")
+    return value
+
+
+def _entries(cell: Cell | None, column: str, level: float) -> list[Entry]:
+    """The three numbers of a cell."""
+    costs = [cost(folder, column, level / 100) for folder in cell.folders.values()] if cell else []
+    reached = [cost for cost in costs if cost is not None]
+    if not reached:
+        return [Entry("never" if costs else "-")] * len(UNITS)
+    count = f" ({len(reached)} of {len(costs)})" if len(reached) < len(costs) else ""
+    return [Entry(accuracy(*mean_and_std(values), digits=1) + count) for values in zip(*reached, strict=True)]
+
+
+#: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).
+Shares = dict[str, dict[str, Cell]]
+
+
+def selection_shares(table: Table, theirs: Sequence[Published]) -> Shares:
+    """How often each row chose a layer of each block.
+
+    The percentages of a seed are the means of those of its columns: a data set with more rounds weighs as much as any other.
+    Where a published table has as many stages as there are blocks, they are taken to be the same in the same order, and
+    the blocks get their names.
+    """
+    shares: Shares = {}
+    for row in table.rows:
+        cells = list(table.row_cells(row).values())
+        runs = [(seed, _percentages(folder)) for cell in cells for seed, folder in cell.folders.items()]
+        runs = [(seed, percentages) for seed, percentages in runs if len(percentages)]
+        if not runs:
+            continue
+        # A block that a run does not name was never chosen there.
+        by_run = pd.concat([percentages for _, percentages in runs], axis=1).fillna(0.0).T
+        by_seed = by_run.groupby([seed for seed, _ in runs], sort=False).mean()
+        strategy = cells[0].labels.get("strategy")
+        stages = [p for p in theirs if p.metric == "selection_pct" and is_same(p.setting.get("strategy"), strategy)]
+        are_blocks = len(stages) == len(by_seed.columns)
+        for place, (block, scores) in enumerate(by_seed.items()):
+            mean, std = mean_and_std(list(scores))
+            stage = stages[place] if are_blocks else None
+            name = f"{_stage_name(stage)} ({block})" if stage else str(block)
+            shares.setdefault(name, {})[row] = Cell(cells[0].labels, mean, std, scores.to_dict(), {}, stage)
+    return shares
+
+
+def _percentages(folder: Path) -> pd.Series:
+    """Layer block -> percent of a run's choices; empty if it logged none."""
+    rounds = []
+    for _, arrays in RunFolder(folder).logged_arrays():
+        if "flfa.selected" in arrays:
+            chosen = arrays["flfa.selected"]
+            blocks = arrays.get("flfa.selected:columns", range(len(chosen)))
+            rounds.append(pd.Series(chosen, [str(block) for block in blocks]))
+    if not rounds:
+        return pd.Series(dtype=float)
+    counts = pd.concat(rounds).groupby(level=0, sort=False).sum()
+    return (100 * counts / counts.sum()).dropna()
+
+
+def _stage_name(cell: Published) -> str:
+    """Table 13's own words: the stage of a bottleneck, else the kind of block."""
+    return cell.setting["stage"] if cell.setting["block"] == "Bottleneck" else cell.setting["block"]
+
+
+def choosing(table: Table, shares: Shares) -> list[str]:
+    """The rows that logged their choices."""
+    return [row for row in table.rows if any(row in cells for cells in shares.values())]
+
+
+def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) -> list[Extra]:
+    """The same as tables: a line for each layer block, a column for each row of the accuracies."""
+    extras = []
+    for table in tables:
+        shares = selection_shares(table, theirs)
+        header = choosing(table, shares)
+        lines: list[Line] = []
+        for block, cells in shares.items():
+            found = [cells.get(row) for row in header]
+            lines.append((block, tuple(Entry(accuracy(cell.mean, cell.std) if cell else "-") for cell in found)))
+            lines += published_line(map(published_text, found))
+        if lines:
+            caption = f"Percent of FLFA's choices in each layer block, runs weighing equally; a column for each {rows}."
+            extras.append(Extra(f"Layers chosen: {table.title}", caption, ["layer block", *header], lines))
+    return extras

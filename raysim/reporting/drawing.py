@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 
 from raysim.config import nearest
 from raysim.core.errors import Fault
-from raysim.reporting import figures, inside, maps, selection, space, traces
+from raysim.reporting import figures, maps, traces
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.premise import premise
 
 
 @dataclass(frozen=True)
@@ -81,31 +80,31 @@ FIGURES = {
         ("figure_A1",),
     ),
     "premise": Kind(
-        premise,
+        traces.premise,
         "Accuracy of each client's model on the test rows against its validation gradient, all seeds together; the title has "
         "the mean over rounds and seeds of their rank correlation: -1 is what FedVG presumes.",
         "no run logged premise; add diagnostics with measures: [premise] to its methods",
     ),
     "representation": Kind(
-        inside.representation,
+        traces.representation,
         "Distances of the classifier's inputs on the test set; shaded: standard deviation over seeds.",
         "no run logged distances of features; add diagnostics to its methods",
         ("flfa_figure_2",),
     ),
     "drift": Kind(
-        inside.drift_reduction,
+        traces.drift_reduction,
         "By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.",
         "no two rows logged drift with the same seed; add diagnostics to their methods",
         ("flfa_figure_3",),
     ),
     "agreement": Kind(
-        inside.agreement,
+        traces.agreement,
         "How many layers have which agreement S of the updates in the first round, all seeds together; g1 of each.",
         "no run logged agreement in its first round; add diagnostics or flfa to its methods",
         ("flfa_figure_4",),
     ),
     "selection": Kind(
-        selection.selection,
+        traces.selection,
         "How often FLFA chose a layer of each layer block; a diamond is the published percentage.",
         "no run logged which layers FLFA chose",
         ("flfa_table_13",),
@@ -122,12 +121,12 @@ FIGURES = {
         "it needs report.baseline and two columns or more",
     ),
     "space": Kind(
-        space.space,
+        maps.space,
         "Every run along the settings that were drawn from ranges; a cross is a run that did not finish.",
         "no label in report.ignore has five numbers or more",
     ),
     "spectrum": Kind(
-        inside.spectrum,
+        traces.spectrum,
         "Singular values of the global classifier's weight, relative to the largest, when last logged.",
         "no run logged singular values; add diagnostics to its methods",
         ("univarfl_figure_1",),

@@ -1,4 +1,4 @@
-"""Heat maps of gains: of pairs of a row and a column, with what they gain beyond their parts, and of rows in each column."""
+"""Heat maps of gains, and what a search found along the settings that it drew."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.published import is_same
+from raysim.reporting.panels import grid, legend
+from raysim.reporting.published import is_same, number
+from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
-from raysim.reporting.tables import Cell, Column, Place, Table, text
+from raysim.reporting.tables import Column, Place, Table, text
 
 #: Inches of a cell, and of the names beside the cells.
 CELL, NAMES = (0.52, 0.3), 1.7
@@ -28,31 +30,19 @@ def maps(report: ReportContents) -> Iterator[Figure]:
 def gains(report: ReportContents) -> Iterator[Figure]:
     """For each table a heat map: the gain of every row over the baseline in the same column, where it wins and where it loses."""
     for table in report.tables:
-        if report.baseline is None or len(table.columns) < 2 or not (found := gains_in_columns(table, report.baseline)):
+        over = gains_over(table, report.baseline) if report.baseline is not None else {}
+        found = {place: gain for place, gain in over.items() if place[0] != report.baseline}
+        if len(table.columns) < 2 or not found:
             continue
         rows = [row for row in table.rows if any(place[0] == row for place in found)]
         columns = [column for column in table.columns if any(place[1] == column for place in found)]
         size = CELL[0] * len(columns) + NAMES + 0.8, CELL[1] * len(rows) + 1.6
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        _heat(axes, rows, columns, {place: effect.mean for place, effect in found.items()}, certain_places(found))
+        _heat_of(axes, rows, columns, found)
         axes.set_xlabel(", ".join(table.names), fontsize=8)
         axes.set_title(f"{table.title}: gain over {report.baseline}", fontsize=9)
         yield figure
-
-
-def gains_in_columns(table: Table, baseline: str) -> dict[Place, Effect]:
-    """Place -> the paired difference of its runs to the baseline's in its column, where both are."""
-    found: dict[Place, Effect] = {}
-    for (row, column), cell in table.cells.items():
-        if row != baseline and (zero := table.cells.get((baseline, column))) is not None:
-            found |= _paired({(row, column): cell}, zero)
-    return found
-
-
-def certain_places(gains: Mapping[Place, Effect]) -> set[Place]:
-    """Where the interval leaves out 0."""
-    return {place for place, effect in gains.items() if effect.is_certain}
 
 
 def base_of(table: Table, baseline: str | None, gain: str | None) -> Place | None:
@@ -64,16 +54,18 @@ def base_of(table: Table, baseline: str | None, gain: str | None) -> Place | Non
     return None if column is None or (baseline, column) not in table.cells else (baseline, column)
 
 
-def gains_over(table: Table, base: Place) -> dict[Place, Effect]:
-    """Place -> the paired difference of its runs to those of the base with the same seeds, where there are any."""
-    return _paired(table.cells, table.cells[base])
+def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
+    """Place -> the paired difference of its runs to those of the base with the same seeds, where there are any.
 
-
-def _paired(cells: Mapping[Place, Cell], zero: Cell) -> dict[Place, Effect]:
+    Args:
+      base: a place, or the row whose cell in the same column counts.
+    """
     found = {}
-    for place, cell in cells.items():
-        if seeds := [seed for seed in cell.scores if seed in zero.scores]:
-            found[place] = effect_of([cell.scores[seed] for seed in seeds], [zero.scores[seed] for seed in seeds])
+    for (row, column), cell in table.cells.items():
+        zero = table.cells.get(base if isinstance(base, tuple) else (base, column))
+        if zero is not None and (seeds := [seed for seed in cell.scores if seed in zero.scores]):
+            scores = ([each.scores[seed] for seed in seeds] for each in (cell, zero))
+            found[row, column] = effect_of(*scores)
     return found
 
 
@@ -96,12 +88,18 @@ def _figure(table: Table, base: Place, gains: Mapping[Place, Effect]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     named = f"{base[0]} and {text(base[1][0])}"
     columns = [base[1], *(column for column in table.columns if column != base[1])]
-    _heat(left, table.rows, columns, {place: effect.mean for place, effect in gains.items()}, certain_places(gains))
+    _heat_of(left, table.rows, columns, gains)
     left.set_title(f"gain over {named}, {table.metric.axis}", fontsize=9)
     _heat(right, table.rows, columns, beyond_parts(gains, base), set())
     right.set_title("gain beyond the sum of both parts' own", fontsize=9)
     figure.suptitle(table.title, fontsize=9)
     return figure
+
+
+def _heat_of(axes: Axes, rows: Sequence[str], columns: Sequence[Column], gains: Mapping[Place, Effect]) -> None:
+    """Gains, bold where the interval leaves out 0."""
+    certain = {place for place, effect in gains.items() if effect.is_certain}
+    _heat(axes, rows, columns, {place: effect.mean for place, effect in gains.items()}, certain)
 
 
 def _heat(
@@ -124,3 +122,62 @@ def _heat(
     axes.set_xticks(range(len(columns)), names, rotation=60, ha="right", fontsize=7)
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     axes.figure.colorbar(image, ax=axes, extend="both", shrink=0.8)
+
+
+#: Fewest values of a label that was drawn from a range, and the span from which its axis is logarithmic.
+VALUES, SPAN = 5, 20
+
+
+def space(report: ReportContents) -> Iterator[Figure]:
+    """A panel for each ignored label of many numbers and, where there are two of them, one with both and the metric as colour."""
+    drawn = [name for name in report.group.ignore if _is_drawn(report.finished, name)]
+    if not drawn:
+        return
+    figure, panels = grid(len(drawn) + (len(drawn) > 1), width=4.0, height=3.0)
+    scores = [(run, score) for run in report.finished if (score := report.measure.score(run)) is not None]
+    for axes, name in zip(panels, drawn, strict=False):
+        for row, style in report.styles.items():
+            own = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]
+            points = [(x, score) for run, score in own if (x := number(run.labels.get(name))) is not None]
+            if points:
+                places, values = zip(*points, strict=True)
+                axes.scatter(places, values, s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8)
+            elif own:
+                mean = sum(score for _, score in own) / len(own)
+                axes.axhline(mean, color=style.colour, linestyle="--", label=f"{row}, mean")
+        _scale(axes, report.finished, name, "x")
+        axes.set_ylabel(report.measure.axis)
+    if len(drawn) > 1:
+        _both(panels[-1], report, scores, drawn[:2])
+    legend(figure, panels)
+    yield figure
+
+
+def _both(
+    axes: Axes, report: ReportContents, scores: Sequence[tuple[ReportedRun, float]], names: Sequence[str]
+) -> None:
+    """Two labels as a plane: a dot a run, coloured by the metric; a cross is a run that failed."""
+
+    def place(run: ReportedRun) -> list[float]:
+        return [value for name in names if (value := number(run.labels.get(name))) is not None]
+
+    x, y, colours = zip(*((*place(run), score) for run, score in scores if len(place(run)) == 2), strict=True)
+    dots = axes.scatter(x, y, c=colours, s=24, cmap="viridis")
+    axes.figure.colorbar(dots, ax=axes, label=report.measure.axis)
+    if lost := [place(run) for run in report.runs if not run.is_finished and len(place(run)) == 2]:
+        x, y = zip(*lost, strict=True)
+        axes.scatter(x, y, marker="x", s=24, color="#d62728", label="not finished")
+    for name, axis in zip(names, "xy", strict=True):
+        _scale(axes, report.finished, name, axis)
+
+
+def _is_drawn(runs: Sequence[ReportedRun], name: str) -> bool:
+    values = {run.labels[name] for run in runs if name in run.labels}
+    return len(values) >= VALUES and all(number(value) is not None for value in values)
+
+
+def _scale(axes: Axes, runs: Sequence[ReportedRun], name: str, axis: str) -> None:
+    values = [value for run in runs if (value := number(run.labels.get(name))) is not None]
+    if min(values) > 0 and max(values) / min(values) > SPAN:
+        (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
+    (axes.set_xlabel if axis == "x" else axes.set_ylabel)(name)

@@ -1,4 +1,4 @@
-"""Published numbers: read from configs/papers/published, and found by the labels of a run."""
+"""Published numbers: read from configs/papers/published, found by the labels of a run, and what the papers say of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from raysim.config import nearest, shipped_folder
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.reporting.stated import STATED
+
+
+class Statement(NamedTuple):
+    """The metric that a paper prints, None where it does not say; the section, and its own words."""
+
+    metric: str | None
+    section: str
+    words: str
+
+
+#: Paper -> what it says.
+STATED = {
+    "FedVG": Statement(
+        "best_accuracy",
+        "A.3.1",
+        "While the number of training rounds is fixed at 200, model selection is performed to identify the best round and "
+        "corresponding model based on performance.",
+    ),
+    "FLFA": Statement(
+        "mean_last_10pct_accuracy",
+        "10",
+        "The final test accuracy reported in our main paper is the average of the accuracies from the last 10% of the total "
+        "communication rounds.",
+    ),
+    "LIVAR": Statement(
+        None, "5.1", "We report comparative results in terms of average accuracy across all evaluated methods."
+    ),
+    "NIID-Bench": Statement(None, "leader board", "Note that the accuracy shows the average of three experiments."),
+    "UniVarFL": Statement(None, "4", "All evaluations report accuracy from a single, aggregated global model."),
+}
 
 FOLDER = shipped_folder("configs") / "papers" / "published"
 
@@ -27,7 +57,10 @@ ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
 
 #: Columns of a file that a cell takes over as they stand, and all of its columns.
 TEXTS = ("paper", "table", "dataset", "model", "method", "metric")
+
+
 COLUMNS = (*TEXTS[:5], "setting", "metric", "value", "std")
+
 
 Label = str | int | float
 
@@ -147,3 +180,75 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
         return key
     dotted = [name for name in labels if name.endswith(f".{key}")]
     return dotted[0] if len(dotted) == 1 else None
+
+
+#: MedMNIST comes in four sizes; each of them is the set.
+SIZES = ("", "_64", "_128", "_224")
+
+#: Printed name -> names of the prepared sets that are it.
+SETS: dict[str, tuple[str, ...]] = {
+    **{
+        name: tuple(name.casefold() + size for size in SIZES)
+        for name in ("BloodMNIST", "DermaMNIST", "OrganAMNIST", "OrganCMNIST", "OrganSMNIST", "PathMNIST")
+    },
+    "FMNIST": ("fashion_mnist",),
+    "CIFAR-10.1": ("cifar10", "cifar10_test_cifar10_1_v4", "cifar10_test_cifar10_1_v6"),  # trained on CIFAR-10
+    **{
+        name: (name.casefold().replace("-", ""),)
+        for name in (
+            "CIFAR-10",
+            "CIFAR-100",
+            "COVID19",
+            "CUB-200",
+            "EuroSAT",
+            "HAM10000",
+            "ImageNet-100",
+            "PACS",
+            "STL-10",
+        )
+    },
+    "ImageNet-R": ("imagenet_r",),
+    "TinyImageNet": ("tiny_imagenet",),
+}
+
+#: Weights at the start: any that are given (`...`), where the printed name has them in it.
+GIVEN = ...
+
+
+_SMALL = {"name": "univarfl_cnn"}
+
+
+_RESNET18 = {"name": "resnet18"}
+
+#: Printed name -> settings of `model`, one of which has to hold; `name` alone where the paper's words say no more. What a
+#: recipe sets beyond them is compared where a published number stands beside a run, see `changed` in `raysim.reporting.runs`.
+NETWORKS: dict[str, tuple[Mapping[str, object], ...]] = {
+    "MobileNetV2": ({"name": "mobilenetv2"},),
+    "ResNet-18": (_RESNET18,),
+    "simple-cnn": ({"name": "lenet"},),
+    "ResNet-50": ({"name": "resnet50"},),
+    "small CNN": (_SMALL,),
+    "small CNN or ResNet-18 (text names both)": (_SMALL, _RESNET18),
+    "not stated": ({},),
+    "ViT-S/16": ({"name": "vit_s16"},),
+    "ViT-B/16": ({"name": "vit_b16"}, {"name": "torchvision:vit_b_16"}),
+    "ViT-B/16 (IN-21k)": ({"name": "timm:vit_base_patch16_224.augreg_in21k", "pretrained": GIVEN},),
+}
+
+
+def is_set(printed: object, name: object) -> bool:
+    """Whether a prepared set is the one that a paper prints. Names that no paper prints are their user's own: true."""
+    known = next((names for other, names in SETS.items() if is_same(other, printed)), None)
+    return known is None or name in known
+
+
+def is_network(printed: object, model: Mapping[str, object]) -> bool:
+    """Whether the settings of a model are those of the network that a paper prints; true for a name that none prints."""
+    known = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
+    return known is None or any(_holds(choice, model) for choice in known)
+
+
+def _holds(choice: Mapping[str, object], model: Mapping[str, object]) -> bool:
+    return all(
+        model.get(key) is not None if value is GIVEN else model.get(key) == value for key, value in choice.items()
+    )

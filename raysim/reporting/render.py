@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from rich.markup import escape
+from rich.table import Table as Terminal
 
 from raysim.core.texts import cells as harmless
-from raysim.reporting.metrics import ReportMetric
+from raysim.reporting.measure import ReportMetric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
-from raysim.reporting.tables import Cell, Column, Table, heading
+from raysim.reporting.tables import Cell, Table, heading
 
-if TYPE_CHECKING:
-    from rich.table import Table as Terminal
+T = TypeVar("T")
 
 #: Name of the lines with published numbers; the difference is ours minus theirs.
 PUBLISHED = "published (difference)"
@@ -61,17 +63,18 @@ def lines_of(table: Table) -> list[Line]:
     has_counts = len({cell.n for cell in table.cells.values()}) > 1
     lines: list[Line] = []
     for row in table.rows:
-        cells = [table.cells.get((row, column)) for column in table.columns]
+        cells = table.line(row)
         marks = [table.marks.get((row, column), "") for column in table.columns]
         texts = [_ours(cell, has_counts, table.metric.digits) for cell in cells]
         lines.append((row, tuple(map(Entry, texts, marks))))
-        lines += published_line([_theirs(cell) for cell in cells])
+        lines += published_line(map(published_text, cells))
     return lines + _gain_lines(table)
 
 
-def published_line(texts: Sequence[str]) -> list[Line]:
+def published_line(texts: Iterable[str]) -> list[Line]:
     """The line with published numbers below another one, in a list; an empty list if there are none."""
-    return [(PUBLISHED, tuple(map(Entry, texts)))] if any(texts) else []
+    entries = tuple(map(Entry, texts))
+    return [(PUBLISHED, entries)] if any(entry.text for entry in entries) else []
 
 
 def _gain_lines(table: Table) -> list[Line]:
@@ -81,7 +84,7 @@ def _gain_lines(table: Table) -> list[Line]:
     pairs = {gain.n for gain in table.gains.values()}
     name = f"{table.gain_name} ({pairs.pop()} pairs)" if len(pairs) == 1 else table.gain_name
     texts = [signed(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
-    return [(name, tuple(map(Entry, texts))), *published_line([_theirs(gain, signed) for gain in gains])]
+    return [(name, tuple(map(Entry, texts))), *published_line(published_text(gain, signed) for gain in gains)]
 
 
 def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
@@ -90,7 +93,7 @@ def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
     return accuracy(cell.mean, cell.std, digits) + (f" (n={cell.n})" if has_count and cell.n else "")
 
 
-def _theirs(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
+def published_text(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
     """The published number in a form, by default with its deviation, and the difference to ours."""
     if cell is None or not cell.n or cell.published is None:
         return ""
@@ -171,9 +174,6 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     """A table as the terminal shows it, without its title, which may be wider."""
-    from rich.markup import escape
-    from rich.table import Table as Terminal
-
     shown = Terminal()
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
@@ -191,19 +191,18 @@ def p_values(
     The number of pairs that the test used is written if it is not the same everywhere, `=` marks tied differences. The second
     line holds p adjusted for the number of tests in the whole table.
     """
-    columns = list(dict.fromkeys(item.column for item in comparisons))
     has_counts = len({item.result.num_used for item in comparisons}) > 1
-    pairs: dict[str, dict[Column, tuple[Entry, Entry]]] = {}
+    entries = []
     for item, adjusted in zip(comparisons, holm([item.result.p for item in comparisons]), strict=True):
         ties, count = "=" * item.result.has_ties, f" (n={item.result.num_used})" * has_counts
         p = Entry(f"{item.result.p:.4f}{ties}{count}", "best" if item.result.is_significant else "")
-        corrected = Entry(f"{adjusted:.4f}", "best" if adjusted < LEVEL else "")
-        pairs.setdefault(f"{item.method} > {item.other}", {})[item.column] = p, corrected
+        entries.append((p, Entry(f"{adjusted:.4f}", "best" if adjusted < LEVEL else "")))
+    header, pairs = _by_pair(comparisons, entries, (Entry("-"), Entry("")), names, metric)
     lines: list[Line] = []
-    for name, by_column in pairs.items():
-        upper, lower = zip(*(by_column.get(column, (Entry("-"), Entry(""))) for column in columns), strict=True)
-        lines += [(name, upper), (HOLM, lower)]
-    return ["better than", *(heading(names, column, metric.quantity) for column in columns)], lines
+    for (method, other), row in pairs.items():
+        upper, lower = zip(*row, strict=True)
+        lines += [(f"{method} > {other}", upper), (HOLM, lower)]
+    return ["better than", *header], lines
 
 
 def effects(
@@ -213,15 +212,21 @@ def effects(
 
     An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold where the interval leaves out 0.
     """
+    marks = ("best" if item.effect.is_certain else "" for item in comparisons)
+    entries = [Entry(_effect(item.effect, metric.digits), mark) for item, mark in zip(comparisons, marks, strict=True)]
+    header, pairs = _by_pair(comparisons, entries, Entry("-"), names, metric)
+    return ["difference", *header], [(f"{method} - {other}", tuple(row)) for (method, other), row in pairs.items()]
+
+
+def _by_pair(
+    comparisons: Sequence[Comparison], entries: Sequence[T], otherwise: T, names: Sequence[str], metric: ReportMetric
+) -> tuple[list[str], dict[tuple[str, str], list[T]]]:
+    """(headings of the columns, pair of rows -> its entry in each column): what stands for each comparison, arranged."""
     columns = list(dict.fromkeys(item.column for item in comparisons))
-    pairs: dict[str, dict[Column, Entry]] = {}
-    for item in comparisons:
-        entry = Entry(_effect(item.effect, metric.digits), "best" if item.effect.is_certain else "")
-        pairs.setdefault(f"{item.method} - {item.other}", {})[item.column] = entry
-    lines: list[Line] = [
-        (name, tuple(by_column.get(column, Entry("-")) for column in columns)) for name, by_column in pairs.items()
-    ]
-    return ["difference", *(heading(names, column, metric.quantity) for column in columns)], lines
+    pairs = dict.fromkeys((item.method, item.other) for item in comparisons)
+    places = {(item.method, item.other, item.column): entry for item, entry in zip(comparisons, entries, strict=True)}
+    rows = {pair: [places.get((*pair, column), otherwise) for column in columns] for pair in pairs}
+    return [heading(names, column, metric.quantity) for column in columns], rows
 
 
 def _effect(effect: Effect, digits: int) -> str:

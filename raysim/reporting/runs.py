@@ -1,25 +1,38 @@
-"""Run directories: listed, read, and labelled."""
+"""Run directories: listed, read, labelled, and compared with the recipe of the published numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
 
-from raysim.config import Config
-from raysim.core.errors import DataError, RaysimError
+from raysim.config import Config, read_config
+from raysim.config.sweep import grid
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
 from raysim.core.settings import Raw as Settings
+from raysim.core.settings import differing, flatten
 from raysim.core.texts import all_visible
 from raysim.folders.run_folder import FREE_KEYS, RunFolder
-from raysim.reporting.names import is_network, is_set
-from raysim.reporting.published import Label, is_same
+from raysim.reporting.published import (
+    FOLDER,
+    Label,
+    Published,
+    canonical,
+    is_network,
+    is_same,
+    is_set,
+    match,
+    number,
+    published,
+)
 
 #: Groups and keys that say where and how a run is made, and not what it is.
 ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
+
 #: Groups and keys that tell nothing about what a run is, or have a label of their own.
 SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
@@ -54,6 +67,14 @@ class ReportedRun:
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
         return {**default_settings(), **flatten(self.config)}
+
+    def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
+        """What the configuration has at these dotted keys, without nulls."""
+        return {
+            key: value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
+            for key in keys
+            if (value := self.settings.get(key)) is not None
+        }
 
     @property
     def is_joint(self) -> bool:
@@ -133,11 +154,8 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         claimed = unfounded(run)
         labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
         if not run.labels:
-            of_settings = {
-                names.get(key, key): run.settings.get(key)
-                for key in dict.fromkeys([*names, *varying] * bool(run.config))
-            }
-            labels |= {key: as_label(value) for key, value in of_settings.items() if value is not None}
+            keys = [*names, *varying] if run.config else []
+            labels |= {names.get(key, key): value for key, value in run.labels_by(keys).items()}
         if run.is_named_by_methods:
             alike = [_options(other.config) for other in unnamed if method_names(other.config) == labels["method"]]
             options = _options(run.config)
@@ -193,9 +211,7 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         for key in differing([run.settings for run in twins.values()])
         if is_setting(key)
     )
-    values = [{key: run.settings.get(key) for key in keys} for run in runs]
-    added = [{key: as_label(value) for key, value in each.items() if value is not None} for each in values]
-    return [replace(run, labels={**run.labels, **more}) for run, more in zip(runs, added, strict=True)]
+    return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 
 def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
@@ -208,7 +224,7 @@ def _name(config: Settings, group: str) -> str:
 
 
 def unfounded(run: ReportedRun) -> dict[str, Label]:
-    """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.names`."""
+    """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.published`."""
     labels = {**run.labels, **run.claimed}
     is_true = {
         "dataset": is_set(labels.get("dataset"), _name(run.config, "data")),
@@ -239,7 +255,7 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
         for key in HELD_OUT:
             values: dict[Label | None, set[str]] = {}
             for run in of_set:
-                values.setdefault(run.labels.get(rows), set()).add(str(as_label(run.settings.get(key))))
+                values.setdefault(run.labels.get(rows), set()).add(str(run.labels_by([key]).get(key, "null")))
             if len(set(map(frozenset, values.values()))) > 1:
                 said = "; ".join(f"{row}: {', '.join(sorted(each))}" for row, each in values.items())
                 notes.append(
@@ -269,20 +285,102 @@ def default_settings() -> Settings:
     return flatten(Config().model_dump(mode="json"))
 
 
-def flatten(config: Settings, prefix: str = "") -> Settings:
-    """A nested mapping by dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+#: Groups and keys that move no result, or only its last bits.
+ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluation.batch_size", "evaluation.metrics"}
+
+#: Methods that only look on.
+ONLOOKERS = ("diagnostics", "keep_factors")
+
+#: Changes that are listed; more only say that it is another experiment altogether.
+MOST_KEYS = 6
 
 
-def differing(mappings: Sequence[Settings]) -> list[str]:
-    """Keys that not all mappings have with one value, in order of first appearance."""
-    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
-    return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
+Key = frozenset[tuple[str, str | float | None]]
 
 
-def as_label(value: object) -> Label:
-    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
+def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
+    """Settings of runs that are not those of the published numbers' recipe: `rounds = 2 (recipe: 200)`.
+
+    Args:
+      theirs: the cells of the tables, by which runs without the recipe's labels are recognised.
+      tables: names of the published tables that stand beside the runs.
+    """
+    trials = [trial for name in dict.fromkeys(tables) for trial in _trials(name)]
+    changes: dict[str, None] = {}
+    for run in runs:
+        cell, key = match(theirs, run.labels), _key(run.labels)
+        meant = [recipe for its_key, its_cell, recipe in trials if its_key == key or (cell and its_cell == cell)]
+        if meant:
+            fewest: list[str] = min((_deviations(run, recipe) for recipe in meant), key=len)
+            changes |= dict.fromkeys(fewest)
+    more = [f"and {len(changes) - MOST_KEYS} more"] if len(changes) > MOST_KEYS else []
+    return list(changes)[:MOST_KEYS] + more
+
+
+def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
+    ours = compared(run.settings)
+    keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
+    return [f"{key} = {ours.get(key)} (recipe: {recipe.get(key)})" for key in keys]
+
+
+def compared(flat: Settings) -> Settings:
+    """Of all settings by dotted keys those that make the experiment."""
+    kept = {key: value for key, value in flat.items() if ASIDE.isdisjoint((key, key.partition(".")[0]))}
+    methods = [spec if isinstance(spec, dict) else {spec: {}} for spec in kept.get("methods") or []]
+    kept["methods"] = [
+        {name: options or {} for name, options in spec.items()} for spec in methods if next(iter(spec)) not in ONLOOKERS
+    ]
+    if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
+        kept["model.pretrained"] = "given"
+    if kept.get("local.steps") is not None:
+        kept["local.epochs"] = None  # it does not count then; older runs wrote the default
+    if kept["cohort.size"] is None:  # a number of clients, however it was given
+        kept["cohort.size"] = max(1, int((kept["cohort.fraction"] or 1.0) * kept["partition.num_clients"] + 1e-9))
+    return {key: value for key, value in kept.items() if value is not None and key != "cohort.fraction"}
+
+
+def _key(labels: Mapping[str, Label]) -> Key:
+    """Labels such that those that mean the same are equal, as `is_same` has it."""
+    return frozenset(
+        (key, canonical(value) if number(value) is None else number(value)) for key, value in labels.items()
+    )
+
+
+def tables_of(recipe: str) -> list[str]:
+    """The published tables that belong to a recipe, `paper:fedvg/table_A3`.
+
+    Raises:
+      ConfigError: no recipe has this name, or it has no published table.
+    """
+    tables = (read_config(Path(recipe)).get("report") or {}).get("published")
+    if not tables:
+        text = f"{recipe} has no published table; `raysim recipes published` lists the tables"
+        raise ConfigError([Fault("report.published", text)])
+    return list(tables)
+
+
+@cache
+def _trials(table: str) -> list[tuple[Key, Published | None, Settings]]:
+    """(labels as `_key` has them, published cell, settings) of what the recipes run whose report has a published table.
+
+    One trial of every setting.
+    """
+    if not (FOLDER / f"{table}.csv").is_file():
+        return []
+    cells, trials = published(table), []
+    for path in sorted(FOLDER.parent.glob("*/*.yaml")):
+        raw = read_config(path) if table in path.read_text() else {}
+        if table in ((raw.get("report") or {}).get("published") or ()) and (raw.get("tune") or {}).get("param_space"):
+            if "seed" in raw["tune"]["param_space"]:
+                raw["tune"]["param_space"]["seed"] = {"grid_search": [0]}
+            trials += [_trial(cells, trial.raw) for trial in grid(raw, str(path))]
+    return trials
+
+
+def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | None, Settings]:
+    checked = Config.model_validate(raw)
+    config = checked.model_dump(mode="json")
+    if checked.data.split == "auto" and checked.data.asks_for_fractions:
+        config["data"]["split"] = "fraction"  # as its runs have it
+    labels = labels_of(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
+    return _key(labels), match(cells, labels), compared(flatten(config))

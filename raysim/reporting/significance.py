@@ -8,14 +8,26 @@ not (Elastic at alpha 1: 0.094 two-sided, 0.047 one-sided).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raysim.reporting.metrics import ReportMetric
-from raysim.reporting.published import Label
-from raysim.reporting.tables import Column, Place, Table, all_columns, all_rows, bounds_of
+from raysim.config import nearest
+from raysim.reporting.measure import ReportMetric
+from raysim.reporting.published import Label, Published, canonical, is_same, match
+from raysim.reporting.tables import (
+    Cell,
+    Column,
+    Place,
+    Table,
+    all_columns,
+    all_rows,
+    averages_of,
+    bounds_of,
+    cell_of,
+    heading,
+)
 
 LEVEL = 0.05
 
@@ -150,22 +162,12 @@ def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None)
 
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
-    return _compare(
-        tables[0].metric,
-        pairs,
-        all_columns(tables),
-        lambda place: {index: table.cells[place].mean for index, table in enumerate(tables) if place in table.cells},
-    )
+    return _compare(tables[0].metric, pairs, all_columns(tables), averages_of(tables))
 
 
 def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """For each column of one table, tests over the seeds that both methods ran with."""
-    return _compare(
-        table.metric,
-        pairs,
-        table.columns,
-        lambda place: table.cells[place].scores if place in table.cells else {},
-    )
+    return _compare(table.metric, pairs, table.columns, table.cells)
 
 
 def leads(table: Table, row: str, column: Column) -> bool:
@@ -179,15 +181,12 @@ def leads(table: Table, row: str, column: Column) -> bool:
 
 
 def _compare(
-    metric: ReportMetric,
-    pairs: Sequence[tuple[str, str]],
-    columns: Sequence[Column],
-    values_of: Callable[[Place], Mapping[Label, float]],
+    metric: ReportMetric, pairs: Sequence[tuple[str, str]], columns: Sequence[Column], cells: Mapping[Place, Cell]
 ) -> list[Comparison]:
-    """A test of each pair of rows in each column, over what both have values for."""
+    """A test of each pair of rows in each column, over what both have scores for."""
     comparisons = []
     for (method, other), column in itertools.product(pairs, columns):
-        left, right = values_of((method, column)), values_of((other, column))
+        left, right = (cells[row, column].scores if (row, column) in cells else {} for row in (method, other))
         common = [key for key in left if key in right]
         if common:
             ours, theirs = [left[key] for key in common], [right[key] for key in common]
@@ -195,3 +194,69 @@ def _compare(
             better, worse = tests if metric.mode == "max" else reversed(tests)
             comparisons.append(Comparison(method, other, column, better, worse, effect_of(ours, theirs)))
     return comparisons
+
+
+#: How the published tables call the row of gains, and their units.
+AVERAGE = "average over methods"
+GAINS = ("avg_gain_points", "avg_gain_vs_1_layer_points")
+
+
+def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Published]) -> list[Table]:
+    """The tables with a mean difference for each column that has pairs.
+
+    Args:
+      gain: "FLFA": of the rows "X + FLFA" against "X"; "fa_layers=1": of the columns against the one where that label
+        has that value, row by row. None: of nothing.
+    Raises:
+      LookupError: there is not one pair; its text names the nearest.
+    """
+    if gain is None:
+        return list(tables)
+    with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=gain_label(gain)) for table in tables]
+    if not any(table.gains for table in with_them):
+        label, is_label, value = gain.partition("=")
+        wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
+        known = [name for table in tables for name in (table.names if is_label else table.rows)]
+        raise LookupError(f"no table has a {wanted}. {nearest(label, known)}")
+    return with_them
+
+
+def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Cell]:
+    """The gain of each column over the cells it is counted from."""
+    bases = {place: table.cells[base] for place, base in _bases(table, gain).items() if base in table.cells}
+    gains = {}
+    for column in table.columns:
+        cells = {row: cell for row, cell in table.column_cells(column).items() if (row, column) in bases}
+        if cells:
+            labels = {**next(iter(cells.values())).labels, "method": AVERAGE}
+            scores: dict[Label, float] = {row: cell.mean - bases[row, column].mean for row, cell in cells.items()}
+            gains[column] = cell_of(labels, scores, match(theirs, labels, metrics=GAINS))
+    return gains
+
+
+def _bases(table: Table, gain: str) -> dict[Place, Place]:
+    """Place of a cell -> place of the cell that its gain is counted from."""
+    label, is_label, value = gain.partition("=")
+    places = list(itertools.product(table.rows, table.columns))
+    if not is_label:
+        plain = {canonical(f"{row}+{gain}"): row for row in table.rows}
+        return {(row, column): (plain[canonical(row)], column) for row, column in places if canonical(row) in plain}
+    if label not in table.names:
+        return {}
+    axis = table.names.index(label)
+    others = {column: column[:axis] + column[axis + 1 :] for column in table.columns}
+    bases = {others[column]: column for column in table.columns if is_same(column[axis], value)}
+    return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
+
+
+def base_of(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
+    """What a row is compared with: the row X of "X + something" if there is one, else the baseline; never itself."""
+    bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
+    base = max(bases, key=len) if bases else baseline
+    return None if base == row else base
+
+
+def gain_label(gain: str) -> str:
+    """Name of the line with the gains."""
+    label, is_label, value = gain.partition("=")
+    return f"Avg. gain over {heading((label,), (value,))}" if is_label else f"Avg. gain of + {gain}"

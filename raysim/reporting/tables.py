@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.config import nearest
 from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.reporting.metrics import ReportMetric, score
+from raysim.reporting.measure import ReportMetric, score
 from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match, number
 from raysim.reporting.runs import ReportedRun
 
@@ -80,6 +80,10 @@ class Table:
     def column_cells(self, column: Column) -> dict[str, Cell]:
         """The cells that a column has, by row."""
         return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
+
+    def line(self, row: str) -> list[Cell | None]:
+        """A cell for each column, None where the row has none."""
+        return [self.cells.get((row, column)) for column in self.columns]
 
     def competing(self, column: Column) -> dict[str, Cell]:
         """The cells of a column that are ranked: all but upper bounds."""
@@ -181,20 +185,24 @@ def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], publishe
 
 def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
     """Two cells as one, over all their runs; a score's key then tells the labels of these names, too."""
-
-    def told(cell: Cell) -> dict[str, Label]:
-        return {key: value for key, value in cell.labels.items() if key in names}
-
-    keys = {id(cell): f"{describe(told(cell))}, seed " if told(cell) else "" for cell in (one, other)}
-    scores: dict[Label, float] = {
-        f"{keys[id(cell)]}{seed}": score for cell in (one, other) for seed, score in cell.scores.items()
-    }
-    folders: dict[Label, Path] = {
-        f"{keys[id(cell)]}{seed}": folder for cell in (one, other) for seed, folder in cell.folders.items()
-    }
+    scores: dict[Label, float] = {}
+    folders: dict[Label, Path] = {}
+    for cell in (one, other):
+        told = {key: value for key, value in cell.labels.items() if key in names}
+        prefix = f"{describe(told)}, seed " if told else ""
+        scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
+        folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}
-    is_joint = one.is_joint and other.is_joint
-    return replace(cell_of(labels, scores), folders=folders, is_joint=is_joint)
+    return replace(cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint)
+
+
+def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
+    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
+    means: dict[Place, dict[Label, float]] = {}
+    for index, table in enumerate(tables):
+        for place, cell in table.cells.items():
+            means.setdefault(place, {})[index] = cell.mean
+    return {place: cell_of({}, scores) for place, scores in means.items()}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -1,4 +1,4 @@
-"""Figures of runs, round by round: the metric, the weights of clients, the norms of their gradients."""
+"""Figures of runs, round by round: the metric, the weights of clients, and what methods logged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from raysim.core.rounds import round_name
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.contents import ReportContents
-from raysim.reporting.panels import COLOURS, DASHES, MOST_PANELS, Styles, band, grid, legend, rounds_below, wrap
-from raysim.reporting.tables import Cell, Column, Table, heading
+from raysim.reporting.contents import ReportContents, choosing, selection_shares
+from raysim.reporting.figures import grouped_bars
+from raysim.reporting.measure import logged
+from raysim.reporting.panels import (
+    COLOURS,
+    MARKERS,
+    MOST_PANELS,
+    Styles,
+    band,
+    grid,
+    legend,
+    rounds_below,
+    styles_of,
+    wrap,
+)
+from raysim.reporting.significance import base_of
+from raysim.reporting.tables import Cell, Column, Table, describe, heading
 
 #: Heat maps of one report.
 MOST_MAPS = 6
@@ -112,10 +127,10 @@ def _weights(axes: Axes, rows: pd.DataFrame, bold: int | None) -> None:
     if "is_dropped" in rows:
         rows = rows[~rows["is_dropped"].astype(bool)]
     clients, num_rounds = rows.groupby("client"), rows["round"].nunique()
-    for index, (client, line) in enumerate(clients):
-        has_colours = len(clients) <= 2 * len(COLOURS)
-        turn, place = divmod(index, len(COLOURS))
-        colour, dash = (COLOURS[place], DASHES[turn]) if has_colours else ("#888888", "-")
+    styles = styles_of([str(client) for client in clients.groups])
+    has_colours = len(styles) <= 2 * len(COLOURS)
+    for client, line in clients:
+        colour, dash = (styles[str(client)].colour, styles[str(client)].dash) if has_colours else ("#888888", "-")
         marker = "" if len(line) == num_rounds else "."  # points show in which rounds a client took part
         (drawn,) = axes.plot(
             line["round"] + 1, line["weight"], dash, color=colour, marker=marker, ms=3, lw=0.8, alpha=0.7
@@ -174,3 +189,192 @@ def read_norms(folder: Path) -> dict[int, pd.DataFrame]:
         if name is not None:
             found[index] = pd.DataFrame(arrays[name], arrays.get(f"{name}:clients"), arrays.get(f"{name}:columns"))
     return found
+
+
+#: What `diagnostics` logs of the features, and how it is called in figures.
+DISTANCES = {
+    "intra": "intra-class distance",
+    "inter": "inter-class distance",
+    "separability": "separability (inter / intra)",
+}
+
+
+def _below(table: Table, column: Column) -> str:
+    """The column in a second line, where there are several."""
+    return f"\n{wrap(heading(table.names, column))}" if len(table.columns) > 1 else ""
+
+
+def representation(report: ReportContents) -> Iterator[Figure]:
+    """Intra-class and inter-class distance and their ratio by round: three panels for each column of a table."""
+    for table in report.tables:
+        lines = {name: measured(table, by_round, f"diagnostics/{name}") for name in DISTANCES}
+        columns = [column for column in table.columns if any(column in found for found in lines.values())]
+        panels = [
+            (wrap(DISTANCES[name]) + _below(table, column), lines[name].get(column, {}))
+            for column in columns[:MOST_PANELS]
+            for name in DISTANCES
+        ]
+        if panels:
+            yield line_figure(table.title, panels, report.styles, across=len(DISTANCES))
+
+
+def drift_reduction(report: ReportContents) -> Iterator[Figure]:
+    """Drift of the base minus that of a row, in runs with one seed, whose rounds have the same clients.
+
+    The base of "X + something" is X where there is such a row, that of any other row is the baseline (the first row, if
+    none was named). A figure for each table, one panel a column.
+    """
+    for table in report.tables:
+        baseline = report.baseline if report.baseline in table.rows else table.rows[0]
+        panels, styles = [], {}
+        for column in table.columns:
+            drifts = {row: by_round(cell, "diagnostics/drift") for row, cell in table.column_cells(column).items()}
+            lines = {}
+            for row, drift in drifts.items():
+                base = base_of(row, list(drifts), baseline)
+                if base in drifts:
+                    base_drift, own_drift = drifts[base].align(drift, join="inner")
+                    if not own_drift.empty:
+                        lines[f"{row} against {base}"] = base_drift - own_drift
+                        styles[f"{row} against {base}"] = report.styles[row]
+            if lines:
+                panels.append((column_title(table, column), lines))
+        if panels:
+            ylabel = "reduction of local drift"
+            figure = line_figure(table.title, panels[:MOST_PANELS], styles, ylabel=ylabel, width=3.6)
+            for axes in figure.axes:
+                axes.axhline(0, color="#444444", linewidth=0.8, linestyle=":")
+            yield figure
+
+
+def agreement(report: ReportContents) -> Iterator[Figure]:
+    """Histogram of S over layers in the first round; a panel for each column, from its first row that logged it.
+
+    Up to that round FLFA is plain backpropagation, so rows do not differ. g1 is the skewness that FLFA decides by, one for
+    each run (seed), since each run decides for itself.
+    """
+    panels: list[tuple[str, list[np.ndarray]]] = []
+    for table in report.tables:
+        for column in table.columns:
+            name = wrap(describe(table.labels)) + _below(table, column)
+            logged = (_first_agreement(cell) for cell in table.column_cells(column).values())
+            panels += islice(((name, values) for values in logged if values), 1)
+    if not panels:
+        return
+    figure, all_axes = grid(min(len(panels), MOST_PANELS))
+    for axes, (name, values) in zip(all_axes, panels, strict=False):
+        pooled = np.concatenate(values)
+        axes.hist(pooled, bins=min(30, max(8, len(pooled) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
+        decisions = [f"{g1:+.2f} ({'lowest' if g1 > 0 else 'highest'})" for g1 in map(_skewness, values)]
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_title(f"{name}\n{wrap('g1 = ' + ', '.join(decisions), 44)}", fontsize=9)
+        axes.set(xlabel="agreement S", ylabel="layers")
+    yield figure
+
+
+def _skewness(values: np.ndarray) -> float:
+    """g1 = m3 / m2^1.5 (central moments); 0 where all values are equal."""
+    centred = values - values.mean()
+    spread = float(np.mean(centred**2))
+    return float(np.mean(centred**3)) / spread**1.5 if spread > 0 else 0.0
+
+
+def _first_agreement(cell: Cell) -> list[np.ndarray]:
+    """For each seed (layers,): S in round 0, of `diagnostics` where it was listed, else of FLFA's candidates."""
+    parts = []
+    for folder in cell.folders.values():
+        for index, arrays in islice(RunFolder(folder).logged_arrays(), 1):
+            names = [name for name in ("diagnostics.agreement", "flfa.agreement") if index == 0 and name in arrays]
+            parts += [arrays[name] for name in names[:1]]
+    return parts
+
+
+def spectrum(report: ReportContents) -> Iterator[Figure]:
+    """Singular values of the classifier over the largest one, mean over seeds; a figure for each table, one panel a column.
+
+    The axis is logarithmic where they span more than a factor of 20.
+    """
+    for table in report.tables:
+        columns = measured(table, _last_spectra)
+        panels = [(column_title(table, column), lines) for column, lines in columns.items()]
+        if not panels:
+            continue
+        figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)
+        for axes, (_, spectra) in zip(figure.axes, panels, strict=True):
+            if min(frame.min(axis=None) for frame in spectra.values()) < 1 / 20:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(0, None)
+            axes.set_xlabel("index")
+        yield figure
+
+
+def _last_spectra(cell: Cell) -> pd.DataFrame:
+    """[values, seeds], from index 1: what each seed logged last, divided by the largest."""
+    spectra = {}
+    for seed, folder in cell.folders.items():
+        *_, last = [np.zeros(1), *logged(folder, "diagnostics.singular_values").values()]
+        if last[0] > 0:
+            spectra[seed] = last / last[0]
+    frame = pd.DataFrame(spectra)
+    return frame.set_axis(frame.index + 1)
+
+
+#: Rounds that are drawn: the first, the middle and the last of those that were logged. Span from which the axis is logarithmic.
+SHOWN, SPAN = 3, 20
+
+
+def premise(report: ReportContents) -> Iterator[Figure]:
+    """A panel for each cell of a table: a point a client, all seeds together, in the first, middle and last logged round."""
+    for table in report.tables:
+        named = ((row, column, table.cells.get((row, column))) for column, row in product(table.columns, table.rows))
+        points = ((f"{row}{_beside(table, column)}", cell, _points(cell)) for row, column, cell in named if cell)
+        panels = list(islice((panel for panel in points if panel[2]), MOST_PANELS))
+        if panels:
+            yield _premise_figure(table.title, panels)
+
+
+def _beside(table: Table, column: Column) -> str:
+    return f", {heading(table.names, column)}" if table.names else ""
+
+
+def _premise_figure(title: str, panels: list[tuple[str, Cell, dict[int, np.ndarray]]]) -> Figure:
+    figure, all_axes = grid(len(panels), width=3.3, height=2.8)
+    for axes, (name, cell, rounds) in zip(all_axes, panels, strict=True):
+        for index, colour, marker in zip(rounds, COLOURS, MARKERS, strict=False):
+            gradients, accuracies = rounds[index].T
+            axes.plot(gradients, 100 * accuracies, marker, ms=3, color=colour, alpha=0.6, label=round_name(index))
+        mean = by_round(cell, "diagnostics/accuracy_by_gradient").stack().mean()
+        axes.set_title(f"{wrap(name)}\nmean rank correlation {mean:+.2f}", fontsize=9)
+        gradients = np.concatenate([values[:, 0] for values in rounds.values()])
+        is_wide = gradients.max() > SPAN * gradients.min()
+        axes.set(xscale="log" if is_wide else "linear", xlabel="validation gradient", ylabel="accuracy (%)")
+    figure.suptitle(title, fontsize=10)
+    legend(figure, all_axes)
+    return figure
+
+
+def _points(cell: Cell) -> dict[int, np.ndarray]:
+    """Round -> (clients of all seeds, 2) validation gradient and accuracy, without clients that have none."""
+    rounds: dict[int, list[np.ndarray]] = {}
+    for folder in cell.folders.values():
+        for index, values in logged(folder, "diagnostics.premise").items():
+            rounds.setdefault(index, []).append(values)
+    known = sorted(rounds)
+    ends = sorted({known[place * (len(known) - 1) // (SHOWN - 1)] for place in range(SHOWN)}) if known else []
+    stacked = {index: np.concatenate(rounds[index]) for index in ends}
+    usable = {index: values[np.isfinite(values).all(axis=1) & (values[:, 0] > 0)] for index, values in stacked.items()}
+    return {index: values for index, values in usable.items() if len(values)}
+
+
+def selection(report: ReportContents) -> Iterator[Figure]:
+    """Bars of how often each layer block was chosen, a colour for each row; a figure for each table."""
+    for table in report.tables:
+        shares = selection_shares(table, report.theirs)
+        if shares:
+            figure, (axes,) = grid(1, width=min(14.0, 2.5 + 0.7 * len(shares)), height=3.2)
+            grouped_bars(axes, shares, choosing(table, shares), report.styles, edge=1.0, cap=2, single=np.nan)
+            axes.set_xticks(range(len(shares)), [wrap(b.replace(" (", "\n("), 14) for b in shares], fontsize=7)
+            axes.set(ylabel="chosen (%)", title=table.title, ylim=(0, None))
+            legend(figure, [axes])
+            yield figure

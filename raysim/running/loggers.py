@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypedDict, TypeGuard
+from typing import Protocol, TypedDict, cast
 
 from raysim.core.errors import ConfigError, Fault, RaysimError, explained
 from raysim.core.own import place_in, place_of, words_of
@@ -66,11 +66,10 @@ class Loggers:
                 raise ConfigError(made)
             make, options = made
             try:
-                logger = make(**options)
+                logger = cast("Logger", make(**options))  # which is looked at now
                 if missing := [name for name in ("start", "round", "end") if not callable(getattr(logger, name, None))]:
                     text = f"{place_of(make)} returned {type(logger).__name__}, which has no {' and no '.join(missing)}"
                     raise ConfigError([Fault(key, text)])
-                assert _is_logger(logger)
                 logger.start(self._folder.path, config)
             except ConfigError:
                 raise
@@ -139,10 +138,6 @@ def ended(loggers: Loggers) -> Iterator[None]:
         yield
     finally:
         loggers.end({})
-
-
-def _is_logger(logger: object) -> TypeGuard[Logger]:
-    return all(callable(getattr(logger, name, None)) for name in ("start", "round", "end"))
 
 
 def _place(error: BaseException, make: Callable[..., object]) -> str:

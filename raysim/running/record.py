@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from raysim.config import StopGroup
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.texts import cells
@@ -21,9 +22,8 @@ from raysim.engine.metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
-from raysim.running.album import Album, Picture
 from raysim.running.board import Board
-from raysim.running.pictures import bars, confusion_picture, heat_map, partition_pictures, png
+from raysim.running.pictures import Album, Picture, bars, confusion_picture, heat_map, partition_pictures, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -230,6 +230,30 @@ def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, floa
         "best_validation_round": chosen if validation else None,
         "accuracy_at_best_validation": scores.get(chosen),
     }
+
+
+def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
+    """Why the run ends after these rounds; empty if it goes on. It looks at records alone, so that a resumed run agrees.
+
+    A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
+    between the first and the last round (`every` 0) it may end after any round.
+
+    Args:
+      rows: of progress.csv, from the first round on.
+      every: rounds between evaluations.
+    """
+    if not rows or stop == StopGroup() or (every and len(rows) % every):
+        return ""
+    scores = judged(rows, len(rows))
+    best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])
+    if stop.accuracy is not None and best is not None and best >= stop.accuracy:
+        return f"accuracy {best:.4f} in {round_name(int(best_round or 0))}: {stop.accuracy:g} was asked for"
+    if stop.patience is not None and best_round is not None and last_round - best_round >= stop.patience:
+        return f"no better accuracy than {best:.4f} for {last_round - int(best_round)} rounds"
+    seconds = sum(float(row["system/round_s"]) for row in rows)
+    if stop.seconds is not None and seconds >= stop.seconds:
+        return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
+    return ""
 
 
 def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:

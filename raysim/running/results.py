@@ -13,6 +13,7 @@ import numpy as np
 from raysim.config import Config, nearest
 from raysim.core.direction import Direction, direction_of
 from raysim.core.errors import DataError, explained
+from raysim.core.settings import differing, flatten
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.folders.storage import local_copy
 
@@ -66,13 +67,12 @@ class Run:
     @property
     def accuracy(self) -> float | None:
         """Test accuracy of the last evaluation, between 0 and 1; None if there was none."""
-        return self._number("server/accuracy")
+        return next(reversed(self._scores("server/accuracy")), None)
 
     @property
     def best_accuracy(self) -> float | None:
         """The best test accuracy of all evaluations; it looks at the test set, see `accuracy_at_best_validation`."""
-        scores = self._scores("server/accuracy")
-        return None if scores.empty else float(scores.max())
+        return max(self._scores("server/accuracy"), default=None)
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -144,14 +144,9 @@ class Run:
         _ = run.config, run.summary, run.history, run.clients
         return run
 
-    def _scores(self, metric: str) -> pd.Series[float]:
-        import pandas as pd
-
-        return self.history[metric].dropna() if metric in self.history else pd.Series(dtype=float)
-
-    def _number(self, metric: str) -> float | None:
-        scores = self._scores(metric)
-        return None if scores.empty else float(scores.iloc[-1])
+    def _scores(self, metric: str) -> list[float]:
+        """What a column of progress.csv holds, in the order of rounds."""
+        return self.history[metric].dropna().tolist() if metric in self.history else []
 
     @property
     def _numbers(self) -> dict[str, float]:
@@ -159,7 +154,7 @@ class Run:
         last = {name: self._scores(name) for name in self.history}
         return {
             **{name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)},
-            **{name: float(scores.iloc[-1]) for name, scores in last.items() if len(scores)},
+            **{name: scores[-1] for name, scores in last.items() if scores},
         }
 
 
@@ -192,8 +187,7 @@ class Runs(Sequence[Run]):
         import pandas as pd
 
         labels = [_labels(run) for run in self]
-        names = dict.fromkeys(name for row in labels for name in row)
-        varying = [name for name in names if len({repr(row.get(name)) for row in labels}) > 1]
+        varying = differing(labels)
         rows = [
             {name: row.get(name) for name in varying}
             | {"accuracy": run.accuracy, "best_accuracy": run.best_accuracy, "status": run.status.name}
@@ -211,8 +205,7 @@ class Runs(Sequence[Run]):
           DataError: no completed run recorded it.
         """
 
-        completed = [run for run in self if run.status.name == "completed"]
-        numbers = {run: run._numbers for run in completed}
+        numbers = {run: run._numbers for run in self if run.status.name == "completed"}
         values = {run: known[metric] for run, known in numbers.items() if metric in known}
         if not values:
             known = {name for each in numbers.values() for name in each}
@@ -263,12 +256,4 @@ def _labels(run: Run) -> dict[str, object]:
     labels = run.config.get("labels")
     if isinstance(labels, dict) and labels:
         return labels
-    return dict(_flat({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")}))
-
-
-def _flat(group: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in group.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return flatten({key: value for key, value in run.config.items() if key not in ("name", "storage", "resources")})

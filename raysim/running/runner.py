@@ -20,7 +20,7 @@ from torch import Tensor
 from raysim.config import Config, methods_label
 from raysim.core.errors import Fault, RaysimError, explained
 from raysim.core.rounds import round_name
-from raysim.core.settings import Settings
+from raysim.core.settings import Settings, name_and_options
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
 from raysim.data.division import partition_table
@@ -37,9 +37,8 @@ from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers, ended
-from raysim.running.record import Recorder
+from raysim.running.record import Recorder, reason_to_stop
 from raysim.running.resume import RunState, Step, next_step
-from raysim.running.stop import reason_to_stop
 from raysim.terminal import err
 
 
@@ -74,8 +73,10 @@ def execute(
         step = next_step(state)
         if step == "show":
             return _shown(folder, on_start)
-        if step == "begin":
-            _write_begin(plan, folder)
+        if step == "begin":  # what says which run lies in the folder
+            write_partition(folder, plan.manifest, plan.info)
+            write_file(folder.weights, plan.weights_sha256.encode())
+            folder.write_config(plan.config.model_dump(mode="json"))
         checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
         folder.clear("STOPPED", "FAILED")
         name = "" if plan.config.name else folder.name
@@ -94,7 +95,10 @@ def execute(
             )
             loggers = Loggers(plan.config.loggers, folder, _say)
             with closing(recorder), ended(loggers):
-                _begin_records(plan, recorder, loggers, first_round, push)
+                recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+                loggers.start(plan.config.model_dump(mode="json"))
+                loggers.rounds(recorder.rows, first_round)
+                push()  # records of rounds after the checkpoint are gone
                 on_start(folder.path, first_round, plan.num_rounds)
                 reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
                 summary = _finished(plan, folder, server, recorder, reason)
@@ -109,15 +113,6 @@ def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Set
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
     return summary
-
-
-def _begin_records(
-    plan: Plan, recorder: Recorder, loggers: Loggers, first_round: int, push: Callable[[], None]
-) -> None:
-    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
-    loggers.start(plan.config.model_dump(mode="json"))
-    loggers.rounds(recorder.rows, first_round)
-    push()  # records of rounds after the checkpoint are gone
 
 
 def _rounds(
@@ -202,13 +197,6 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
         other_partition=None if is_same_partition else _other_partition(plan, partition, state.kind),
         other_weights=_other_weights(plan, folder, state.kind),
     )
-
-
-def _write_begin(plan: Plan, folder: RunFolder) -> None:
-    """Write what says which run lies in the folder."""
-    write_partition(folder, plan.manifest, plan.info)
-    write_file(folder.weights, plan.weights_sha256.encode())
-    folder.write_config(plan.config.model_dump(mode="json"))
 
 
 def _checkpoint(
@@ -323,14 +311,9 @@ def hyperparameters(config: Config) -> dict[str, str | int | float]:
     """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
     flat: dict[str, str | int | float] = {"seed": config.seed, "rounds": config.rounds, "cohort": config.cohort_size}
     flat["methods"] = methods_label(config.methods)
-    for item in config.methods:
-        if isinstance(item, dict):
-            ((name, options),) = item.items()
-            plain = {
-                key: value if isinstance(value, str | int | float) else str(value)
-                for key, value in (options or {}).items()
-            }
-            flat |= {f"{name}.{key}": value for key, value in plain.items()}
+    for name, options in map(name_and_options, config.methods):
+        plain = {key: value if isinstance(value, str | int | float) else str(value) for key, value in options.items()}
+        flat |= {f"{name}.{key}": value for key, value in plain.items()}
     for group in ("data", "partition", "model", "local"):
         values = getattr(config, group).model_dump(mode="json")
         values.pop("root", None)  # a place, no setting

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raysim.config import Config, ReportGroup, method_names, nearest
 from raysim.core.errors import Fault
-from raysim.reporting.metrics import ReportMetric
+from raysim.reporting.measure import ReportMetric
 from raysim.running.record import COLUMNS, judged
 
 #: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what

@@ -13,7 +13,7 @@ from raysim.config import Config, is_recipe_name, read_config, shipped_file, shi
 from raysim.config.shipped import KINDS, RECIPES
 from raysim.config.yaml_text import read_yaml
 from raysim.core.errors import ConfigError
-from raysim.reporting.recipes import tables_of
+from raysim.reporting.runs import tables_of
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = sorted(path for path in (PROJECT / "configs").rglob("*.yaml") if path.parent.name != "mappings")

@@ -19,7 +19,7 @@ from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.schema import Config
 from raysim.core.errors import ConfigError
 from raysim.plan.find import build_methods
-from raysim.reporting.metrics import DEFAULT
+from raysim.reporting.measure import DEFAULT
 from raysim.reporting.published import WORDS
 from raysim.tuning.plan import read_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, name_of, write_files

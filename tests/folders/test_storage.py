@@ -40,7 +40,7 @@ def endpoint():
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
     """Most of the time of so small a run."""
-    monkeypatch.setattr("raysim.running.album.Album.draw_all", lambda *values: None)
+    monkeypatch.setattr("raysim.running.pictures.Album.draw_all", lambda *values: None)
 
 
 @pytest.fixture

@@ -231,8 +231,9 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/reporting/significance.py": (
-        "tests/reporting/test_significance.py tests/reporting/test_metrics.py",
+        "tests/reporting/test_significance.py tests/reporting/test_metrics.py tests/reporting/test_inside.py",
         (
+            ("cell.mean - bases[row, column].mean", "bases[row, column].mean - cell.mean"),
             ("ways[observed:].sum()", "ways[observed + 1 :].sum()"),
             ("np.arange(len(p), 0, -1)", "len(p)"),
             ("gaps = gaps[gaps != 0]", "gaps = gaps[gaps >= 0]"),
@@ -247,34 +248,23 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ("if row not in self.bounds}", "if row}"),
         ),
     ),
-    "raysim/reporting/targets.py": (
-        "tests/reporting/test_metrics.py",
+    "raysim/reporting/contents.py": (
+        "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py",
         (
             ("if value >= target)", "if value > target)"),
             ('if int(row["round"]) <= reached]', 'if int(row["round"]) < reached]'),
             ("level / 100)", "level)"),
-        ),
-    ),
-    "raysim/reporting/gains.py": (
-        "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py",
-        (
-            ("cell.mean - bases[row, column].mean", "bases[row, column].mean - cell.mean"),
             ('"system/train_s").values())[1:]', '"system/train_s").values())'),
             ("if average.n == most]", "if average.n]"),
+            ("sort=False).mean()", "sort=False).sum()"),
+            ("axis=1).fillna(0.0).T", "axis=1).T"),
         ),
     ),
-    "raysim/reporting/metrics.py": (
+    "raysim/reporting/measure.py": (
         "tests/reporting/test_metrics.py",
         (
             ("index >= count - max(1, math.ceil(count / 10))", "index > count - max(1, math.ceil(count / 10))"),
             ('max(rounds.values()) if self.mode == "max"', 'max(rounds.values()) if self.mode == "min"'),
-        ),
-    ),
-    "raysim/reporting/selection.py": (
-        "tests/reporting/test_inside.py tests/reporting/test_metrics.py",
-        (
-            ("sort=False).mean()", "sort=False).sum()"),
-            ("axis=1).fillna(0.0).T", "axis=1).T"),
         ),
     ),
 }

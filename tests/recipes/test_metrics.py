@@ -7,10 +7,9 @@ import yaml
 
 from raysim.config import read_config
 from raysim.reporting.build import make_report, settings
-from raysim.reporting.metrics import ReportMetric
-from raysim.reporting.published import FOLDER
+from raysim.reporting.measure import ReportMetric
+from raysim.reporting.published import FOLDER, STATED
 from raysim.reporting.runs import find_runs
-from raysim.reporting.stated import STATED
 from tests.support.report_runs import fabricate
 
 #: Where a paper does not say which round it prints, ours is the last one.

@@ -18,9 +18,9 @@ from raysim.data.sources import prepare
 from raysim.models import find_architecture
 from raysim.plan.check import check
 from raysim.plan.find import build_methods
-from raysim.reporting.build import make_report, write
-from raysim.reporting.names import is_network
-from raysim.reporting.published import canonical, match, published
+from raysim.reporting.build import make_report
+from raysim.reporting.published import canonical, is_network, match, published
+from raysim.reporting.report import write
 from raysim.running.runner import execute
 from raysim.tuning.calibrate import calibrate, plan_calibration
 from tests.support.stub_sets import NUMBERS

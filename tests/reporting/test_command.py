@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from raysim.cli.main import app, main
 from raysim.core.errors import DataError
-from raysim.reporting.build import make_report, write
+from raysim.reporting.build import make_report
+from raysim.reporting.report import write
 from tests.support.output import in_order
 from tests.support.report_runs import fabricate, sweep
 

@@ -8,9 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from raysim.core.errors import ConfigError
-from raysim.reporting.build import make_report, write
+from raysim.reporting.build import make_report
 from raysim.reporting.drawing import FIGURES, NAMES, captions, draw
 from raysim.reporting.panels import styles_of, zoom
+from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows
 from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
 

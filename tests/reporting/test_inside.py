@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import ConfigError
-from raysim.reporting.build import make_report, write
+from raysim.reporting.build import make_report
 from raysim.reporting.drawing import draw
-from raysim.reporting.gains import base_of
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of
+from raysim.reporting.report import write
+from raysim.reporting.significance import base_of
 from tests.support.report_runs import fabricate
 
 ROWS = ("FedAvg", "FedAvg + FLFA", "FedProx", "FedProx + FLFA")

@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 
 from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
-from raysim.reporting.build import make_report, write
+from raysim.reporting.build import make_report
+from raysim.reporting.contents import Cost, cost
 from raysim.reporting.document import conclusions
 from raysim.reporting.drawing import draw
-from raysim.reporting.metrics import ReportMetric
+from raysim.reporting.measure import ReportMetric
 from raysim.reporting.render import HOLM, PUBLISHED, lines_of, p_values
+from raysim.reporting.report import write
 from raysim.reporting.runs import find_runs
 from raysim.reporting.significance import holm
-from raysim.reporting.targets import Cost, cost
 from tests.support.report_runs import fabricate, labels_of, sweep
 
 

@@ -13,12 +13,11 @@ from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid
 from raysim.core.errors import DataError
 from raysim.reporting.build import make_report
+from raysim.reporting.contents import best_on_average
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw
-from raysim.reporting.gains import best_on_average
 from raysim.reporting.published import FOLDER, published
-from raysim.reporting.recipes import changed
-from raysim.reporting.runs import ReportedRun, label, misnamed
+from raysim.reporting.runs import ReportedRun, changed, label, misnamed
 from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(

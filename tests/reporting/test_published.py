@@ -7,10 +7,11 @@ import pytest
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError
-from raysim.reporting.build import make_report, write
+from raysim.reporting.build import make_report
 from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
+from raysim.reporting.report import write
 from raysim.reporting.runs import method_names
 from tests.support.report_runs import sweep
 

@@ -10,13 +10,13 @@ import pytest
 from raysim.config import Config, parse_config
 from raysim.core.errors import ConfigError, DataError
 from raysim.folders.run_folder import FREE_KEYS
-from raysim.reporting.build import make_report, write
-from raysim.reporting.document import conclusions
+from raysim.reporting.build import make_report
+from raysim.reporting.document import conclusions, winners
 from raysim.reporting.drawing import draw
 from raysim.reporting.published import published
 from raysim.reporting.render import latex, latex_text, lines_of, markdown, write_csv
+from raysim.reporting.report import write
 from raysim.reporting.runs import find_runs
-from raysim.reporting.statement import winners
 from raysim.reporting.tables import cells_of, make_tables, mean_and_std, published_cells
 from raysim.running.runner import hyperparameters
 from tests.support.report_runs import fabricate, labels_of, sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from raysim.running.album import SHARE, Album, Picture
+from raysim.running.pictures import SHARE, Album, Picture
 
 
 class Watch:
@@ -20,7 +20,7 @@ class Watch:
 
 @pytest.fixture
 def drawing():
-    """(album, clock, what was drawn as (tag, round)); add(round, seconds) makes a picture due."""
+    """(pictures, clock, what was drawn as (tag, round)); add(round, seconds) makes a picture due."""
     clock, drawn = Watch(), []
     album = Album(lambda picture, _: drawn.append((picture.tag, picture.round_index)), clock=clock)
 

@@ -15,7 +15,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from methods import METHODS
 from raysim.engine.metrics import RoundRecord
 from raysim.folders.run_folder import RunFolder
-from raysim.running import album
 from raysim.running.board import FIRST
 from raysim.running.record import COLUMNS, Recorder
 
@@ -57,7 +56,7 @@ def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
 
 @pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
 def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
-    monkeypatch.setattr(album, "SHARE", share)
+    monkeypatch.setattr("raysim.running.pictures.SHARE", share)
     board = recorded(tmp_path)
     pictures = {tag: [event.step for event in board.Images(tag)] for tag in board.Tags()["images"]}
     assert pictures == {

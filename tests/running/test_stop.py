@@ -16,7 +16,7 @@ import raysim
 from raysim.cli.main import app
 from raysim.config import StopGroup
 from raysim.core.errors import ConfigError, RaysimError, RunExists
-from raysim.running.stop import reason_to_stop
+from raysim.running.record import reason_to_stop
 
 
 @pytest.fixture

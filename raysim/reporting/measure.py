@@ -29,6 +29,7 @@ WAYS = {
     "mean": "mean of {} over the rounds that recorded it",
     "last": "last value of {}",
 }
+
 #: Names of shares, which are told in percent.
 SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|precision|recall")
 
@@ -139,6 +140,11 @@ def by_round(folder: Path, column: str) -> dict[int, float]:
     """Round -> value, of every round that recorded a finite one."""
     rows = [row for row in RunFolder(folder).progress_rows() if row.get(column)]
     return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
+
+
+def logged(folder: Path, name: str) -> dict[int, np.ndarray]:
+    """Round -> the array of that name, of every round that logged it."""
+    return {index: arrays[name] for index, arrays in RunFolder(folder).logged_arrays() if name in arrays}
 
 
 def score(run: ReportedRun, metric: ReportMetric) -> float:

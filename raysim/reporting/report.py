@@ -1,0 +1,166 @@
+"""A written report as an object: its folder, its text, and its numbers as pandas DataFrames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from raysim.core.commands import shown
+from raysim.core.errors import DataError
+from raysim.core.texts import visible
+from raysim.reporting.build import make_report
+from raysim.reporting.contents import ReportContents
+from raysim.reporting.document import conclusions, document
+from raysim.reporting.drawing import captions, draw
+from raysim.reporting.measure import DEFAULT
+from raysim.reporting.render import header_of, latex, lines_of, terminal, write_csv
+from raysim.reporting.runs import Settings
+from raysim.reporting.significance import Comparison, holm
+from raysim.reporting.tables import Table, heading
+from raysim.terminal import LiveLine, out, print_table
+
+#: Columns of `Report.p_values`.
+P_VALUES = (
+    *("table", "column", "method", "better_than", "p", "p_holm", "num_pairs"),
+    *("difference", "low", "high", "d"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What `raysim.report` wrote and found out. A notebook shows its text.
+
+    Attributes:
+      folder: holds report.md, table.csv, table.tex and figures.
+      tables: title -> the means, as report.md has them: accuracies and other shares in percent.
+      cells: table.csv: a row a cell, with its labels, mean, standard deviation over seeds, number of seeds and published number.
+      p_values: a row a test (one-sided exact Wilcoxon) that `method` is better than another one; `p_holm` is adjusted for all
+        tests of its table. An empty title stands for tests over all tables. Without `against` or `baseline` nothing is tested.
+        `difference` is the mean paired one, `low` and `high` its 95 % interval, `d` it over the deviation of the differences.
+      figures: name -> PNG.
+      text: report.md. conclusions: its first sentences.
+    """
+
+    folder: Path
+    tables: Mapping[str, pd.DataFrame]
+    cells: pd.DataFrame
+    p_values: pd.DataFrame
+    figures: Mapping[str, Path]
+    text: str
+    conclusions: Sequence[str]
+
+    @classmethod
+    def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
+        """Write the report of some run directories to a folder. Raises ConfigError and DataError as `make_report`."""
+        contents = make_report(runs, settings, source="the call")
+        text = write(contents, folder).read_text()
+        pictures = sorted((folder / "figures").glob("*.png"))
+        return cls(
+            folder=folder,
+            tables={table.title: _means(table) for table in contents.tables},
+            cells=pd.read_csv(folder / "table.csv"),
+            p_values=_p_values(contents),
+            figures={picture.stem: picture for picture in pictures if f"(figures/{picture.name})" in text},
+            text=text,
+            conclusions=conclusions(contents),
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Report({str(self.folder)!r})", *self.conclusions])
+
+    def _repr_markdown_(self) -> str:
+        """The text as a notebook shows it: paths of figures begin at the notebook, which is the current folder."""
+        return self.text.replace("](figures/", f"]({Path(os.path.relpath(self.folder)).as_posix()}/figures/")
+
+
+def _means(table: Table) -> pd.DataFrame:
+    names = {column: heading(table.names, column, table.metric.quantity) for column in table.columns}
+    cells = {row: table.row_cells(row) for row in table.rows}
+    means = {row: {names[column]: cell.mean for column, cell in by_column.items()} for row, by_column in cells.items()}
+    return pd.DataFrame.from_dict(means, orient="index", columns=list(names.values()))
+
+
+def _p_values(contents: ReportContents) -> pd.DataFrame:
+    tests: dict[str, Sequence[Comparison]] = {"": contents.by_table, **contents.by_seed}
+    names = contents.tables[0].names
+    rows = []
+    for title, comparisons in tests.items():
+        for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True):
+            result, effect = test.result, test.effect
+            pair = title, heading(names, test.column), test.method, test.other
+            rows.append((*pair, result.p, adjusted, result.num_pairs, effect.mean, effect.low, effect.high, effect.d))
+    return pd.DataFrame(rows, columns=list(P_VALUES))
+
+
+#: How many runs that are not in the tables are listed.
+MOST_MISSING = 10
+
+
+def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) -> None:
+    """Print tables and conclusions, and write the report.
+
+    Args:
+      settings: of the `report` group, from the command line; empty ones are not given.
+      folder: see `default_folder`; nothing is written where there are no paths either.
+    """
+    with LiveLine() as line:
+        line.step("reading the runs")
+        report = make_report(paths, {key: value for key, value in settings.items() if value})
+    for table in report.tables:
+        out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
+        print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
+    for other in report.others:
+        out.print(other.title, markup=False)
+        print_table(terminal(other.header, other.lines))
+    missing = [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished]
+    if len(missing) > MOST_MISSING:
+        missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
+    said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
+    for sentence in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
+        out.print(sentence, markup=False)
+    if folder is None and paths:
+        folder = default_folder(paths)
+    if folder is not None:
+        with LiveLine() as line:
+            line.step("drawing the figures")
+            notes: list[str] = []
+            path = write(report, folder, notes.append)
+        for note in notes:
+            out.print(f"note: {note}", markup=False)
+        out.print(f"report: {shown(path)}", markup=False)
+
+
+def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
+    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
+
+    Args:
+      on_note: is told each figure that was asked for and that the runs do not hold.
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    notes = [*report.notes]
+
+    def add_note(kind: str, reason: str) -> None:
+        notes.append(f"Figure `{kind}` is not drawn: {reason}.")
+        on_note(notes[-1])
+
+    figures = draw(report, on_missing=add_note)
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
+        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
+        (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
+        (folder / "report.md").write_text(visible(document(report, captions(figures), notes), keep="\n"))
+    except OSError as error:
+        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
+    return folder / "report.md"
+
+
+def default_folder(paths: Sequence[Path]) -> Path:
+    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
+    return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"
