@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from raysim.core.method import Method
-from raysim.engine.transport import packed_copy
+from raysim.engine.messages import packed_copy
 from tests.support.federations import plan_of, run, server_on
 
 

@@ -19,7 +19,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
 from raysim.core.stack import conflicts
-from raysim.engine.device_data import scoring_batch
+from raysim.engine.device import scoring_batch
 from raysim.training.model import BoundModel
 from tests.support.federations import lora_plan, plan_of, run, server_on
 

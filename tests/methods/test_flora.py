@@ -8,7 +8,7 @@ import torch
 from methods.flora import nearest_factors
 from raysim.core.errors import ConfigError
 from raysim.engine.cohort import Cohort
-from raysim.engine.transport import unpack
+from raysim.engine.messages import unpack
 from raysim.models import build_model
 from raysim.models.trained import trained_tensors
 from raysim.plan.build import model_spec
