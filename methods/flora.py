@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.livar.math import adapters_of, stacked, truncated
-from methods.livar.method import factors_of
+from methods.livar.merging import adapters_of, factors_of, stacked, truncated
 from methods.moments import one_thread
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
