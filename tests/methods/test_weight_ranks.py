@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from methods.weight_ranks import rank_correlation
+from methods.rank_correlations import rank_correlation
 from tests.support.federations import plan_of, server_on
 
 WHO = {"diagnostics": {"measures": ["weights"]}}
