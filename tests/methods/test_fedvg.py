@@ -111,16 +111,6 @@ def test_granularities_agree_in_their_limits():
         assert torch.equal(weights(single, norms, "block")[name], weights(single, norms, "layer")[name])
 
 
-def test_module_layers_equal_tensor_layers_for_l1_model_wise():
-    norms = random_norms()
-    a, b = weights(LAYOUT, norms, "model"), weights(LAYOUT, norms, "model", module_power=1)
-    assert torch.allclose(a["3.weight"], b["3.weight"], rtol=1e-12)
-    c = weights(LAYOUT, norms, "model", module_power=2)
-    assert not torch.allclose(a["3.weight"], c["3.weight"], rtol=1e-3)
-    by_module = weights(LAYOUT, norms, "layer", module_power=1)
-    assert torch.equal(by_module["3.weight"], by_module["3.bias"])
-
-
 def test_buffers_go_with_their_layer():
     table = weights(LAYOUT, random_norms(), "layer")
     assert torch.equal(table["1.running_mean"], table["1.weight"])
