@@ -96,7 +96,7 @@ def ccvr(
             rates=learning_rates(lr, epochs, schedule),
             momentum=momentum,
             batch_size=batch_size,
-            num_batches=server.class_counts.shape[1] if is_mammoth else None,
+            num_batches=mixture[0].shape[1] if is_mammoth else None,
             is_normalised=loss == "normalised",
             generator=generator,
         )
