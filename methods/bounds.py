@@ -60,7 +60,9 @@ def _gradient(client: ClientView, ops: Mapping[str, LayerOp]) -> Tensor:
 
 
 def log_feedback(server: ServerView) -> None:
-    """Means over the clients that took a step, and the spread of their weights in the overridden layers."""
+    """Means over the clients that took a step, and the spread of their weights in the overridden layers, where there are any."""
+    if "weight_norms" not in server.report:
+        return
     active, known = server.is_active, feedback_layers(server.layout)
     leaves = [list(known.values())[index] for index in server.report["layers"][0].tolist()]
     norms = server.report["weight_norms"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Annotated, Literal
 
@@ -21,6 +21,9 @@ MAMMOTH_VARIANCE = 1e-8
 
 #: values (n, d) float32 and labels (n,) int64.
 FeatureSet = tuple[Tensor, Tensor]
+
+#: G Gaussians a class: counts (G, classes), their shares of it; means and covariances as in `pooled_moments`.
+Mixture = tuple[Tensor, Tensor, Tensor]
 
 
 def ccvr(
@@ -68,62 +71,34 @@ def ccvr(
       ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
     """
     if num_samples < 1 or epochs < 0 or batch_size < 1:
-        raise ValueError(
-            f"ccvr: num_samples and batch_size must be >= 1 and epochs >= 0, got {num_samples}, {batch_size}, {epochs}"
-        )
+        given = f"{num_samples}, {batch_size}, {epochs}"
+        raise ValueError(f"ccvr: num_samples and batch_size must be >= 1 and epochs >= 0, got {given}")
     if lr <= 0 or not 0 <= momentum < 1:
         raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
-    is_mammoth = as_in == "fed-mammoth"
-    if is_mammoth:
+    if is_mammoth := as_in == "fed-mammoth":
         when, gaussians, covariance = "every_round", "clients", "diagonal"
         loss, schedule, batch_size = "normalised", "cosine", num_samples
-    smallest = 2 if is_mammoth else 1
-    is_diagonal = covariance == "diagonal"
 
     def init(params: Tensor, layout: Layout) -> State:
         linear_head(layout, "ccvr")
         return {}
 
     def report(client: ClientView) -> dict[str, Tensor]:
-        features = local_features(client)
-        classes = len(client.class_counts)
-        covariances = class_covariances(features.values, features.labels, classes, diagonal=is_diagonal)
-        return {
-            "counts": client.class_counts,
-            "means": class_means(features.values, features.labels, classes).nan_to_num(0.0),
-            # float32: what grows with the square of the width; the means, which are subtracted, stay float64.
-            "covariances": covariances.float(),
-        }
+        return class_statistics(client, diagonal=covariance == "diagonal")
 
     @one_thread()
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        head = linear_head(server.layout, "ccvr")
-        counts, means = server.report["counts"], server.report["means"]
-        counts = torch.where(counts >= smallest, counts, 0)
-        covariances = server.report["covariances"].double()
-        if not is_diagonal:
-            covariances = unpack_symmetric(covariances, means.shape[2])
-        if gaussians == "pooled":
-            counts, means, covariances = (part[None] for part in pooled_moments(counts, means, covariances))
-        if is_mammoth:
-            covariances = covariances + MAMMOTH_VARIANCE
-        now, classes = server.start + update, counts.shape[1]
-
-        def drawn() -> FeatureSet:
-            sizes = torch.full((classes,), num_samples)
-            if is_mammoth:
-                sizes = random_sizes(num_samples * classes, classes, server.generator)
-            return draw_features(counts, means, covariances, sizes, server.generator)
-
+        mixture = class_gaussians(server.report, covariance, gaussians, is_mammoth=is_mammoth)
+        head, now, generator = linear_head(server.layout, "ccvr"), server.start + update, server.generator
         trained = train_head(
             [server.layout.view(now, leaf) for leaf in head],
-            (drawn() for _ in range(epochs)) if is_mammoth else repeat(drawn(), epochs),
+            feature_sets(mixture, num_samples, epochs, generator, anew=is_mammoth),
             rates=learning_rates(lr, epochs, schedule),
             momentum=momentum,
             batch_size=batch_size,
-            num_batches=classes if is_mammoth else None,
+            num_batches=mixture[0].shape[1] if is_mammoth else None,
             is_normalised=loss == "normalised",
-            generator=server.generator,
+            generator=generator,
         )
         update = update.clone()
         for leaf, value in zip(head, trained, strict=True):
@@ -139,6 +114,28 @@ def ccvr(
         needs=frozenset({"features", "linear-head"}),
         is_phase=when == "end",
     )
+
+
+def class_statistics(client: ClientView, *, diagonal: bool) -> dict[str, Tensor]:
+    """Count, mean (0 without examples) and unbiased covariance of each class's features at a client's model."""
+    features, classes = local_features(client), len(client.class_counts)
+    covariances = class_covariances(features.values, features.labels, classes, diagonal=diagonal)
+    means = class_means(features.values, features.labels, classes).nan_to_num(0.0)
+    # float32: what grows with the square of the width; the means, which are subtracted, stay float64.
+    return {"counts": client.class_counts, "means": means, "covariances": covariances.float()}
+
+
+def class_gaussians(report: Mapping[str, Tensor], covariance: str, gaussians: str, *, is_mammoth: bool) -> Mixture:
+    """The clients' own Gaussians, or one that pools them; fed-mammoth leaves out those of one example and widens all."""
+    counts, means, covariances = report["counts"], report["means"], report["covariances"].double()
+    if is_mammoth:
+        return torch.where(counts >= 2, counts, 0), means, covariances + MAMMOTH_VARIANCE
+    if covariance == "full":
+        covariances = unpack_symmetric(covariances, means.shape[2])
+    if gaussians == "clients":
+        return counts, means, covariances
+    count, mean, pooled = pooled_moments(counts, means, covariances)
+    return count[None], mean[None], pooled[None]
 
 
 def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,6 +161,22 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
         between = centred[:, :, None] * centred[:, None, :] if own.dim() == 3 else centred.square()
         pooled += (count - 1).clamp_min(0).view(shape) * own + count.view(shape) * between
     return total, mean, pooled / (total - 1).clamp_min(1).view(shape)
+
+
+def feature_sets(
+    mixture: Mixture, num_samples: int, epochs: int, generator: torch.Generator, *, anew: bool
+) -> Iterator[FeatureSet]:
+    """The features of each epoch: `num_samples` of each class, drawn once.
+
+    Args:
+      anew: drawn anew in every epoch, as many in all, shared out over the classes at random (fed-mammoth).
+    """
+    classes = mixture[0].shape[1]
+    if not anew:
+        yield from repeat(draw_features(*mixture, torch.full((classes,), num_samples), generator), epochs)
+        return
+    for _ in range(epochs):
+        yield draw_features(*mixture, random_sizes(num_samples * classes, classes, generator), generator)
 
 
 def random_sizes(count: int, num_classes: int, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -14,8 +14,7 @@ from methods.bounds import distances_to_mean, feedback_of, layer_distances, log_
 from methods.feedback import feedback_layers
 from methods.flfa import agreements
 from methods.moments import one_thread
-from methods.premise import log_premise, premise_of
-from methods.weight_ranks import log_weights
+from methods.rank_correlations import log_premise, log_weights, premise_of
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
 from raysim.core.weights import normalised
@@ -28,6 +27,7 @@ Measure = Literal[
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
+NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("features",), "premise": ("validation-set", "test-set")}
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -44,7 +44,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
       `singular_values`, number `effective_rank`, see `effective_rank`.
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
-      `intra`, `inter` and `separability`, see `separation`.
+      `intra`, `inter` and `separability`, see `log_separation`.
     - gradient: ||sum_k n_k/N grad L_k(theta)||_2 over the shared parameters at the broadcast point theta, over the cohort's
       training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
       L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
@@ -109,41 +109,16 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if is_due(server.round_index) and bool(server.is_active.any()):
-            if "gradient" in chosen:
-                server.log("gradient_norm", global_gradient_norm(server))
-            if "weight_norms" in server.report:
-                log_feedback(server)
-            if "weights" in chosen:
-                log_weights(server)
-            if "premise" in chosen:
-                log_premise(server)
-            if "drift" in chosen:
-                server.log("drift", local_drift(server))
-            layers = _shared_layers(server.layout)
-            if "layer_drift" in chosen:
-                server.log("layer_drift", layer_drift(server, list(layers.values())), list(layers))
-            if "agreement" in chosen:
-                scores = agreements(server, list(layers.values()), "mean")
-                server.log("agreement", scores, list(layers))
-                server.log("agreement_mean", float(scores.mean()))
+            for name in [name for name in OF_CLIENTS if name in chosen]:
+                OF_CLIENTS[name](server)
         return update, state
 
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if is_due(server.round_index):
-            if "spectrum" in chosen:
-                leaf = _classifier(server.layout)
-                assert leaf is not None  # `init` has seen to it
-                with one_thread():  # the same digits wherever the server runs
-                    values = torch.linalg.svdvals(server.layout.view(server.params, leaf).double())
-                server.log("singular_values", values)
-                server.log("effective_rank", effective_rank(values))
-            if "features" in chosen:
-                for name, value in separation(server).items():
-                    server.log(name, value)
+            for name in [name for name in OF_NEW_MODEL if name in chosen]:
+                OF_NEW_MODEL[name](server)
         return {}
 
-    needs = frozenset({"features"}) if "features" in chosen else frozenset[str]()
-    needs |= {"validation-set", "test-set"} if "premise" in chosen else set()
     return Method(
         "diagnostics",
         init=init,
@@ -152,7 +127,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
         report=report if chosen & {"gradient", "feedback", "premise"} else None,
         server_update=server_update,
         evaluation_override=evaluation_override,
-        needs=needs,
+        needs=frozenset(need for measure in chosen for need in NEEDS.get(measure, ())),
     )
 
 
@@ -181,15 +156,36 @@ def _classifier(layout: Layout) -> Leaf | None:
     return next((leaf for leaf in layout.params if leaf.is_head and leaf.is_shared and len(leaf.shape) == 2), None)
 
 
-def local_drift(server: ServerView) -> float:
+def log_drift(server: ServerView) -> None:
     """(1/K) sum_i ||u_i - mean u||_2 over the clients that took a step (FLFA, section 5.3)."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
-    return float(distances_to_mean(server, leaves)[server.is_active].mean())
+    server.log("drift", float(distances_to_mean(server, leaves)[server.is_active].mean()))
 
 
-def layer_drift(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
-    """(leaves,) float64: `local_drift` of each of them."""
-    return layer_distances(server, leaves)[server.is_active].mean(dim=0)
+def log_layer_drift(server: ServerView) -> None:
+    """The same of each layer."""
+    layers = _shared_layers(server.layout)
+    server.log(
+        "layer_drift", layer_distances(server, list(layers.values()))[server.is_active].mean(dim=0), list(layers)
+    )
+
+
+def log_agreement(server: ServerView) -> None:
+    """S_l of FLFA's eq. 14, and its mean."""
+    layers = _shared_layers(server.layout)
+    scores = agreements(server, list(layers.values()), "mean")
+    server.log("agreement", scores, list(layers))
+    server.log("agreement_mean", float(scores.mean()))
+
+
+def log_spectrum(server: ServerView) -> None:
+    """Singular values of the new classifier weight, largest first."""
+    leaf = _classifier(server.layout)
+    assert leaf is not None  # `init` has seen to it
+    with one_thread():  # the same digits wherever the server runs
+        values = torch.linalg.svdvals(server.layout.view(server.params, leaf).double())
+    server.log("singular_values", values)
+    server.log("effective_rank", effective_rank(values))
 
 
 def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
@@ -212,13 +208,13 @@ def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
     return total.div_(max(1, count))
 
 
-def global_gradient_norm(server: ServerView) -> float:
+def log_gradient_norm(server: ServerView) -> None:
     """L2 norm over the shared parameters of the clients' gradients, weighted by the examples of those that took a step."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     shares = normalised((server.num_examples * server.is_active).double())
     total = server.total("gradient", {leaf.name: shares for leaf in leaves})
     norms = [torch.linalg.vector_norm(total[leaf.offset : leaf.end]) for leaf in leaves]
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
+    server.log("gradient_norm", float(torch.linalg.vector_norm(torch.stack(norms))))
 
 
 def effective_rank(values: Tensor) -> float:
@@ -236,7 +232,7 @@ def effective_rank(values: Tensor) -> float:
     return math.exp(-float((shares * shares.log()).sum()))
 
 
-def separation(server: ServerView) -> dict[str, float]:
+def log_separation(server: ServerView) -> None:
     """Distances of features on the test set at the global model, in two passes (FLFA, figure 2).
 
     With mu_c the mean feature of class c, over the classes that the test set has:
@@ -246,7 +242,7 @@ def separation(server: ServerView) -> dict[str, float]:
     num_classes = server.class_counts.shape[1]
     slices = server.map_features(class_sums, num_classes)
     if not slices:
-        return {}
+        return
     # Added in the order of the slices, so that the rounding is always the same.
     sums, counts = (functools.reduce(torch.add, parts) for parts in zip(*slices, strict=True))
     means = sums / counts.clamp_min(1)[:, None]
@@ -254,7 +250,9 @@ def separation(server: ServerView) -> dict[str, float]:
     known = means[counts > 0]
     intra = float(inside / counts.sum())
     inter = float(torch.pdist(known).mean()) if len(known) > 1 else math.nan
-    return {"intra": intra, "inter": inter, "separability": inter / intra if intra > 0 else math.nan}
+    server.log("intra", intra)
+    server.log("inter", inter)
+    server.log("separability", inter / intra if intra > 0 else math.nan)
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -267,3 +265,16 @@ def distances_to_means(features: Tensor, labels: Tensor, means: Tensor) -> Tenso
     """float64 scalar: the sum over one slice of each feature's distance to the mean of its class, (classes, width)."""
     distances: Tensor = torch.linalg.vector_norm(features.double() - means[labels], dim=1)
     return distances.sum()
+
+
+#: Measure -> what logs it, in this order: of the clients of a round, and of the model that it ended with.
+OF_CLIENTS: dict[Measure, Callable[[ServerView], None]] = {
+    "gradient": log_gradient_norm,
+    "feedback": log_feedback,
+    "weights": log_weights,
+    "premise": log_premise,
+    "drift": log_drift,
+    "layer_drift": log_layer_drift,
+    "agreement": log_agreement,
+}
+OF_NEW_MODEL: dict[Measure, Callable[[ServerView], None]] = {"spectrum": log_spectrum, "features": log_separation}

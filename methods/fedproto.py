@@ -51,9 +51,6 @@ def fedproto(
         raise ValueError("fedproto: as_in fed-mammoth shares weights; drop share: nothing")
     over_examples = prototypes == "examples" or as_in == "fed-mammoth"
 
-    def partition(part: Partition) -> Partition:
-        return Partition(part.trained, frozenset(), part.head)
-
     def init(params: Tensor, layout: Layout) -> State:
         head = [leaf for leaf in layout.params if leaf.is_head and len(leaf.shape) == 2]
         if not head:
@@ -77,13 +74,6 @@ def fedproto(
 
         return value
 
-    def report(client: ClientView) -> dict[str, Tensor]:
-        features = local_features(client)
-        return {
-            "means": class_means(features.values, features.labels, len(client.class_counts)).float(),
-            "counts": client.class_counts,
-        }
-
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         counts = server.report["counts"] * server.is_active[:, None]
         table = merged_prototypes(server.report["means"], counts, over_examples=over_examples)
@@ -91,15 +81,27 @@ def fedproto(
 
     return Method(
         "fedproto",
-        partition=partition if share == "nothing" else None,
+        partition=shares_nothing if share == "nothing" else None,
         init=init,
         broadcast=broadcast,
         loss=loss,
-        report=report,
+        report=client_prototypes,
         server_update=server_update,
         needs=frozenset({"features", "linear-head"} | ({"client-memory"} if share == "nothing" else set())),
         base_weights="uniform" if as_in == "fed-mammoth" else "examples",
     )
+
+
+def shares_nothing(part: Partition) -> Partition:
+    """Every client keeps a model of its own."""
+    return Partition(part.trained, frozenset(), part.head)
+
+
+def client_prototypes(client: ClientView) -> dict[str, Tensor]:
+    """means (classes, width), NaN for a class that the client lacks, and counts (classes,), of the trained model's features."""
+    features = local_features(client)
+    means = class_means(features.values, features.labels, len(client.class_counts))
+    return {"means": means.float(), "counts": client.class_counts}
 
 
 def prototype_distance(features: Tensor, labels: Tensor, table: Tensor, is_known: Tensor) -> Tensor:

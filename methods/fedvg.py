@@ -26,12 +26,10 @@ def fedvg(
     *,
     granularity: Granularity = "model",
     norm: Norm = "l1",
-    layers: Literal["tensor", "module"] = "tensor",
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
     val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
     every: int = 1,
-    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
     one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
     as_in: Annotated[
         Literal["release"] | None,
@@ -48,10 +46,11 @@ def fedvg(
     The gradient is taken by the trainer that holds the client's model, straight after local training, by plain
     backpropagation of the mean cross-entropy; only the norms travel.
 
-    `as_in: release` is the released code where it deviates: buffers are "uniform" and one_axis is "l2"; it scores the
-    validation rows client after client, so the data have to come in that order (data.validation_set.order: client),
-    which moves weights under train-mode BatchNorm. Left out: its eps, which is that of another unit and matters only
-    where a gradient vanishes; layer blocks that are stages of a ResNet (model.blocks: stage).
+    `as_in: release` is the released code where it deviates: with one weight per layer buffers have the same weight from
+    every client, and one_axis is "l2"; it scores the validation rows client after client, so the data have to come in
+    that order (data.validation_set.order: client), which moves weights under train-mode BatchNorm. Left out: its eps,
+    which is that of another unit and matters only where a gradient vanishes; layer blocks that are stages of a ResNet
+    (model.blocks: stage).
 
     Args:
       granularity: "auto" is ours, not the paper's: every round the one of the three whose aggregated model has the
@@ -59,7 +58,6 @@ def fedvg(
       norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, as (first, rest);
         "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data);
         "update-l1": the same with the L1 norm; the paper does not say which.
-      layers: what a layer is: a parameter tensor (the released code), or all tensors of a module as one vector.
       leaves: the leaves that get these weights, and whose norms count: all, the classifier ("head"), all but it
         ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
         components: head beside leaves: adapters, and the reverse).
@@ -69,11 +67,9 @@ def fedvg(
         larger batches, which are faster and change the sum of the gradients by its rounding alone.
       every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
         without any are scored (`scored` logs how many).
-      buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"
-        the same to every client.
       one_axis: the spectral norm of tensors with one axis: none, so that they have the weight of their layer block, or
         their own L2 norm.
-      as_in: "release" sets buffers, one_axis and the order of the validation rows as the released code has them.
+      as_in: "release" sets the weight of buffers, one_axis and the order of the validation rows as the released code has them.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have
@@ -83,14 +79,11 @@ def fedvg(
         leaves without any tensor of two axes.
     """
     checked_eps("fedvg", eps)
-    if norm == "spectral" and layers == "module":
-        raise ValueError("fedvg: the spectral norm of a module's tensors together is not defined; use layers: tensor")
-    if as_in and (buffers, one_axis) != ("layer", "block"):
-        raise ValueError(f"fedvg: as_in {as_in!r} sets buffers and one_axis; drop these or as_in")
-    if as_in:
-        buffers, one_axis = "uniform", "l2"
+    if as_in and one_axis != "block":
+        raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; drop it or as_in")
+    buffers = "uniform" if as_in else "layer"
+    one_axis = "l2" if as_in else one_axis
     needs_data = norm not in ("update", "update-l1")
-    module_power = None if layers == "tensor" else (1 if norm in ("l1", "update-l1") else 2)
 
     def init(params: Tensor, layout: Layout) -> State:
         if norm == "spectral" and not any(len(leaf.shape) >= 2 for leaf in part_of(layout, leaves).params):
@@ -102,9 +95,7 @@ def fedvg(
         return layer_norms(part_of(client.layout, leaves), vector, norm, one_axis=one_axis)
 
     def weights(part: Layout, norms: Tensor, usable: Tensor, granularity: str) -> Weights:
-        return weights_from_norms(
-            part, norms, usable, granularity=granularity, eps=eps, module_power=module_power, buffers=buffers
-        )
+        return weights_from_norms(part, norms, usable, granularity=granularity, eps=eps, buffers=buffers)
 
     needs = ["validation-set"] * needs_data + ["client-order"] * bool(as_in and needs_data)
     score = ClientScore("norms", weights, measure=measure)
@@ -140,49 +131,25 @@ def layer_norms(layout: Layout, vector: Tensor, norm: Norm, *, one_axis: str = "
 
 
 def weights_from_norms(
-    layout: Layout,
-    norms: Tensor,
-    is_active: Tensor,
-    *,
-    granularity: str,
-    eps: float,
-    module_power: int | None = None,
-    buffers: str = "layer",
+    layout: Layout, norms: Tensor, is_active: Tensor, *, granularity: str, eps: float, buffers: str = "layer"
 ) -> Weights:
     """FedVG's weights of every leaf, eqs. 4 and 5.
 
     Args:
       norms: (K, parameter leaves) float64, see `layer_norms`.
       is_active: (K,) bool, clients that took a step.
-      module_power: combine the tensors of a module into one layer, as their p-norm; None: a layer is a tensor.
       buffers: "uniform": with granularity "layer" they get the same weight from every usable client.
     Returns:
       leaf name -> (K,) float64, summing to 1 (or all 0 if no client is usable).
     """
-    layer_of = {leaf.name: leaf.name if module_power is None else leaf.layer for leaf in layout.params}
-    sizes = _layer_sizes(norms, list(layer_of.values()), module_power or 1)
+    # Without the tensors that have no such norm.
+    sizes = {leaf.name: size for leaf, size in zip(layout.params, norms.T, strict=True) if not bool(size.isnan().any())}
     usable = is_active & ~norms.isinf().any(dim=1)
 
-    def weights_of(layers: Iterable[str]) -> Tensor | None:
-        known = [sizes[layer] for layer in layers if layer in sizes]
+    def weights_of(tensors: Iterable[str]) -> Tensor | None:
+        known = [sizes[name] for name in tensors if name in sizes]
         return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else None
 
     # No such norm here: uniform, as the released code does for tensors without a gradient.
     uniform = normalised(usable.double())
-    return dict(
-        spread(layout, weights_of, granularity=granularity, otherwise=uniform, layer_of=layer_of, buffers=buffers)
-    )
-
-
-def _layer_sizes(norms: Tensor, layers: list[str], power: int) -> dict[str, Tensor]:
-    """Layer -> (K,): the p-norm of its tensors' norms; a layer without any norm is left out.
-
-    Args:
-      norms: (K, parameter leaves) float64; layers: the layer of each of these leaves.
-    """
-    sizes = {}
-    for layer in dict.fromkeys(layers):
-        own = norms[:, [index for index, name in enumerate(layers) if name == layer]]
-        if not bool(own.isnan().any(dim=0).all()):
-            sizes[layer] = own.nan_to_num(0.0).pow(power).sum(dim=1).pow(1 / power)
-    return sizes
+    return dict(spread(layout, weights_of, granularity=granularity, otherwise=uniform, buffers=buffers))

@@ -75,12 +75,10 @@ def flfa(
     """
     if num_layers < 1:
         raise ValueError(f"flfa: num_layers must be >= 1, got {num_layers}; leave flfa out for plain backpropagation")
-
     if feedback == "direct" and scale != "layer":
         raise ValueError("flfa: feedback 'direct' goes through no weight, so there is no scale to choose; drop scale")
 
-    def layers_of(layout: Layout) -> dict[str, Leaf]:
-        return candidate_layers(layout, candidates, first_layer=first_layer)
+    layers_of = functools.partial(candidate_layers, candidates=candidates, first_layer=first_layer)
 
     def init(params: Tensor, layout: Layout) -> State:
         count = len(layers_of(layout))
@@ -101,49 +99,63 @@ def flfa(
         return direct_matrix(layer, classes, size, seed=seed).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
-        known = layers_of(client.layout)
-        chosen = [list(known)[index] for index in client.message["layers"]]
+        layers = list(layers_of(client.layout).items())
+        chosen = dict(layers[index] for index in client.message["layers"])
         if feedback == "direct":
-            return {**ops, **(direct_ops(client, chosen, direct_back) if chosen else {})}
-        overrides = {}
-        for name in chosen:
-            if feedback == "round":
-                back = client.layout.view(client.start, known[name])
-                if not bool(back.any()):  # waits for the device: once a round, not for a step
-                    fault = f"flfa: all of {name!r} is 0 at the start of the round, and so is its feedback"
-                    warnings.warn(f"{fault}: no error passes it", stacklevel=2)
-            else:
-                when = client.round_index if feedback == "resampled" else 0
-                back = random_back(name, when, known[name].shape, client.params.device)
-            overrides[name] = feedback_op(client, name, back, scale)
-        return {**ops, **overrides}
+            return ops | (direct_ops(client, list(chosen), direct_back) if chosen else {})
+        when, device = client.round_index if feedback == "resampled" else 0, client.params.device
+        for name, leaf in chosen.items():
+            back = global_weight(client, leaf) if feedback == "round" else random_back(name, when, leaf.shape, device)
+            ops = ops | {name: feedback_op(client, name, back, scale)}
+        return ops
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        layers = layers_of(server.layout)
         if not bool(server.is_active.any()):
             return update, state
+        layers = layers_of(server.layout)
         scores = agreements(server, list(layers.values()), agreement)
-        chosen = state["strategy"]
-        if chosen == "auto":
-            chosen = "lowest" if skewness(scores) > 0 else "highest"
-        order = torch.argsort(scores, stable=True, descending=chosen == "highest")[:num_layers].tolist()
-        is_idle = [name == next(iter(feedback_layers(server.layout))) for name in layers]  # its input needs no gradient
-        server.log("is_plain", float(all(is_idle[index] for index in state["layers"])))
-        if all(is_idle[index] for index in order):
-            where = f"flfa: the chosen layer {list(layers)[order[0]]!r} is the first one, whose input needs no gradient"
-            mend = "flfa/is_plain counts such rounds, first_layer: false leaves it out"
-            warnings.warn(f"{where}: the next round is plain backpropagation, to the bit; {mend}", stacklevel=2)
-        server.log("agreement", scores, list(layers))
-        for rank, index in enumerate(order, start=1):
-            server.log("layer" if rank == 1 else f"layer_{rank}", index)
-        inside = [leaf.block for leaf in layers.values()]
-        blocks = [block for block in server.layout.blocks if block in inside]
-        counts = [sum(inside[index] == block for index in order) for block in blocks]
-        server.log("selected", torch.tensor(counts), blocks)
-        return update, {"layers": order, "strategy": chosen}
+        order, decided = layers_by_score(scores, state["strategy"])
+        log_choice(server, layers, scores, state["layers"], order[:num_layers])
+        return update, {"layers": order[:num_layers], "strategy": decided}
 
     claims = backward_claims("all" if feedback == "direct" else candidates)  # the output error is taken at the head
     return Method("flfa", init=init, broadcast=broadcast, forward=forward, server_update=server_update, claims=claims)
+
+
+def global_weight(client: ClientView, leaf: Leaf) -> Tensor:
+    """W^r of a layer. Warns where all of it is 0."""
+    weight = client.layout.view(client.start, leaf)
+    if not bool(weight.any()):  # waits for the device: once a round, not for a step
+        fault = f"flfa: all of {leaf.layer!r} is 0 at the start of the round, and so is its feedback"
+        warnings.warn(f"{fault}: no error passes it", stacklevel=3)
+    return weight
+
+
+def layers_by_score(scores: Tensor, strategy: str) -> tuple[list[int], str]:
+    """Places of the candidates, those to take first, and the strategy, which "auto" decides by the skewness of S."""
+    if strategy == "auto":
+        strategy = "lowest" if skewness(scores) > 0 else "highest"
+    return torch.argsort(scores, stable=True, descending=strategy == "highest").tolist(), strategy
+
+
+def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used: list[int], chosen: list[int]) -> None:
+    """Logs the scores and what was chosen by them; warns where the next round is plain backpropagation.
+
+    Args:
+      layers: the candidates; used, chosen: places among them of this round's layers and of the next one's.
+    """
+    is_idle = [name == next(iter(feedback_layers(server.layout))) for name in layers]  # its input needs no gradient
+    server.log("is_plain", float(all(is_idle[index] for index in used)))
+    if all(is_idle[index] for index in chosen):
+        where = f"flfa: the chosen layer {list(layers)[chosen[0]]!r} is the first one, whose input needs no gradient"
+        mend = "flfa/is_plain counts such rounds, first_layer: false leaves it out"
+        warnings.warn(f"{where}: the next round is plain backpropagation, to the bit; {mend}", stacklevel=3)
+    server.log("agreement", scores, list(layers))
+    for rank, index in enumerate(chosen, start=1):
+        server.log("layer" if rank == 1 else f"layer_{rank}", index)
+    inside = [leaf.block for leaf in layers.values()]
+    blocks = [block for block in server.layout.blocks if block in inside]
+    server.log("selected", torch.tensor([sum(inside[index] == block for index in chosen) for block in blocks]), blocks)
 
 
 def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: bool) -> dict[str, Leaf]:

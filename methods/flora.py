@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.livar.math import adapters_of, stacked, truncated
-from methods.livar.method import factors_of
+from methods.livar.merging import adapters_of, merged_update, truncated
 from methods.moments import one_thread
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
@@ -51,75 +50,80 @@ def flora() -> Method:
     Raises:
       ValueError: when the run is checked, adapters of layers that are not linear, or personal layers.
     """
-
-    def init(params: Tensor, layout: Layout) -> State:
-        _check(layout)
-        merged, fresh = {}, torch.full_like(params, torch.nan)
-        values, starts = layout.views(params), layout.views(fresh)
-        for pair in adapters_of(layout):
-            a, b = values[pair.a.name], values[pair.b.name]
-            if bool(b.any()):
-                merged[pair.layer] = b @ a
-            starts[pair.a.name].copy_(a)
-            starts[pair.b.name].zero_()
-        return {"merged": merged, "fresh": fresh}
-
-    def broadcast(message: Message, state: State) -> Message:
-        start = torch.where(state["fresh"].isnan(), message.params, state["fresh"])
-        return Message(start, {"merged": state["merged"]})
-
-    def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
-        merged: Mapping[str, Tensor] = client.message["merged"]
-        return ops | {f"{layer}.base_layer": _merged_op(client, layer, matrix) for layer, matrix in merged.items()}
-
-    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        merged: dict[str, Tensor] = dict(state["merged"])
-        fresh, update = state["fresh"].clone(), update.clone()
-        starts, moved = server.layout.views(fresh), server.layout.views(update)
-        begun, current = server.layout.views(server.start), server.layout.views(server.params)
-        kept, total = 0.0, 0.0
-        for pair, a, b in factors_of(server) if bool(server.is_active.any()) else ():
-            weights = server.weights[pair.b.name]
-            assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
-            left, right = stacked(weights, a, b)
-            merged[pair.layer] = (left @ right + merged.get(pair.layer, 0.0)).float()
-        for pair in adapters_of(server.layout):
-            a, b = current[pair.a.name], current[pair.b.name]
-            if pair.layer in merged:
-                matrix = merged[pair.layer].double()
-                a, b = nearest_factors(matrix, pair.a.shape[0], server.generator)
-                kept, total = kept + float((b @ a).square().sum()), total + float(matrix.square().sum())
-            moved[pair.a.name].copy_(a - begun[pair.a.name])
-            moved[pair.b.name].copy_(b - begun[pair.b.name])
-            nn.init.kaiming_uniform_(starts[pair.a.name], a=math.sqrt(5), generator=server.generator)  # as peft does
-        server.log("kept_share", kept / total if total else 1.0)
-        return update, {"merged": merged, "fresh": fresh}
-
-    def on_one_thread(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        with one_thread():
-            return server_update(update, state, server)
-
-    def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for pair in adapters_of(server.layout):
-            if pair.layer in state["merged"]:
-                matrix = state["merged"][pair.layer]
-                eye = torch.eye(min(matrix.shape))
-                left, right = (matrix, eye) if matrix.shape[1] <= matrix.shape[0] else (eye, matrix)
-                tensors |= {pair.a.name: right, pair.b.name: left}
-        return tensors
-
     return Method(
         "flora",
-        init=init,
-        broadcast=broadcast,
-        forward=forward,
-        server_update=on_one_thread,
-        evaluation_override=evaluation_override,
+        init=_init,
+        broadcast=_broadcast,
+        forward=_forward,
+        server_update=_server_update,
+        evaluation_override=_evaluation_override,
         claims=frozenset({"weights:*.lora_[AB].*", "merge", "broadcast-point", "server-optimizer"}),
         needs=frozenset({"lora", "lora-factors"}),
         excludes=EXCLUDES,
     )
+
+
+def _init(params: Tensor, layout: Layout) -> State:
+    """merged: layer -> Delta W, of layers that have one; fresh: [num_params], a round's A and B, NaN for all else."""
+    _check(layout)
+    merged, fresh = {}, torch.full_like(params, torch.nan)
+    values, starts = layout.views(params), layout.views(fresh)
+    for pair in adapters_of(layout):
+        a, b = values[pair.a.name], values[pair.b.name]
+        if bool(b.any()):
+            merged[pair.layer] = b @ a
+        starts[pair.a.name].copy_(a)
+        starts[pair.b.name].zero_()
+    return {"merged": merged, "fresh": fresh}
+
+
+def _broadcast(message: Message, state: State) -> Message:
+    start = torch.where(state["fresh"].isnan(), message.params, state["fresh"])
+    return Message(start, {"merged": state["merged"]})
+
+
+def _forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
+    merged: Mapping[str, Tensor] = client.message["merged"]
+    return ops | {f"{layer}.base_layer": _merged_op(client, layer, matrix) for layer, matrix in merged.items()}
+
+
+@one_thread()
+def _server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+    merged = merged_after(server, state["merged"])
+    fresh, update = state["fresh"].clone(), update.clone()
+    starts, moved = server.layout.views(fresh), server.layout.views(update)
+    begun, current = server.layout.views(server.start), server.layout.views(server.params)
+    kept, total = 0.0, 0.0
+    for pair in adapters_of(server.layout):
+        a, b = current[pair.a.name], current[pair.b.name]
+        if pair.layer in merged:
+            matrix = merged[pair.layer].double()
+            a, b = nearest_factors(matrix, pair.a.shape[0], server.generator)
+            kept, total = kept + float((b @ a).square().sum()), total + float(matrix.square().sum())
+        moved[pair.a.name].copy_(a - begun[pair.a.name])
+        moved[pair.b.name].copy_(b - begun[pair.b.name])
+        nn.init.kaiming_uniform_(starts[pair.a.name], a=math.sqrt(5), generator=server.generator)  # as peft does
+    server.log("kept_share", kept / total if total else 1.0)
+    return update, {"merged": merged, "fresh": fresh}
+
+
+def _evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for pair in adapters_of(server.layout):
+        if pair.layer in state["merged"]:
+            matrix = state["merged"][pair.layer]
+            eye = torch.eye(min(matrix.shape))
+            left, right = (matrix, eye) if matrix.shape[1] <= matrix.shape[0] else (eye, matrix)
+            tensors |= {pair.a.name: right, pair.b.name: left}
+    return tensors
+
+
+def merged_after(server: ServerView, merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Layer -> Delta W [d_out, d_in] with this round's sum_k p_k B_k A_k; as it was where nobody took a step."""
+    sums = dict(merged)
+    for pair, left, right in merged_update(server) if bool(server.is_active.any()) else ():
+        sums[pair.layer] = (left @ right + sums.get(pair.layer, 0.0)).float()
+    return sums
 
 
 def nearest_factors(matrix: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,20 +15,17 @@ def spread(
     *,
     granularity: str,
     otherwise: Tensor,
-    layer_of: Mapping[str, str] | None = None,
     buffers: str = "layer",
 ) -> dict[str, Tensor]:
     """Weights of every leaf.
 
     Args:
-      weights_of: layers -> (K,) weights that they have together; None where nothing is known of them.
+      weights_of: layers (parameter leaves) -> (K,) weights that they have together; None where nothing is known of them.
       granularity: "model", "layer" or "block".
       otherwise: (K,) where nothing is known of a whole layer block either, and of buffers where these are "uniform".
-      layer_of: parameter leaf -> its layer; each is one by itself if not given.
       buffers: with granularity "layer": "layer" or "uniform".
     """
-    layer_of = {leaf.name: leaf.name for leaf in layout.params} if layer_of is None else layer_of
-    block_of = {layer_of[leaf.name]: leaf.block for leaf in layout.params}
+    block_of = {leaf.name: leaf.block for leaf in layout.params}
 
     def known(layers: Sequence[str], default: Tensor) -> Tensor:
         weights = weights_of(layers)
@@ -49,7 +46,7 @@ def spread(
             return otherwise
         owner = owners.get(leaf.layer) if leaf.is_buffer else leaf.name
         if granularity == "layer" and owner is not None:
-            return by_layer[layer_of[owner]]
+            return by_layer[owner]
         return by_block[leaf.block] if leaf.block in block_of.values() else everything
 
     return {leaf.name: weight_of(leaf) for leaf in layout.leaves}

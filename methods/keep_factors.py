@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from methods.livar.method import factors_of
+from methods.livar.merging import factors_of
 from raysim.core.method import Method, ServerView, State
 
 

@@ -55,36 +55,20 @@ def scaffold(
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params, {"control": state["control"]})
 
-    def control_of(client: ClientView) -> Tensor:
-        control_i: Tensor | None = client.memory.get("control")
-        return torch.zeros_like(client.start) if control_i is None else control_i
-
-    def grads(inner: GradFn, client: ClientView) -> GradFn:
-        correction = client.message["control"] - control_of(client)
-
-        def gradient(params: Tensor, batch: Batch) -> Tensor:
-            return inner(params, batch).add_(correction)
-
-        return gradient
-
     def report(client: ClientView) -> dict[str, Vector]:
         if client.num_steps == 0:
             return {"change": Vector(torch.zeros_like(client.start))}
-        control_i = control_of(client)
         if option == "i":
             control_i_new = mean_gradient(client, client.start)
         else:
-            control_i_new = new_control(
-                control_i,
-                client.message["control"],
-                client.params - client.start,
-                num_steps=client.num_steps if as_in else effective_steps(client.num_steps, momentum=client.momentum),
-                client_lr=client.lr,
-            )
+            steps = client.num_steps if as_in else effective_steps(client.num_steps, momentum=client.momentum)
+            update, control = client.params - client.start, client.message["control"]
+            control_i_new = new_control(control_of(client), control, update, num_steps=steps, client_lr=client.lr)
         client.layout.zero_personal_(control_i_new)
+        change = control_i_new - control_of(client)
         if keeps_control:
             client.memory["control"] = control_i_new
-        return {"change": Vector(control_i_new - control_i)}
+        return {"change": Vector(change)}
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         # 1/N of the population, not of the round: c stays the mean of all clients' c_i.
@@ -98,12 +82,28 @@ def scaffold(
         "scaffold",
         init=init,
         broadcast=broadcast,
-        grads=grads,
+        grads=corrected,
         report=report,
         server_update=server_update,
         needs=frozenset({"sgd", "client-memory"} if keeps_control else {"sgd"}),
         base_weights="uniform",
     )
+
+
+def control_of(client: ClientView) -> Tensor:
+    """[num_params]: c_i, the client's control variate from its last round; 0 before its first."""
+    control_i: Tensor | None = client.memory.get("control")
+    return torch.zeros_like(client.start) if control_i is None else control_i
+
+
+def corrected(inner: GradFn, client: ClientView) -> GradFn:
+    """g(y) + c - c_i."""
+    correction = client.message["control"] - control_of(client)
+
+    def gradient(params: Tensor, batch: Batch) -> Tensor:
+        return inner(params, batch).add_(correction)
+
+    return gradient
 
 
 def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps: float, client_lr: float) -> Tensor:

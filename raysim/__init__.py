@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raysim.api import run as run
     from raysim.api import tune as tune
     from raysim.core.method import Method as Method
-    from raysim.engine.metrics import RoundRecord as RoundRecord
+    from raysim.engine.round_metrics import RoundRecord as RoundRecord
     from raysim.plan.find import methods as methods
     from raysim.reporting.report import Report as Report
     from raysim.running.results import Run as Run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.find"}
-_HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.metrics"}
+_HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.round_metrics"}
 _HOMES["Method"] = "raysim.core.method"
 
 __all__ = ["__version__", *_HOMES]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from raysim.data.arrow import SetInfo
-    from raysim.engine.metrics import RoundRecord
+    from raysim.engine.round_metrics import RoundRecord
     from raysim.reporting.report import Report
     from raysim.terminal import LiveLine, Progress
     from raysim.tuning.outcome import Outcome

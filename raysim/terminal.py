@@ -27,7 +27,7 @@ from raysim.core.texts import visible
 
 if TYPE_CHECKING:
     from raysim.core.settings import Settings
-    from raysim.engine.metrics import RoundRecord
+    from raysim.engine.round_metrics import RoundRecord
 
 #: Exit status where standard output was closed, as of a program that SIGPIPE ends.
 CLOSED = 128 + signal.SIGPIPE

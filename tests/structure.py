@@ -1,4 +1,4 @@
-"""`python -m tests.structure`: the house in numbers: sizes, loose types, and what imports what."""
+"""`python -m tests.structure`: the house in numbers: how much code and where, sizes, loose types, and what imports what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FILE_LINES, CLASS_LINES, FUNCTION_LINES = 400, 250, 40
+FUNCTION_LINES, CLASS_LINES, FOLDER_FILES = 60, 250, 15
+
+#: The rooms of the simulation itself; all others are its shell: what is around it, from configurations to reports.
+INNER_ROOMS = ("core", "training", "engine", "models", "methods")
 
 
 def sources() -> list[Path]:
@@ -75,15 +78,48 @@ def _room(name: str) -> str:
     return parts[1] if len(parts) > 1 else "raysim"
 
 
+def room_of(path: Path) -> str:
+    """The room of a source file: "engine", "methods", ...; "raysim" for the files at its root."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "raysim" and len(parts) > 2 else parts[0]
+
+
+def full_folders() -> dict[str, int]:
+    """Folder -> number of its Python files, where these are more than FOLDER_FILES."""
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources())
+    return {folder: count for folder, count in counts.items() if count > FOLDER_FILES}
+
+
+def shared_file_names() -> dict[str, list[str]]:
+    """Name of files -> the rooms that have one of it, where these are several."""
+    rooms: dict[str, set[str]] = {}
+    for path in sources():
+        if not path.name.startswith("__"):
+            rooms.setdefault(path.name, set()).add(room_of(path))
+    return {name: sorted(homes) for name, homes in sorted(rooms.items()) if len(homes) > 1}
+
+
+def num_keys() -> int:
+    """Keys of a configuration, groups too; those of a kind of group count once."""
+    from raysim.cli.editor import ConfigFile
+
+    schema = ConfigFile.model_json_schema()
+    return sum(len(kind.get("properties", ())) for kind in (schema, *schema["$defs"].values()))
+
+
 def main() -> None:
     texts = {path: path.read_text() for path in sources()}
-    total = sum(code_lines(text) for text in texts.values())
-    everything = "\n".join(texts.values())
+    rooms: Counter[str] = Counter()
+    for path, text in texts.items():
+        rooms[room_of(path)] += code_lines(text)
+    total, everything = rooms.total(), "\n".join(texts.values())
+    shell = sum(count for room, count in rooms.items() if room not in INNER_ROOMS)
     print(f"lines of code in raysim and methods: {total} in {len(texts)} files")
-    long_files = [
-        f"{p.relative_to(ROOT)} {len(t.splitlines())}" for p, t in texts.items() if len(t.splitlines()) > FILE_LINES
-    ]
-    print(f"files over {FILE_LINES} lines: {len(long_files)} {long_files}")
+    print(f"of these in the shell (all rooms but {', '.join(INNER_ROOMS)}): {shell}, {shell / total:.0%}")
+    print("lines of code by room: " + ", ".join(f"{room} {count}" for room, count in rooms.most_common()))
+    print(f"folders of more than {FOLDER_FILES} files: {full_folders()}")
+    print(f"names of files in several rooms: {shared_file_names()}")
+    print(f"keys of a configuration: {num_keys()}")
     classes = too_long((ast.ClassDef,), CLASS_LINES)
     print(f"classes over {CLASS_LINES} lines: {len(classes)} {classes}")
     functions = too_long((ast.FunctionDef, ast.AsyncFunctionDef), FUNCTION_LINES)

@@ -16,7 +16,7 @@ import yaml
 import raysim
 from raysim.core.errors import ConfigError, DataError, RunExists
 from raysim.core.method import Method
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 from tests.samples import typed_use
 from tests.support.federations import SMALL
 

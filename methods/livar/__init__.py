@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from methods.livar.method import livar as livar
+from methods.livar.livar import livar as livar

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from methods.livar.math import bins_of
+from methods.livar.importance import bins_of
 
 #: Coefficients are shares of a sum, so a cell that comes out at 0 or below (an empty one may) is lifted to this.
 SMALLEST = 1e-6

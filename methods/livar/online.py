@@ -23,10 +23,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods.livar.math import Adapter, adapters_of
+from methods.livar.merging import Adapter, Coefficients, adapters_of, factors_of
 from methods.livar.regression import gram, target_coefficients
+from raysim.core.layout import Layout
 from raysim.core.method import ServerView
 from raysim.core.weights import normalised
+
+
+def from_validation_set() -> Coefficients:
+    """lambda from one gradient over the server's validation set in every round."""
+
+    def of(server: ServerView, shares: Tensor) -> Tensor:
+        return online_coefficients(factors_of(server), server, server.validation_gradient("eval"), shares)
+
+    def check(layout: Layout) -> None:
+        if layout.personal:
+            names = ", ".join(leaf.name for leaf in layout.personal[:3])
+            raise ValueError(f"livar: table 'online' is taken at the global model, which has no {names}; use a table")
+
+    return Coefficients(of, check=check, needs=frozenset({"validation-set"}))
 
 
 def online_coefficients(

@@ -36,8 +36,15 @@ SCORES = {"gradient": "fedvg", "loss": "fedvg_loss", "cosine": "fedvg_cosine"}
 
 #: Value of `score` -> options that had to be at these defaults beside it.
 DEFAULTS: dict[str, Settings] = {
+    "gradient": {"layers": "tensor", "buffers": "layer"},
     "loss": {"granularity": "model", "norm": "l1", "layers": "tensor"},
     "cosine": {"norm": "l1", "layers": "tensor", "every": 1, "as_in": None},
+}
+
+#: Former option of fedvg -> what is said of any other value of it.
+GONE = {
+    "layers": "went: a layer is a parameter tensor, as in the released code; drop it",
+    "buffers": "went: as_in: release gives buffers the same weight from every client; drop it",
 }
 
 #: Value of `score` -> options that had no effect beside it.
@@ -50,7 +57,8 @@ def renamed(spec: object) -> object:
         name, options = name_and_options(spec)
     except ValueError:  # is told where methods are checked
         return spec
-    score = options.pop("score", None)
+    is_old = "score" in options
+    score = options.pop("score", "gradient")
     if name != "fedvg" or not isinstance(score, str) or score not in SCORES:
         return spec
     dropped = {
@@ -58,6 +66,8 @@ def renamed(spec: object) -> object:
         *(key for key, value in DEFAULTS.get(score, {}).items() if options.get(key) == value),
     }
     kept = {key: value for key, value in options.items() if key not in dropped}
+    if not is_old and len(kept) == len(options):
+        return spec
     return {SCORES[score]: kept} if kept else SCORES[score]
 
 
@@ -65,7 +75,16 @@ def renamed_with_note(spec: object) -> object:
     """The same with a warning that says what the method is called now."""
     current = renamed(spec)
     if current is not spec:
-        score, (name, _) = name_and_options(spec)[1]["score"], name_and_options(current)
+        (_, options), (name, kept) = name_and_options(spec), name_and_options(current)
         remedy = f"write {name}" if name != "fedvg" else "drop it"
-        warnings.warn(f"fedvg with score: {score} is now called {name}; {remedy}", SettingRenamed, stacklevel=1)
+        note = f"fedvg with score: {options.get('score')} is now called {name}; {remedy}"
+        if "score" not in options:
+            note = f"fedvg has no {' or '.join(options.keys() - kept.keys())} any more, and does as it said; drop it"
+        warnings.warn(note, SettingRenamed, stacklevel=1)
     return current
+
+
+def refuse_gone(name: str, options: Settings) -> None:
+    """Raises ValueError for an option that went, at a value whose effect went with it."""
+    for option in options.keys() & GONE.keys() if name == "fedvg" else ():
+        raise ValueError(f"fedvg's {option} {GONE[option]}")

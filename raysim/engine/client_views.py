@@ -12,9 +12,8 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.engine.messages import RoundMessage
-from raysim.engine.plan import Phase
-from raysim.engine.transport import unpack
+from raysim.engine.messages import RoundMessage, unpack
+from raysim.engine.schedule import Phase
 from raysim.training.inputs import Examples
 from raysim.training.model import BoundModel
 

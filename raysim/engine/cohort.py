@@ -11,10 +11,19 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Value
 from raysim.core.weights import Weights, take
-from raysim.engine.messages import FoldRequest, Handle, MapRequest, Reports, TaskClients, TaskResult
+from raysim.engine.messages import (
+    FoldRequest,
+    Handle,
+    MapRequest,
+    Reports,
+    TaskClients,
+    TaskResult,
+    pack,
+    readonly_tensor,
+    unpack,
+)
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
-from raysim.engine.transport import pack, readonly_tensor, unpack
 from raysim.training.aggregate import rounding_constants
 
 

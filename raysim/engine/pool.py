@@ -15,7 +15,7 @@ from raysim.engine.messages import (
     TaskClients,
     TaskResult,
 )
-from raysim.engine.plan import Queues
+from raysim.engine.schedule import Queues
 
 Answer = TypeVar("Answer")
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from raysim.core.method import Value
-from raysim.engine.messages import EvaluationPoint, GradientRequest, MapRequest, Slice
+from raysim.engine.messages import EvaluationPoint, GradientRequest, MapRequest, Slice, pack, unpack
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
-from raysim.engine.transport import pack, unpack
 from raysim.training.evaluate import Score, joined
 from raysim.training.inputs import bounds_of
 

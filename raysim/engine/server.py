@@ -23,8 +23,9 @@ from raysim.core.rounds import round_name
 from raysim.core.stack import Stack
 from raysim.core.weights import Weights, normalised
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot
-from raysim.engine.metrics import (
+from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, pack, unpack
+from raysim.engine.pool import Pool
+from raysim.engine.round_metrics import (
     FederationSizes,
     RoundRecord,
     client_columns,
@@ -32,11 +33,9 @@ from raysim.engine.metrics import (
     evaluation,
     layer_block_weights,
 )
-from raysim.engine.plan import Phase, Queues, assign, choose_cohort, cut_blocks, without_dropouts
-from raysim.engine.pool import Pool
+from raysim.engine.schedule import Phase, Queues, assign, choose_cohort, cut_blocks, without_dropouts
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
-from raysim.engine.transport import pack, unpack
 from raysim.training.metrics import Metric
 
 

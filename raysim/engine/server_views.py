@@ -16,11 +16,10 @@ from raysim.core.method import ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import GradientRequest
-from raysim.engine.metrics import FederationSizes
-from raysim.engine.plan import Phase
+from raysim.engine.messages import GradientRequest, packed_copy
+from raysim.engine.round_metrics import FederationSizes
+from raysim.engine.schedule import Phase
 from raysim.engine.scorer import Scorer
-from raysim.engine.transport import packed_copy
 from raysim.training.evaluate import Score
 
 

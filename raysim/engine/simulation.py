@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from raysim.core.rounds import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 
 
 class ServerHandle(Protocol):

@@ -20,8 +20,9 @@ from raysim.core.layout import Layout
 from raysim.core.method import Batch, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
+from raysim.engine.client_results import ENGINE, RoundVectors, named_errors, take_memory, take_reports
 from raysim.engine.client_views import Round, client_views
-from raysim.engine.device_data import DeviceData
+from raysim.engine.device import DeviceData, keep_freed_memory, settle_arithmetic
 from raysim.engine.messages import (
     EvaluationPoint,
     FoldRequest,
@@ -35,12 +36,10 @@ from raysim.engine.messages import (
     Slice,
     TaskClients,
     TaskResult,
+    pack,
+    unpack,
 )
-from raysim.engine.plan import ClientBlock, Phase, Queues
-from raysim.engine.process import keep_freed_memory, settle_arithmetic
-from raysim.engine.results import ENGINE, named_errors, take_memory, take_reports
-from raysim.engine.transport import pack, unpack
-from raysim.engine.vectors import RoundVectors
+from raysim.engine.schedule import ClientBlock, Phase, Queues
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate, features_of
 from raysim.training.inputs import Examples, InputTransform, passes

@@ -25,9 +25,9 @@ from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest
-from raysim.engine.metrics import FederationSizes
-from raysim.engine.plan import Phase
 from raysim.engine.pool import Pool
+from raysim.engine.round_metrics import FederationSizes
+from raysim.engine.schedule import Phase
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last

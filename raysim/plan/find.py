@@ -11,7 +11,7 @@ import numpy as np
 from methods import METHODS
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
-from raysim.config.method_lists import renamed
+from raysim.config.method_lists import refuse_gone, renamed
 from raysim.core.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
@@ -48,6 +48,7 @@ def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
 def _build_method(spec: object, key: str) -> Method | list[Fault]:
     try:
         name, options = name_and_options(renamed(spec))
+        refuse_gone(name, options)
         make = find_method(name)
     except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from raysim.config import Config
 from raysim.core.errors import Fault, refuse
-from raysim.engine.plan import fitting
+from raysim.engine.schedule import fitting
 
 #: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto, and in a trial of a sweep.
 AUTO_GPU = 0.25

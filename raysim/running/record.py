@@ -18,7 +18,7 @@ from raysim.config import StopGroup
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.texts import cells
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder

@@ -26,9 +26,9 @@ from raysim.data.arrow import SetInfo
 from raysim.data.division import partition_table
 from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.messages import unpack
+from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
-from raysim.engine.transport import unpack
 from raysim.folders.files import write_file
 from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder, changes

@@ -23,7 +23,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from methods.livar.calibration import Result, calibration, explain, rows_of_run
-from methods.livar.math import TABLES, plain_table
+from methods.livar.importance import TABLES, plain_table
 from methods.livar.regression import gram, target_coefficients
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove

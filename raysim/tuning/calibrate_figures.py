@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from methods.livar.calibration import Result
-from methods.livar.math import TABLES
+from methods.livar.importance import TABLES
 from raysim.reporting.panels import grid, legend, styles_of
 
 TITLES = {

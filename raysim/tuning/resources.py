@@ -12,8 +12,8 @@ from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
-from raysim.engine.plan import fitting
 from raysim.engine.ray.session import offered
+from raysim.engine.schedule import fitting
 from raysim.plan.find import find
 from raysim.plan.resources import AUTO_GPU, named_resources, text_of
 from raysim.tuning.plan import Sweep

@@ -14,7 +14,7 @@ from ray import tune
 from raysim.config import Config, TuneGroup
 from raysim.core.own_code import OwnCode, receive
 from raysim.core.settings import Raw
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import local_copy, place_of

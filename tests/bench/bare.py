@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.engine.process import keep_freed_memory
+from raysim.engine.device import keep_freed_memory
 
 EPS = 1e-8
 

@@ -23,9 +23,9 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import in_batches, write_set
 from raysim.data.federation import build_shards
 from raysim.data.sources import set_path
-from raysim.engine.plan import choose_cohort
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
+from raysim.engine.schedule import choose_cohort
 from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, make_server, make_trainer

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 import raysim
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 from raysim.running.pictures import bars, heat_map, png
 
 #: Rounds whose memory is not counted: caches fill, pages are taken over from round to round.

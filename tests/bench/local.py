@@ -14,7 +14,7 @@ import torch
 from methods import METHODS
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, ClientView, Method
-from raysim.engine.process import keep_freed_memory
+from raysim.engine.device import keep_freed_memory
 from raysim.models import ModelSpec, build_model
 from raysim.training.local import LocalSettings, local_step
 from raysim.training.model import BoundModel, cross_entropy

@@ -13,7 +13,7 @@ import yaml
 
 from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.sources import set_path
-from raysim.engine.plan import choose_cohort
+from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import Plan
 from raysim.plan.check import check

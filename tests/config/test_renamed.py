@@ -38,6 +38,27 @@ def test_a_score_of_fedvg_is_a_method_of_its_own_now(old, new):
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "options"),
+    [
+        ({"fedvg": {"layers": "tensor"}}, "fedvg", "layers"),
+        ({"fedvg": {"buffers": "layer", "norm": "l2"}}, {"fedvg": {"norm": "l2"}}, "buffers"),
+    ],
+)
+def test_an_option_that_went_is_left_out_where_it_said_what_is_done(old, new, options):
+    with pytest.warns(SettingRenamed, match=f"fedvg has no {options} any more"):
+        config, faults = parse_config({"methods": [old]})
+    assert not faults
+    assert config.methods == [new]
+
+
+@pytest.mark.parametrize(("option", "value"), [("layers", "module"), ("buffers", "uniform")])
+def test_an_option_that_went_is_refused_where_its_effect_is_gone(option, value):
+    methods, faults = build_methods([{"fedvg": {option: value}}])
+    assert not methods
+    assert f"fedvg's {option} went: " in str(faults[0])
+
+
+@pytest.mark.parametrize(
     "spec", ["fedvg", {"fedvg": {"norm": "l2"}}, {"fedvg": {"score": 3}}, {"other": {"score": "loss"}}, 4]
 )
 def test_other_entries_stay_without_a_word(spec):

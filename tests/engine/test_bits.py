@@ -22,7 +22,7 @@ METHODS = {
     "fedvg-block": [{"fedvg": {"granularity": "block", "mix": "average"}}],
     "fedvg-spectral": [{"fedvg": {"norm": "spectral", "granularity": "layer"}}],
     "fedvg-update": [{"fedvg": {"norm": "update"}}],
-    "fedvg-every": [{"fedvg": {"every": 2, "granularity": "layer", "buffers": "uniform"}}],
+    "fedvg-every": [{"fedvg": {"every": 2, "granularity": "layer"}}],
     "fedvg-loss": ["fedvg_loss"],
     "fedprox-fedavgm-fedvg": ["fedprox", "fedavgm", {"fedvg": {"granularity": "block"}}],
     "fa": ["fa"],

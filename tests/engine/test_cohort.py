@@ -9,8 +9,7 @@ from torch import nn
 
 from raysim.core.layout import layout_of
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import Reports, TaskResult
-from raysim.engine.transport import pack, unpack
+from raysim.engine.messages import Reports, TaskResult, pack, unpack
 from raysim.training.aggregate import fold
 
 LAYOUT = layout_of(nn.Sequential(nn.Linear(2, 1)), head="0")  # two leaves: 0.weight (1, 2) and 0.bias (1,)

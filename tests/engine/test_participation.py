@@ -11,7 +11,7 @@ import torch
 
 from raysim.core.errors import RaysimError
 from raysim.core.method import Vector
-from raysim.engine.plan import Phase, choose_cohort, without_dropouts
+from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
 from raysim.training.local import LocalSettings, num_local_steps
 from tests.support.federations import plan_of, probe, run, server_on, server_with
 from tests.twins.federation import Naive

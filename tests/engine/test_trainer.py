@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import torch
 
 from raysim.core.method import Method
+from raysim.engine.messages import packed_copy
 from raysim.engine.trainer import Trainer
-from raysim.engine.transport import packed_copy
 from raysim.training.inputs import Examples, InputTransform
 from tests.support.federations import plan_of, run, server_on
 

@@ -34,7 +34,7 @@ REFERENCE = "tests/methods/test_against_reference.py"
 #: File -> (what pytest is told, (text, slip) ...). Each text stands once in its file.
 MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/core/layout.py": (
-        "tests/core/test_layout.py tests/engine/test_vectors.py",
+        "tests/core/test_layout.py tests/engine/test_client_results.py",
         (
             ("torch.maximum(highest, -lowest)", "torch.maximum(highest, lowest)"),
             ("4 * sum(leaf.size for leaf in self.shared)", "4 * sum(leaf.size for leaf in self.leaves)"),
@@ -140,8 +140,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ),
         ),
     ),
-    "raysim/engine/plan.py": (
-        "tests/engine/test_plan.py tests/engine/test_participation.py tests/plan/test_resources.py",
+    "raysim/engine/schedule.py": (
+        "tests/engine/test_schedule.py tests/engine/test_participation.py tests/plan/test_resources.py",
         (
             ("            groups.append([])\n            amount = 0\n", "            groups.append([])\n"),
             ('derive_seed(seed, "cohort", round_index)', 'derive_seed(seed, "cohort")'),
@@ -202,8 +202,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ("request.function(update[:size].clone(), shared)", "request.function(update[:size], shared)"),
         ),
     ),
-    "raysim/engine/transport.py": (
-        "tests/engine/test_transport.py tests/engine/test_trainer.py",
+    "raysim/engine/messages.py": (
+        "tests/engine/test_messages.py tests/engine/test_trainer.py",
         (("torch.from_numpy(x.copy())", "torch.from_numpy(x)"),),
     ),
     "raysim/engine/checkpoint.py": (
@@ -222,8 +222,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ("raise Interrupted(received[0], next_round)", "raise Interrupted(received[0], round_index)"),
         ),
     ),
-    "raysim/engine/metrics.py": (
-        "tests/engine/test_metrics.py tests/engine/test_run.py",
+    "raysim/engine/round_metrics.py": (
+        "tests/engine/test_round_metrics.py tests/engine/test_run.py",
         (
             ("np.nansum(losses * steps) / steps.sum()", "np.nanmean(losses)"),
             ("down = count * (layout.shared_bytes", "down = (layout.shared_bytes"),

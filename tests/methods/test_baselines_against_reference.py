@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.engine.plan import choose_cohort
+from raysim.engine.schedule import choose_cohort
 from tests.support.federations import plan_of, run, server_on
 from tests.twins.baselines import NaiveElastic, NaiveFedDyn, NaiveFedNova, NaiveFedOpt, NaiveScaffold
 from tests.twins.federation import Naive, assert_same_state, fedvg_weights

@@ -111,24 +111,12 @@ def test_granularities_agree_in_their_limits():
         assert torch.equal(weights(single, norms, "block")[name], weights(single, norms, "layer")[name])
 
 
-def test_module_layers_equal_tensor_layers_for_l1_model_wise():
-    norms = random_norms()
-    a, b = weights(LAYOUT, norms, "model"), weights(LAYOUT, norms, "model", module_power=1)
-    assert torch.allclose(a["3.weight"], b["3.weight"], rtol=1e-12)
-    c = weights(LAYOUT, norms, "model", module_power=2)
-    assert not torch.allclose(a["3.weight"], c["3.weight"], rtol=1e-3)
-    by_module = weights(LAYOUT, norms, "layer", module_power=1)
-    assert torch.equal(by_module["3.weight"], by_module["3.bias"])
-
-
 def test_a_layers_weight_is_inverse_to_its_own_norm():
     norms = torch.arange(1.0, 1 + 2 * len(LAYOUT.params), dtype=torch.float64).view(2, -1)
-    by_tensor, by_module = (weights(LAYOUT, norms, "layer", module_power=power) for power in (None, 2))
+    by_tensor = weights(LAYOUT, norms, "layer")
     for index, leaf in enumerate(LAYOUT.params):
         inverse = 1 / norms[:, index]
         assert torch.allclose(by_tensor[leaf.name], inverse / inverse.sum(), rtol=1e-6)
-    inverse = 1 / norms[:, -2:].norm(dim=1)  # the last module: its weight and its bias
-    assert torch.allclose(by_module["3.weight"], inverse / inverse.sum(), rtol=1e-6)
 
 
 def test_buffers_go_with_their_layer():

@@ -13,7 +13,7 @@ from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close
 
 FEW = {"data": {"test": 0.7}, "cohort": {"size": 5}}
-#: Of what a run with AdamW moved, see tests/methods/livar/test_method.py.
+#: Of what a run with AdamW moved, see tests/methods/livar/test_livar.py.
 ADAMW_SHARE = 1e-2
 
 

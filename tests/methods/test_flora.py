@@ -8,7 +8,7 @@ import torch
 from methods.flora import nearest_factors
 from raysim.core.errors import ConfigError
 from raysim.engine.cohort import Cohort
-from raysim.engine.transport import unpack
+from raysim.engine.messages import unpack
 from raysim.models import build_model
 from raysim.models.build import trained_tensors
 from raysim.plan.build import model_spec
@@ -17,7 +17,7 @@ from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close
 
 FEW = {"data": {"test": 0.7}, "cohort": {"size": 5}}
-#: Of what a run with AdamW moved, see tests/methods/livar/test_method.py.
+#: Of what a run with AdamW moved, see tests/methods/livar/test_livar.py.
 ADAMW_SHARE = 1e-2
 ALPHA = {"lora": {"rank": 4, "alpha": 6}}
 

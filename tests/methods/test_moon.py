@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from methods.moon import contrastive, moon
 from raysim.core.method import Method
-from raysim.engine.transport import unpack
+from raysim.engine.messages import unpack
 from tests.support.federations import plan_of, run, server_on, steps_plan
 
 

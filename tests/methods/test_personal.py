@@ -10,7 +10,7 @@ import torch
 
 from raysim.core.errors import ConfigError
 from raysim.core.layout import norm_names
-from raysim.engine.plan import choose_cohort
+from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import model_spec, open_federation
 from tests.support.federations import lora_plan, plan_of, recipe_of, run, server_on

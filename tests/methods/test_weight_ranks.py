@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from methods.weight_ranks import mean_weights, rank_correlation
+from methods.rank_correlations import mean_weights, rank_correlation
 from raysim.core.layout import layout_of
 from raysim.core.weights import RightMap
 from tests.support.federations import plan_of, server_on
@@ -56,7 +56,7 @@ def test_it_names_the_rule_of_methods_that_are_one(root):
 
     assert found()[1] == pytest.approx(1)
     # One L2 norm over the model ranks as the mean over its tensors nearly does.
-    assert found({"fedvg": {"norm": "update", "layers": "module"}})[0] < -0.7
+    assert found({"fedvg": {"norm": "update"}})[0] < -0.7
     assert all(math.isnan(value) for value in found("uniform"))
     regmean = found("regmean")  # maps for the linear layers, shares for the others
     assert all(-1 <= value <= 1 for value in regmean)

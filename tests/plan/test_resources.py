@@ -9,7 +9,7 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.errors import ConfigError
-from raysim.engine.plan import fitting
+from raysim.engine.schedule import fitting
 from raysim.plan.resources import check_resources, resolve_resources, share_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "placement.md"

@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from methods import METHODS
-from raysim.engine.metrics import RoundRecord
+from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.run_folder import RunFolder
 from raysim.running.board import FIRST
 from raysim.running.record import COLUMNS, Recorder

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.engine.plan import choose_cohort
+from raysim.engine.schedule import choose_cohort
 from tests.twins.federation import Naive
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import ImageSet
-from raysim.engine.plan import choose_cohort
+from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import Plan, model_spec
 

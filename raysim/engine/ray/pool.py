@@ -23,12 +23,12 @@ from raysim.engine.messages import (
     Slice,
     TaskClients,
     TaskResult,
+    num_bytes,
 )
-from raysim.engine.plan import ClientBlock, Queues
 from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
-from raysim.engine.transport import num_bytes
+from raysim.engine.schedule import ClientBlock, Queues
 
 Answer = TypeVar("Answer")
 

@@ -14,12 +14,12 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raysim.core.errors import RaysimError
-from raysim.engine.plan import fitting
+from raysim.engine.device import keep_freed_memory
 from raysim.engine.pool import Pool
-from raysim.engine.process import keep_freed_memory
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.session import Actor, placements, plain_errors
 from raysim.engine.ray.slots import NoTrainer, TrainerActor
+from raysim.engine.schedule import fitting
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 

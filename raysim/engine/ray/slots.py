@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 from raysim.core.errors import RaysimError
 from raysim.core.own import own_errors
 from raysim.engine.messages import Packed, RoundMessage
-from raysim.engine.plan import ClientBlock
 from raysim.engine.ray.session import LOSSES, Actor, Ref
 from raysim.engine.ray.watch import Process, Watch, Watched
+from raysim.engine.schedule import ClientBlock
 from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")

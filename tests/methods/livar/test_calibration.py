@@ -19,7 +19,7 @@ from methods.livar.calibration import (
     rows_of_run,
     table_from,
 )
-from methods.livar.math import CUTS, TABLES, plain_table, raw_coefficients, table_of
+from methods.livar.importance import CUTS, TABLES, plain_table, raw_coefficients, table_of
 from methods.livar.regression import gram, target_coefficients
 
 CONSTRAINTS = ["nonnegative", "simplex", "box"]

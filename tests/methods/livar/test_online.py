@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.livar.math import adapters_of
-from methods.livar.method import factors_of
+from methods.livar.merging import adapters_of, factors_of
 from methods.livar.online import online_coefficients
 from raysim.core.errors import ConfigError
 from raysim.plan.find import build_methods

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from methods.livar import livar
-from methods.livar.math import (
-    adapters_of,
-)
+from methods.livar.merging import adapters_of
 from raysim.core.errors import ConfigError
 from raysim.plan.find import build_methods
-from tests.methods.livar.test_math import some_importance
-from tests.methods.livar.test_method import VARIANTS
+from tests.methods.livar.test_importance import some_importance
+from tests.methods.livar.test_livar import VARIANTS
 from tests.support.federations import lora_plan, plan_of, server_on
 from tests.twins.livar import FEW, LAYERS
 

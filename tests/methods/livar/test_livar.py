@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from methods.livar import livar
-from methods.livar.math import (
-    adapters_of,
-)
+from methods.livar.merging import adapters_of
 from tests.support.federations import lora_plan, plan_of, server_on
 from tests.twins.federation import assert_close
 from tests.twins.livar import FEW, LAYERS, NaiveLivar

@@ -1,4 +1,4 @@
-"""LIVAR's formulas: importance to coefficients, variances to row weights, products of factors."""
+"""Layer importance (LIVAR, section 4 and table A): what each step adds up, its bins, and their coefficients for eq. 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout, Leaf
+from methods.livar.merging import Coefficients, adapters_of
+from raysim.core.method import Batch, ClientView, GradFn, ServerView
 from raysim.core.weights import normalised
 
 Reduction = Literal["abs_of_sum", "signed", "sum_of_abs", "grad_only"]
@@ -76,22 +77,67 @@ def _numbers(value: object, rows: int, columns: int, what: str) -> list[list[flo
     return [[float(number) for number in row] for row in numbers]
 
 
-class Adapter(NamedTuple):
-    """The leaves of one adapted layer: its product is B A. `layer` is the path of the adapted layer."""
+def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], table: CoefficientTable) -> Coefficients:
+    """lambda from the importances I_A and I_B that clients count in their steps; these are logged."""
 
-    layer: str
-    a: Leaf
-    b: Leaf
+    def grads(inner: GradFn, client: ClientView) -> GradFn:
+        count = client.scratch["count"] = ImportanceCount(client, reduction)
+
+        def gradient(params: Tensor, batch: Batch) -> Tensor:
+            count.close_step()
+            grad = inner(params, batch)
+            count.open_step(grad)
+            return grad
+
+        return gradient
+
+    def report(client: ClientView) -> dict[str, Tensor]:
+        count = client.scratch["count"]
+        count.close_step()
+        total: Tensor = count.sums.cpu()
+        if accumulate == "run":
+            total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
+            client.memory["importance"] = total
+        return {"importance": total}
+
+    def of(server: ServerView, shares: Tensor) -> Tensor:
+        values, names = server.report["importance"], [pair.layer for pair in adapters_of(server.layout)]
+        server.log("importance_a", values[..., 0], names)
+        server.log("importance_b", values[..., 1], names)
+        return layer_coefficients(values, server.is_active, shares, table)
+
+    return Coefficients(of, grads, report, needs=frozenset({"client-memory"} if accumulate == "run" else ()))
 
 
-def adapters_of(layout: Layout) -> list[Adapter]:
-    """Every adapted layer, in order of the layout; peft's names tell which leaf is which."""
-    adapters = []
-    for leaf in layout.params:
-        layer, is_a, rest = leaf.name.partition(".lora_A.")
-        if is_a:
-            adapters.append(Adapter(layer, leaf, layout.by_name[f"{layer}.lora_B.{rest}"]))
-    return adapters
+class ImportanceCount:
+    """Sums over the steps of one client's round; `sums` is (L, 2) float64. Owns copies of a step's gradient and start."""
+
+    def __init__(self, client: ClientView, reduction: Reduction):
+        self._client, self._reduction = client, reduction
+        self._adapters = adapters_of(client.layout)
+        self.sums = torch.zeros(len(self._adapters), 2, dtype=torch.float64, device=client.params.device)
+        self._grad, self._before = torch.empty_like(client.start), torch.empty_like(client.start)
+        self._is_open = False
+
+    def open_step(self, grad: Tensor) -> None:
+        # Copies: the optimizer and other methods work in place.
+        self._grad.copy_(grad)
+        self._before.copy_(self._client.params)
+        self._is_open = True
+
+    def close_step(self) -> None:
+        """Count the step since `open_step`: the parameters now stand where it has put them."""
+        if not self._is_open:
+            return
+        moved = self._before.sub_(self._client.params)
+        parts = [
+            reduced(self._grad[leaf.offset : leaf.end], moved[leaf.offset : leaf.end], self._reduction)
+            for pair in self._adapters
+            for leaf in (pair.a, pair.b)
+        ]
+        # A step on a non-finite gradient counts 0: the released code does so for NaN, and takes the largest float for inf.
+        self.sums += torch.stack(parts).view(-1, 2).nan_to_num(0.0, 0.0, 0.0)
+        self._is_open = False
 
 
 def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
@@ -157,73 +203,3 @@ def layer_coefficients(
             raw = normalised(raw_coefficients(active[:, is_finite], table))
             coefficients[is_active.nonzero(), is_finite.nonzero().T] = raw
     return coefficients
-
-
-def row_weights(candidates: Sequence[Tensor], is_active: Tensor) -> Tensor:
-    """Weights of each client on the head's row of each class, eq. 6.
-
-    Args:
-      candidates: (K, classes) float64 scores >= 0, NaN where missing, in order of preference: a class takes the first
-        that has a positive sum over the active clients.
-    Returns:
-      (K, classes) float64; columns sum to 1, or are 0 where no candidate serves: the row stays.
-    """
-    weights = torch.zeros_like(candidates[0])
-    is_open = torch.ones(weights.shape[1], dtype=torch.bool)
-    for scores in candidates:
-        usable = torch.where(is_active[:, None], scores, 0.0).nan_to_num(0.0)
-        serves = is_open & (usable.sum(0) > 0)
-        weights = torch.where(serves, normalised(usable), weights)
-        is_open &= ~serves
-    return weights
-
-
-def class_variances(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Spread of each class's features: the mean over dimensions of the per-dimension unbiased variance.
-
-    Returns:
-      (classes,) float64; NaN for a class with fewer than two examples.
-    """
-    variances = torch.full((num_classes,), torch.nan, dtype=torch.float64)
-    for label in set(labels.tolist()):
-        own = values[labels == label].double()
-        if len(own) >= 2:
-            # Two passes: identical features must give exactly 0, which counts as missing.
-            variances[label] = ((own - own.mean(0)).square().sum(0) / (len(own) - 1)).mean()
-    return variances
-
-
-def stacked(weights: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the merged update of eq. 3, sum_k w_k B_k A_k = left @ right, of rank K r at most.
-
-    Args:
-      weights: (K,); a: (K, rank, d_in); b: (K, d_out, rank); all float64.
-    Returns:
-      left (d_out, s) and right (s, d_in), s = min(K r, d_out, d_in).
-    """
-    right = a.flatten(0, 1)
-    left = (weights[:, None, None] * b).permute(1, 0, 2).flatten(1)
-    size, d_out, d_in = right.shape[0], left.shape[0], right.shape[1]
-    if size <= min(d_out, d_in):
-        return left, right
-    dense = left @ right
-    eye = torch.eye(min(d_out, d_in), dtype=dense.dtype)
-    return (dense, eye) if d_in <= d_out else (eye, dense)
-
-
-def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The best rank-r approximation of left @ right as balanced factors, B = U sqrt(S), A = sqrt(S) V'.
-
-    Through QR of both factors, so that no d_out x d_in matrix is decomposed.
-
-    Returns:
-      a (rank, d_in) and b (d_out, rank); zero-padded where the product has a lower rank.
-    """
-    q_left, r_left = torch.linalg.qr(left)
-    q_right, r_right = torch.linalg.qr(right.T)
-    u, s, vt = torch.linalg.svd(r_left @ r_right.T)
-    root = s[:rank].sqrt()
-    a, b = right.new_zeros(rank, right.shape[1]), left.new_zeros(left.shape[0], rank)
-    a[: len(root)] = root[:, None] * (vt[:rank] @ q_right.T)
-    b[:, : len(root)] = (q_left @ u[:, :rank]) * root
-    return a, b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysim.engine.plan import assign, choose_cohort, cut_blocks
+from raysim.engine.schedule import assign, choose_cohort, cut_blocks
 
 
 def test_blocks_depend_on_sizes_alone_and_cover_the_cohort():

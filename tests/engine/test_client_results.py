@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from raysim.engine.vectors import RoundVectors
+from raysim.engine.client_results import RoundVectors
 from tests.support.federations import plan_of, server_on
 from tests.training.test_aggregate import LAYOUT
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import RoundMessage
-from raysim.engine.transport import num_bytes
+from raysim.engine.messages import RoundMessage, num_bytes
 from raysim.training import metrics as of
 from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raysim.core.weights import RightMap
-from raysim.engine.transport import map_leaves, num_bytes, pack, unpack
+from raysim.engine.messages import map_leaves, num_bytes, pack, unpack
 
 
 def test_what_is_unpacked_may_be_written():

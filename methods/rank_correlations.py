@@ -1,4 +1,4 @@
-"""Who gets the weight: rank correlations of the aggregation weights with what the clients are and did."""
+"""Rank correlations over the clients of a round: who gets the weight, and FedVG's premise, for `diagnostics`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from methods.fedvg import layer_norms
 from methods.flfa import update_norms
-from raysim.core.method import ServerView
+from raysim.core.method import ClientView, ServerView
 from raysim.core.weights import RightMap
+
+#: Columns of the array `premise`.
+COLUMNS = ("validation_gradient", "accuracy")
 
 
 def log_weights(server: ServerView) -> None:
@@ -37,6 +41,27 @@ def mean_weights(server: ServerView) -> Tensor:
             total += leaf.size * weight.reshape(len(weight), -1).mean(dim=1)
             size += leaf.size
     return total / max(1, size)
+
+
+def premise_of(client: ClientView) -> Tensor:
+    """(2,) float64, of the client's model after training: G_k of FedVG's eq. 4, and accuracy on the test rows, in [0, 1].
+
+    FedVG's premise is that clients whose validation gradient is small have models that generalise. G_k is FedVG's
+    default, the mean over parameter tensors of the L1 norms of the validation gradient in train mode. Not numbers for a
+    client without a step, whose model is the global one.
+    """
+    if not client.num_steps:
+        return torch.full((len(COLUMNS),), torch.nan, dtype=torch.float64)
+    norms = layer_norms(client.layout, client.validation_gradient("train"), "l1")
+    return torch.tensor([float(norms.mean()), client.accuracy("test")], dtype=torch.float64)
+
+
+def log_premise(server: ServerView) -> None:
+    """The two numbers of each client, and their rank correlation over clients that took a step: the premise is -1."""
+    values = server.report["premise"]
+    server.log("premise", values, COLUMNS)
+    gradients, accuracies = values[server.is_active].T
+    server.log("accuracy_by_gradient", rank_correlation(gradients, accuracies))
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:

@@ -1,22 +1,12 @@
-"""LIVAR's formulas by hand, and their property checks and degenerate cases."""
+"""LIVAR's importances and their coefficients by hand, and their property checks and degenerate cases."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from methods.livar.math import (
-    TABLES,
-    class_variances,
-    layer_coefficients,
-    raw_coefficients,
-    reduced,
-    row_weights,
-    stacked,
-    truncated,
-)
+from methods.livar.importance import TABLES, layer_coefficients, raw_coefficients, reduced
 from tests.twins.livar import ROWS
 
 
@@ -141,76 +131,3 @@ def test_reductions_by_hand():
     grad, moved = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 1.0, 0.25])
     values = {name: float(reduced(grad, moved, name)) for name in ("abs_of_sum", "signed", "sum_of_abs", "grad_only")}
     assert values == {"abs_of_sum": 0.75, "signed": -0.75, "sum_of_abs": 3.25, "grad_only": 2.0}
-
-
-def test_class_variances_and_their_degenerate_cases():
-    values = torch.tensor([[1.0, 2.0], [3.0, 2.0], [0.1, 0.7], [0.1, 0.7], [0.1, 0.7], [5.0, 5.0]])
-    got = class_variances(values, torch.tensor([0, 0, 1, 1, 1, 2]), 4)
-    assert got[0] == 1.0  # (2 + 0) / 2
-    assert got[1] == 0.0  # identical features: exactly
-    assert got[2].isnan()  # one example
-    assert got[3].isnan()  # nobody's
-    scaled = class_variances(values * 3, torch.tensor([0, 0, 1, 1, 1, 2]), 4)
-    assert scaled[0] == 9.0
-
-
-def test_row_weights_fall_back_class_by_class():
-    nan = math.nan
-    correct = torch.tensor([[2.0, nan, nan, 0.0, nan], [6.0, nan, nan, 0.0, nan], [nan, nan, nan, nan, nan]]).double()
-    every = torch.tensor([[9.0, 1.0, nan, 0.0, nan], [9.0, nan, nan, nan, nan], [9.0, nan, nan, nan, nan]]).double()
-    counts = torch.tensor([[5.0, 3.0, 1.0, 4.0, 0.0], [5.0, 0.0, 0.0, 1.0, 0.0], [5.0, 1.0, 1.0, 0.0, 0.0]]).double()
-    active = torch.ones(3, dtype=torch.bool)
-    assert row_weights([correct, every, counts], active).T.tolist() == [
-        [0.25, 0.75, 0.0],  # the variances of the holders
-        [1.0, 0.0, 0.0],  # nobody is right: all samples; one holder takes all
-        [0.5, 0.0, 0.5],  # one sample each: counts
-        [0.8, 0.2, 0.0],  # identical features: counts
-        [0.0, 0.0, 0.0],  # nobody has it: the row stays
-    ]
-    idle = row_weights([correct, every, counts], torch.tensor([False, True, True]))
-    assert idle.T.tolist()[0] == [0.0, 1.0, 0.0]
-    assert idle.T.tolist()[2] == [0.0, 0.0, 1.0]
-
-
-def factors(clients, rank, d_in, d_out, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    a = torch.randn(clients, rank, d_in, dtype=torch.float64, generator=generator)
-    b = torch.randn(clients, d_out, rank, dtype=torch.float64, generator=generator)
-    weights = torch.rand(clients, dtype=torch.float64, generator=generator)
-    return weights / weights.sum(), a, b
-
-
-@pytest.mark.parametrize("shape", [(3, 2, 9, 7), (5, 4, 9, 7), (5, 4, 7, 9)])
-def test_merged_product_and_its_best_approximation(shape):
-    weights, a, b = factors(*shape)
-    dense = sum(w * bk @ ak for w, ak, bk in zip(weights, a, b, strict=True))
-    left, right = stacked(weights, a, b)
-    assert left.shape[1] == min(shape[0] * shape[1], shape[2], shape[3])
-    assert torch.allclose(left @ right, dense, atol=1e-12)
-    gram = sum(
-        weights[i] * weights[j] * ((b[i].T @ b[j]) * (a[i] @ a[j].T)).sum()
-        for i in range(shape[0])
-        for j in range(shape[0])
-    )
-    assert float(dense.square().sum()) == pytest.approx(float(gram))
-    rank = shape[1]
-    new_a, new_b = truncated(left, right, rank)
-    tail = torch.linalg.svdvals(dense)[rank:]
-    assert float((new_b @ new_a - dense).square().sum()) == pytest.approx(float(tail.square().sum()))
-    assert torch.allclose(new_a @ new_a.T, new_b.T @ new_b, atol=1e-10)  # balanced: sqrt(S) on either side
-
-
-def test_one_client_makes_all_ways_agree_and_identical_clients_are_any_of_them():
-    _, a, b = factors(1, 4, 9, 7)
-    product = b[0] @ a[0]
-    new_a, new_b = truncated(*stacked(torch.ones(1, dtype=torch.float64), a, b), 4)
-    assert torch.allclose(new_b @ new_a, product, atol=1e-12)
-    same = torch.full((3,), 1 / 3, dtype=torch.float64)
-    left, right = stacked(same, a.expand(3, -1, -1), b.expand(3, -1, -1))
-    assert torch.allclose(left @ right, product, atol=1e-12)
-
-
-def test_a_product_of_low_rank_is_padded_with_zeros():
-    new_a, new_b = truncated(torch.ones(7, 1, dtype=torch.float64), torch.ones(1, 9, dtype=torch.float64), 4)
-    assert torch.allclose(new_b @ new_a, torch.ones(7, 9, dtype=torch.float64))
-    assert not new_a[1:].any()

@@ -17,8 +17,8 @@ from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
-from raysim.engine.metrics import client_columns, cohort_metrics, evaluation, spread
-from raysim.engine.plan import ClientBlock
+from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread
+from raysim.engine.schedule import ClientBlock
 from raysim.plan.build import open_federation, sizes_of
 from raysim.plan.check import check
 from raysim.plan.find import further_metrics
@@ -121,7 +121,7 @@ def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
 
 
 def test_one_pass_gives_scikit_learns_metrics(root):
-    plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_metrics:top_2"]})
+    plan = plan_of(root, evaluation={"metrics": ["auroc", "tests.engine.test_round_metrics:top_2"]})
     server = server_on(plan, root)
     record = [server.run_round(index) for index in range(plan.num_rounds)][-1]
     metrics, confusion = record.metrics, record.confusion
@@ -149,7 +149,7 @@ def writes(labels, logits):
 
 
 def test_a_metric_that_writes_into_what_it_gets_changes_no_other(root):
-    names = ["tests.engine.test_metrics:writes", "tests.engine.test_metrics:top_2", "auroc"]
+    names = ["tests.engine.test_round_metrics:writes", "tests.engine.test_round_metrics:top_2", "auroc"]
     metrics = further_metrics(plan_of(root, evaluation={"metrics": names}).config)
     labels, logits = np.array([0, 1, 1, 2]), np.eye(4, 3, dtype=np.float32)
     kept = labels.copy(), logits.copy()
@@ -174,8 +174,8 @@ def test_faults_of_metrics_name_the_remedy(root):
     cases = {
         "aurok": "Did you mean 'auroc'",
         "nowhere:function": "cannot import",
-        "tests.engine.test_metrics:NO_FUNCTION": "is no function",
-        "tests.engine.test_metrics:accuracy": "server/accuracy is there already",
+        "tests.engine.test_round_metrics:NO_FUNCTION": "is no function",
+        "tests.engine.test_round_metrics:accuracy": "server/accuracy is there already",
     }
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):

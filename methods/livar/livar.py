@@ -1,0 +1,125 @@
+"""LIVAR: adapters merged by layer importance, head rows by feature variance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from torch import Tensor
+
+from methods.livar.head import Variance, head_weights, reported_variances
+from methods.livar.importance import Reduction, from_importance, table_of
+from methods.livar.merging import factor_weights, from_examples, merged_update, refactored
+from methods.livar.online import from_validation_set
+from methods.moments import linear_head, one_thread
+from raysim.core.counting import counts_with, counts_without
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method, ServerView, State
+from raysim.core.weights import Weights
+
+T = TypeVar("T")
+Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, object]
+
+#: Options of the adapters; of these, those of coefficients by layer; and of these, those of counted importances.
+OfAdapters = Annotated[T, counts_without("components", "head")]
+OfLayers = Annotated[OfAdapters[T], counts_with("layers", "importance")]
+OfImportances = Annotated[OfLayers[T], counts_without("table", "online")]
+
+
+def livar(
+    *,
+    components: Literal["both", "lora", "head"] = "both",
+    layers: OfAdapters[Literal["importance", "examples"]] = "importance",
+    importance: OfImportances[Reduction] = "abs_of_sum",
+    accumulate: OfImportances[Literal["run", "round"]] = "run",
+    table: OfLayers[Table] = "released",
+    variance: Annotated[Variance, counts_without("components", "lora")] = "correct",
+    next: OfAdapters[Literal["factors", "svd"]] = "factors",
+    evaluate: OfAdapters[Literal["merged", "code", "factors"]] = "merged",
+) -> Method:
+    """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
+
+    LIVAR (eqs. 3 and 6, table A): lambda from the importances I_A, I_B that each step adds up and a 3 x 3 table over
+    their bins, normalised over clients; w proportional to the variance of the class's features at each client, which
+    takes one pass over the local examples after training. The merged update of a layer is sum_i lambda_i B_i A_i (eq. 3).
+    List it first: the importance then sees the gradient of the loss without other methods' terms.
+
+    Args:
+      components: "lora" or "head" alone leave the other part to n_i-weighted averaging; "head" needs no adapters, and
+        scores, as averaging does, the product of averaged factors.
+      layers: "examples" puts lambda_i = n_i / sum n into eq. 3 and leaves all else as it is: the paper's ablation of
+        layer importance (table 4) with one change at a time.
+      importance: what a step adds, with g the gradient before clipping and d = before - after of what the step really
+        did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|. In the released code g still carries the loss scale of mixed
+        precision, which changes on the way, so that steps count by it; here it does not.
+      accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
+        in every round.
+      table: the released code's constants, or the paper's; three rows of your own; or a mapping of table
+        and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`. "online", ours, has no table: lambda
+        comes from the server's validation set in every round, see `methods/livar/online.py`. No importance is counted; it
+        costs one gradient over that set a round and, a layer, the factors' inner products.
+      variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
+        all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
+        learnt; the head's weights are then the same in every round, and a class without two examples at any client
+        keeps its row.
+      next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
+        sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank.
+      evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code"), or what
+        is broadcast ("factors"). "code" is the released form: there both positions of the switch for layer importance
+        score sum (n_i / n) B_i A_i, and lambda reaches the next round only.
+    The released form is {variance: released, evaluate: code}, with layers: examples where its switch is off.
+    Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
+    variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get
+    weight 0; if nobody took one, all stays.
+    Raises:
+      ValueError: a table that is not 3 x 3 and positive; or, when the run starts, a head that is not one matrix and one
+        vector, or table online where leaves are personal.
+    """
+    has_lora, has_head = components != "head", components != "lora"
+    values = None if table == "online" else table_of(table)
+    by_layer = from_validation_set() if values is None else from_importance(importance, accumulate, values)
+    coefficients = by_layer if has_lora and layers == "importance" else from_examples()
+    is_svd, is_override = has_lora and next == "svd", has_lora and evaluate != "factors"
+
+    def init(params: Tensor, layout: Layout) -> State:
+        coefficients.check(layout)
+        if has_head:
+            linear_head(layout, "livar")
+        return {}
+
+    def report(client: ClientView) -> dict[str, Tensor]:
+        return coefficients.report(client) | (reported_variances(client, variance) if has_head else {})
+
+    def weigh(weights: Weights, server: ServerView) -> Weights:
+        factors = factor_weights(server, coefficients) if has_lora else {}
+        return {**weights, **factors, **(head_weights(server, variance) if has_head else {})}
+
+    @one_thread()
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        return (refactored(update, server) if bool(server.is_active.any()) else update), state
+
+    @one_thread()
+    def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
+        if not bool(server.is_active.any()):
+            return {}
+        layers = merged_update(server, by_examples=evaluate == "code")
+        return {leaf.name: factor.float() for pair, b, a in layers for leaf, factor in ((pair.a, a), (pair.b, b))}
+
+    claims = {"weights:*.lora_[AB].*"} if has_lora else set()
+    claims |= {"weights:@head.*"} if has_head else set()
+    claims |= {"merge"} if is_svd or is_override else set()
+    # What is scored is made from the clients' factors: a server optimizer would go unseen.
+    claims |= {"server-optimizer"} if is_override else set()
+    needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
+    needs |= {"features", "linear-head"} if has_head else set()
+    return Method(
+        "livar",
+        init=init,
+        grads=coefficients.grads,
+        report=report,
+        weigh=weigh,
+        server_update=server_update if is_svd else None,
+        evaluation_override=evaluation_override if is_override else None,
+        claims=frozenset(claims),
+        needs=coefficients.needs | needs,
+    )
