@@ -118,7 +118,8 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
     """
     outer = called(getattr(method, hook), method, hook, view)(inner, view)
     if hook == "forward":
-        return cast("T", _operations(outer, method, cast("Mapping[str, LayerOp]", inner), view))
+        after, before = (cast("Mapping[str, LayerOp]", operations) for operations in (outer, inner))
+        return cast("T", _operations(after, before, method, view))
     if not callable(outer):
         raise fault_of_hook(method, hook, f"returned {type(outer).__name__}, not a callable")
     _check_inner(outer, method, hook)
@@ -135,7 +136,9 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
     return cast("T", checked)
 
 
-def _operations(outer: object, method: Method, inner: Mapping[str, LayerOp], view: ClientView) -> dict[str, LayerOp]:
+def _operations(
+    outer: Mapping[str, LayerOp], inner: Mapping[str, LayerOp], method: Method, view: ClientView
+) -> dict[str, LayerOp]:
     """The layer operations that a `forward` returned, those that it made checked."""
     operations = {}
     for layer, operation in returned(outer, Mapping, method, "forward").items():

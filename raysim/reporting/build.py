@@ -206,10 +206,8 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
     `has_defaults`: whether it holds every key, so that a default counts as not set."""
     parsed = _parsed(raw.get("report"), place)
     group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
-    tune = raw.get("tune") or {}
-    if {"metric", "metrics"}.isdisjoint({**group, **given}) and tune.get(
-        "metric", TuneGroup().metric
-    ) != TuneGroup().metric:
+    tune, default = raw.get("tune") or {}, TuneGroup().metric
+    if {"metric", "metrics"}.isdisjoint({*group, *given}) and tune.get("metric", default) != default:
         group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}
     return {key: value for key, value in group.items() if value is not None}
 
