@@ -22,12 +22,12 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.config.renamed import renamed
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.own_code import note_of_values
 from raysim.core.settings import Settings
 from raysim.core.texts import visible
-from raysim.folders.checksums import read_seal, seal_of
-from raysim.folders.files import file_digest, replaced_file, write_file
+from raysim.folders.checksums import refuse_changed, seal_of
+from raysim.folders.files import replaced_file, write_file
 from raysim.folders.logged_arrays import LoggedArrays
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
@@ -107,6 +107,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
         self.confusion = path / "confusion.csv"
+        self.seal = path / "records.sha256"
 
     @staticmethod
     def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
@@ -173,29 +174,27 @@ class RunFolder:
     def mark(self, mark: Mark, message: str = "") -> None:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
-            results = (self.progress, self.confusion, self.summary, self.model)
-            message = f"{message}\n{seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
+            message = f"{message}\n{self._seal()}"
         write_file(self.path / mark, message.encode())
 
-    def check_unchanged(self, *paths: Path) -> None:
-        """For results of a finished run, before they are read; those of others, and of older runs, have no seal.
+    def seal_records(self) -> None:
+        """Write the SHA-256 of what a run has recorded when a scheduler ends it; whoever marks it as STOPPED is another."""
+        write_file(self.seal, self._seal().encode())
 
-        Raises:
-          DataError: one is not as the run wrote it.
-        """
-        if self.status.name != "completed":
-            return
-        seal = read_seal((self.path / "COMPLETED").read_text(errors="replace"))
-        for path in paths:
-            name = path.relative_to(self.path).as_posix()
-            if name in seal and path.is_file() and file_digest(path) != seal[name]:
-                remedy = "put the file back, or delete this folder to run it anew"
-                raise DataError(f"{name} is not as the run wrote it", str(self.path), remedy)
+    def _seal(self) -> str:
+        results = (self.progress, self.confusion, self.summary, self.model)
+        return seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])
+
+    def check_unchanged(self, *paths: Path) -> None:
+        """For results of a finished run, before they are read; see `refuse_changed`. Those of others have no seal."""
+        place = {"completed": self.path / "COMPLETED", "stopped": self.seal}.get(self.status.name)
+        if place is not None and place.is_file():
+            refuse_changed(self.path, place, paths)
 
     def clear(self, *marks: Mark) -> None:
         """Take marks back, before the run goes on."""
-        for mark in marks:
-            (self.path / mark).unlink(missing_ok=True)
+        for path in (self.seal, *(self.path / mark for mark in marks)):
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self, wait_s: float = 0.0, *, kind: str = "run") -> Iterator[None]:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from raysim.config import read_config
-from raysim.core.errors import ConfigError, RunExists
+from raysim.core.errors import ConfigError, DataError, RunExists
+from raysim.folders.checksums import read_seal
 from raysim.tuning.driver import MOST_LINES, _Watch
 from raysim.tuning.outcome import outcome, ranked
 from tests.support.sweeps import (
@@ -143,6 +144,11 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     again, lines = run(sweep)
     assert again == outcomes
     assert lines == []
+    assert "progress.csv" in read_seal((folder / "records.sha256").read_text())
+    with open(folder / "progress.csv", "a") as file:
+        file.write("\n")
+    with pytest.raises(DataError, match=r"progress\.csv is not as the run wrote it"):
+        run(sweep)
 
 
 @pytest.mark.slow
