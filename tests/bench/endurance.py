@@ -33,6 +33,8 @@ import raysim
 from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder
 from raysim.running.results import Run
+from raysim.tuning.plan import Sweep, plan_sweep
+from raysim.tuning.ranges import draws
 
 PROJECT = Path(__file__).parent.parent.parent
 
@@ -212,10 +214,11 @@ def rounds(folder: Path, given: argparse.Namespace) -> None:
 
 
 def many_trials(folder: Path, count: int) -> Path:
-    """A sweep of the smallest trials there are, by their seeds."""
+    """A sweep of the smallest trials there are, by their learning rates: they share a partition."""
     raw = configuration(folder, "many", rounds=1, resources={"backend": "serial", "cpus_per_trainer": 0.5})
     raw |= {"partition": {"scheme": "iid", "num_clients": 4}, "cohort": {"size": 1}}
-    raw["tune"] = {"param_space": {"seed": {"grid_search": list(range(count))}}}
+    rates = [round(0.1 + index / 100_000, 5) for index in range(count)]
+    raw["tune"] = {"param_space": {"local.lr": {"grid_search": rates}}}
     (folder / "many.yaml").write_text(yaml.safe_dump(raw))
     return folder / "many.yaml"
 
@@ -235,7 +238,6 @@ def spoken(process: subprocess.Popen[str], output: Path, pattern: str, most_s: f
 
 def trials(folder: Path, given: argparse.Namespace) -> None:
     file, output, count = many_trials(folder, given.count), folder / "many.txt", given.count
-    sweep = folder / "runs" / "many"
     with started("tune", file, output=output) as process:
         clock, cpu = spoken(process, output, r"trials in ", given.most_s)
         print(f"start with none of {count} trials finished: {clock:.1f} s, of its CPU {cpu:.1f} s")
@@ -243,40 +245,44 @@ def trials(folder: Path, given: argparse.Namespace) -> None:
         began = time.monotonic()
         while process.poll() is None and time.monotonic() - began < given.most_s:
             time.sleep(1)
-            done = sum(1 for _ in sweep.glob("*/COMPLETED"))
+            done = sum(1 for _ in (folder / "runs" / "many").glob("*/COMPLETED"))
             with suppress(psutil.Error):
                 driver = psutil.Process(process.pid)
                 times = driver.cpu_times()
-                looks.append((done, time.monotonic() - began, times.user + times.system, driver.memory_info().rss / 1e6))
+                memory_mb = driver.memory_info().rss / 1e6
+                looks.append((done, time.monotonic() - began, times.user + times.system, memory_mb))
             last = max(last, done)
         print(f"{last} of {count} trials finished; status {process.poll()}")
+        if process.poll():
+            print(output.read_text()[-2000:])
         for share in (0.0, 0.25, 0.5, 0.75):
             part = [each for each in looks if share * last < each[0] <= (share + 0.25) * last]
             if len(part) > 1 and (n := part[-1][0] - part[0][0]):
                 seconds, cpu_s = ((part[-1][index] - part[0][index]) / n for index in (1, 2))
-                mb = part[-1][3]
-                print(f"trials {part[0][0]} to {part[-1][0]}: {seconds:.2f} s each, of the driver's CPU {cpu_s:.3f} s; {mb:.0f} MB")
-    filled(sweep, count)
-    for left in (count // 2, 1):  # finished trials before this start: half of them, and all but one
-        for path in sorted(sweep.glob("seed=*"))[:left]:
-            shutil.rmtree(path)
+                span, mb = f"trials {part[0][0]} to {part[-1][0]}", part[-1][3]
+                print(f"{span}: {seconds:.2f} s each, of the driver's CPU {cpu_s:.3f} s; {mb:.0f} MB")
+    if not last:
+        return
+    sweep = plan_sweep(yaml.safe_load(file.read_text()), str(file), draws)
+    for left in (count // 2, 1):
+        filled(sweep)
+        for trial in sweep.trials[-left:]:
+            shutil.rmtree(sweep.folder / trial.name)
         again = folder / f"again-{left}.txt"
         with started("tune", file, output=again) as process:
             clock, cpu = spoken(process, again, r"trials to run in ", given.most_s)
         print(f"start with {count - left} of {count} trials finished: {clock:.1f} s, of its CPU {cpu:.1f} s")
-        filled(sweep, count)
 
 
-def filled(sweep: Path, count: int) -> None:
+def filled(sweep: Sweep) -> None:
     """Give trials that are not finished the results of one that is, under their own configuration."""
-    first = next(run for run in RunFolder.below(sweep) if run.status.name == "completed")
-    for seed in range(count):
-        own = RunFolder(sweep / f"seed={seed}")
+    first = next(run for run in RunFolder.below(sweep.folder) if run.status.name == "completed")
+    for trial in sweep.trials:
+        own = RunFolder(sweep.folder / trial.name)
         if not own.status.is_finished:
             shutil.rmtree(own.path, ignore_errors=True)
             shutil.copytree(first.path, own.path)
-            changed = first.read_config() | {"seed": seed, "name": f"many/seed={seed}", "labels": {"seed": seed}}
-            own.write_config(changed)
+            own.write_config(trial.config.model_dump(mode="json"))
 
 
 # --- a report ---------------------------------------------------------------------------------------------------------
@@ -285,18 +291,18 @@ def filled(sweep: Path, count: int) -> None:
 def many_runs(folder: Path, count: int) -> None:
     """Copies of a run under other labels, each with accuracies of its own and its own seal."""
     first = raysim.run(configuration(folder, "first", rounds=20, resources={"backend": "serial"}), quiet=True)
-    draws = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for index in range(count):
         seed, cell = divmod(index, 20)
         alpha, method = divmod(cell, 4)
-        write_copy(first, folder / "many" / f"{index:05d}", seed, {"method": f"m{method}", "alpha": alpha}, draws)
+        write_copy(first, folder / "many" / f"{index:05d}", seed, {"method": f"m{method}", "alpha": alpha}, generator)
 
 
-def write_copy(first: Run, path: Path, seed: int, labels: Mapping[str, object], draws: np.random.Generator) -> None:
+def write_copy(first: Run, path: Path, seed: int, labels: Mapping[str, object], generator: np.random.Generator) -> None:
     shutil.copytree(first.folder, path)
     files = RunFolder(path)
     files.write_config({**files.read_config(), "seed": seed, "labels": labels, "name": path.name})
-    shift = float(draws.normal(0, 0.01))
+    shift = float(generator.normal(0, 0.01))
     scores = {key: first.summary[key] + shift for key in ("accuracy", "best_accuracy", "mean_last_10pct_accuracy")}
     files.write_json(files.summary, {**first.summary, **scores, "params_sha256": f"{seed}-{labels}"})
     files.mark("COMPLETED")
