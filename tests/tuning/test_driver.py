@@ -9,10 +9,12 @@ import time
 
 import pytest
 import yaml
+from ray.exceptions import OutOfMemoryError
 
 from raysim.config import read_config
-from raysim.core.errors import ConfigError, DataError, RunExists
+from raysim.core.errors import ConfigError, DataError, RaysimError, RunExists
 from raysim.folders.checksums import read_seal
+from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch
 from raysim.tuning.outcome import outcome, ranked
 from tests.support.sweeps import (
@@ -110,6 +112,41 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     outcomes, lines = run(sweep)
     assert lines[0].startswith("1 of 2 trials to run")
     assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
+
+
+def ended_by_the_memory_monitor(times, given):
+    """As `driver._tune`, but so many times Tune gets trials and then ends as at a process that lacked memory."""
+    left, tune = [times], driver._tune
+
+    def attempt(source, *others):
+        if not left[0]:
+            return tune(source, *others)
+        left[0] -= 1
+        given.append(source.suggest("t")["trial"])
+        error = OutOfMemoryError("2 worker(s) were killed due to the node running low on memory.\nMuch more")
+        raise RuntimeError("Caught unexpected exception") from error
+
+    return attempt
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_path, ray_cluster, monkeypatch):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1)
+    given = []
+    monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(2, given))
+    outcomes, lines = run(sweep)
+    assert given == ["seed=0", "seed=0"]  # which was not finished, and so is next again
+    assert {end.status for end in outcomes.values()} == {"completed"}
+    assert sum("killed due to the node running low on memory.); they go on" in line for line in lines) == 2
+
+
+def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
+    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1), []
+    monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(9, given))
+    with pytest.raises(
+        RaysimError, match=r"^Ray ended processes of trials 4 times \(2 .* memory\.\) in s\. Lower tune\.max"
+    ):
+        run(sweep)
 
 
 @pytest.mark.slow
