@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from raysim.config.renamed import renamed
 from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.own_code import note_of_values
+from raysim.core.reading import read_json, regular_file
 from raysim.core.settings import Settings
 from raysim.core.texts import visible
 from raysim.folders.checksums import refuse_changed, seal_of
@@ -87,6 +88,14 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
         else:
             differences.append((key, old, new))
     return differences
+
+
+def written_yaml(text: str) -> Any:
+    """What YAML that raysim wrote says. Raises yaml.YAMLError, ValueError: somebody else wrote it."""
+    try:
+        return yaml.safe_load(text)
+    except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
+        raise ValueError(f"it is none of raysim's ({error})") from error
 
 
 class RunFolder:
@@ -223,7 +232,7 @@ class RunFolder:
 
     def read_config(self) -> Settings:
         """The configuration with which the run began, in today's spelling. Raises OSError, ValueError, yaml.YAMLError."""
-        config = dict(yaml.safe_load(self.config.read_text()))
+        config = dict(written_yaml(regular_file(self.config).read_text()))
         if isinstance(methods := config.get("methods"), list):
             config["methods"] = list(map(renamed, methods))
         return config
@@ -237,7 +246,7 @@ class RunFolder:
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
         self.check_unchanged(path)
-        return dict(json.loads(path.read_text()))
+        return dict(read_json(path))
 
     def write_json(self, path: Path, content: Mapping[str, object]) -> None:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,26 @@ def test_a_changed_file_of_a_run_that_a_scheduler_stopped_is_named_when_it_is_re
     path.write_bytes(sound)
     assert given().status.name == "completed"  # the same command goes on, and then other checksums count
     assert not (folder / "records.sha256").exists()
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"!!int x", b"!!timestamp x", None])
+def test_a_configuration_that_no_run_wrote_is_damage(content, folder):
+    (folder / "config.yaml").unlink()
+    if content is None:
+        os.mkfifo(folder / "config.yaml")  # reading it would wait for ever
+    else:
+        (folder / "config.yaml").write_bytes(content)
+    with pytest.raises((ValueError, OSError)):
+        RunFolder(folder).read_config()
+    assert [run.status for run in find_runs([folder])] == ["damaged: no readable config.yaml"]
+
+
+def test_a_summary_nested_without_end_is_damage(folder):
+    (folder / "COMPLETED").write_text("")
+    (folder / "summary.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        RunFolder(folder).read_json(folder / "summary.json")
+    assert [run.status for run in find_runs([folder])] == ["damaged: no readable summary.json"]
 
 
 def test_a_report_leaves_out_a_finished_run_with_another_summary(tmp_path):
