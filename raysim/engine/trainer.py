@@ -155,11 +155,8 @@ class Trainer:
         start, views = _begun(self, current, client, examples, packed)
         version = start._version
         step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
-        if done is not None:
-            model.state.copy_(done.state)
-            num_steps, mean_loss, began = done.num_steps, done.mean_loss, began - done.seconds
-        else:
-            num_steps, mean_loss = _take_steps(self, current, client, examples, step)
+        num_steps, mean_loss = _take_steps(self, current, client, examples, step, done)
+        began -= done.seconds if done is not None else 0.0
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
@@ -316,12 +313,20 @@ def _begun(
 
 
 def _take_steps(
-    trainer: Trainer, current: Round, client: int, examples: Examples, step: ClientStep
+    trainer: Trainer,
+    current: Round,
+    client: int,
+    examples: Examples,
+    step: ClientStep,
+    done: Trained | None = None,
 ) -> tuple[int, float]:
-    """A client's local steps from where the model is: see `train_locally`."""
+    """A client's local steps from where the model is: see `train_locally`. done: they were taken in a stack."""
     phase, model = current.phase, trainer.model
     # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
     seed_global_stream(derive_seed(trainer.seed, "dropout", current.index, client), model.device)
+    if done is not None:
+        model.state.copy_(done.state)
+        return done.num_steps, done.mean_loss
     with model.overridden(step.ops):
         return train_locally(
             model,

@@ -326,6 +326,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=0, help="of a search with Optuna beside the rounds")
     parser.add_argument("--most-s", type=float, default=float("inf"), help="seconds after which it ends, unfinished")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what it started ends with it
     given.count = given.count or {"rounds": 10_000, "trials": 1_000, "report": 1_000}[given.part]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
