@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json
+from raysim.core.reading import read_json, regular_file
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column, and of examples that nobody has.
@@ -169,7 +169,9 @@ _Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
 
 def _columns_of_csv(path: Path) -> _Columns:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
-    table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, include_missing_columns=False))
+    table = csv.read_csv(
+        regular_file(path), convert_options=csv.ConvertOptions(column_types=types, include_missing_columns=False)
+    )
     return _columns({name: table.column(name).to_pylist() for name in table.column_names})
 
 
