@@ -246,7 +246,8 @@ class RunFolder:
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
         self.check_unchanged(path)
-        return dict(read_json(path))
+        content: Any = read_json(path)
+        return dict(content)
 
     def write_json(self, path: Path, content: Mapping[str, object]) -> None:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())

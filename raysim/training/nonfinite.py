@@ -92,7 +92,8 @@ class StepWatch:
 
     def __post_init__(self) -> None:
         self.origin = Origin()
-        self._step, self._batch = -1, None
+        self._step = -1
+        self._batch: Batch | None = None
         self._largest_start = self._largest_param = _largest(self.model.params)
         self._largest_input = 0.0
         self._look(Suspect.START, self.model.state)
