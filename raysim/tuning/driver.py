@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from raysim.core.errors import ConfigError, RaysimError
+from raysim.core.errors import ConfigError, RaysimError, RunExists
 from raysim.core.own_code import packed
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
@@ -31,7 +32,7 @@ from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
-from raysim.tuning.trial import make_trainable, point_of
+from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
 QUIET = {
@@ -93,9 +94,22 @@ def run_sweep(
                     fill_twins(sweep)
         copy.fetch()
         fill_twins(sweep)
+        if "://" not in str(sweep.place):
+            seal_stopped([sweep.folder / trial.name for trial in sweep.trials])
         if not sweep.trials:
             raise ConfigError(refusals(sweep.refused, len(sweep.refused)), f"every trial of {sweep.folder.name}")
         return sweep, {trial.name: outcome(sweep, trial) for trial in sweep.trials}
+
+
+def seal_stopped(folders: Sequence[Path]) -> None:
+    """Seal the records of trials that a scheduler stopped, if they did not do so themselves.
+
+    Tune may end a trial's process before it comes to that. It holds the lock of its folder as long as it may write there.
+    """
+    for folder in map(RunFolder, folders):
+        if folder.status.name == "stopped" and not folder.seal.exists():
+            with suppress(RunExists), folder.locked(WAIT_S):
+                folder.seal_records()
 
 
 def _opening(sweep: Sweep, num_waiting: int) -> str:

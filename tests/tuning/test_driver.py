@@ -14,6 +14,7 @@ from ray.exceptions import OutOfMemoryError
 from raysim.config import read_config
 from raysim.core.errors import ConfigError, DataError, RaysimError, RunExists
 from raysim.folders.checksums import read_seal
+from raysim.folders.run_folder import RunFolder
 from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch
 from raysim.tuning.outcome import outcome, ranked
@@ -155,6 +156,21 @@ def test_a_trial_without_the_metric_ends_no_other_one(root, tmp_path, ray_cluste
     outcomes, _ = run(sweep)
     assert [(end.status, end.score is None) for end in outcomes.values()] == [("completed", True), ("completed", False)]
     assert [trial.name for trial in ranked(sweep, outcomes)] == ["test=0.2"]
+
+
+def test_records_of_stopped_trials_are_sealed_once_nobody_holds_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "WAIT_S", 0.1)
+    stopped, held, unfinished = (RunFolder(tmp_path / name) for name in ("stopped", "held", "unfinished"))
+    for files in (stopped, held, unfinished):
+        files.path.mkdir()
+        files.write_progress([{"round": "0", "system/round_s": "0.25"}], ["round", "system/round_s"])
+    stopped.mark("STOPPED")
+    held.mark("STOPPED")
+    with held.locked():  # its process may still write
+        driver.seal_stopped([stopped.path, held.path, unfinished.path])
+    assert list(read_seal(stopped.seal.read_text())) == ["progress.csv"]
+    assert not held.seal.exists()
+    assert not unfinished.seal.exists()
 
 
 @pytest.mark.slow
