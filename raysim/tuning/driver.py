@@ -22,6 +22,7 @@ from ray.tune.search import Searcher
 
 from raysim.core.errors import ConfigError, RaysimError, RunExists
 from raysim.core.own_code import packed
+from raysim.core.uri import is_uri
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
@@ -94,7 +95,7 @@ def run_sweep(
                     fill_twins(sweep)
         copy.fetch()
         fill_twins(sweep)
-        if "://" not in str(sweep.place):
+        if not is_uri(sweep.place):
             seal_stopped([sweep.folder / trial.name for trial in sweep.trials])
         if not sweep.trials:
             raise ConfigError(refusals(sweep.refused, len(sweep.refused)), f"every trial of {sweep.folder.name}")
