@@ -6,6 +6,7 @@ run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, explained, refuse
-from raysim.core.own import place_in, words_of
+from raysim.core.own import place_in, place_of, words_of
 from raysim.core.own_code import named, note_of_values
 from raysim.core.rounds import round_name
 from raysim.core.settings import Raw, Settings
@@ -74,6 +75,8 @@ def run(
     from raysim.terminal import Progress
 
     _refuse_others("on_round", on_round, Callable | None)
+    if on_round is not None:
+        _refuse_other_arguments("on_round", on_round, "the record of a round")
     raw, source = settings_of(config, overrides, settings, scale=scale, tell=_teller(quiet))
     with _signals_as_keyboard_interrupt():
         return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
@@ -185,6 +188,19 @@ def _refuse_others(name: str, value: object, kind: Any) -> None:
         expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
         text = f"must be of type {expected}, got {type(value).__name__}"
         raise ConfigError([Fault(name, text)], "the call")
+
+
+def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:
+    """ConfigError for a function that cannot be called with one argument. given: what that is, in words."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some built-ins nobody knows what they take
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        text = f"is called with {given} alone, but takes {signature}: {error}; see {place_of(function)}"
+        raise ConfigError([Fault(name, text)], "the call") from error
 
 
 # --- what the command does, too ---------------------------------------------------------------------------------------

@@ -21,6 +21,14 @@ SELF["group"] = SELF
         (lambda settings: raysim.run(settings, 3), "overrides: must be of type Mapping or None, got int"),
         (lambda settings: raysim.run(settings, {3: 4}), "3: is no text; write keys such as local.lr"),
         (lambda settings: raysim.run(settings, on_round=3), "on_round: must be of type Callable or None, got int"),
+        (
+            lambda settings: raysim.run(settings, on_round=lambda: None),
+            r"on_round: is called with the record of a round alone, but takes \(\): too many .*test_api_arguments",
+        ),
+        (
+            lambda settings: raysim.run(settings, on_round=lambda record, other: None),
+            r"on_round: .* takes \(record, other\): missing a required argument: 'other'",
+        ),
         (lambda settings: raysim.run(SELF), "in a group that contains itself"),
         (lambda settings: raysim.run({**settings, "methods": [SELF]}), "in a group that contains itself"),
         (lambda settings: raysim.run(settings, {"labels": SELF}), "in a group that contains itself"),

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow.csv import ConvertOptions, read_csv
 
 from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json
+from raysim.core.reading import read_json, regular_file
 from raysim.core.texts import cells
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
@@ -170,7 +170,9 @@ _Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
 
 def _columns_of_csv(path: Path) -> _Columns:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
-    table = read_csv(path, convert_options=ConvertOptions(column_types=types, include_missing_columns=False))
+    table = read_csv(
+        regular_file(path), convert_options=ConvertOptions(column_types=types, include_missing_columns=False)
+    )
     return _columns({name: table.column(name).to_pylist() for name in table.column_names})
 
 

@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError, explained
+from raysim.core.reading import read_json
 from raysim.data.arrow import ImageSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
@@ -64,7 +66,7 @@ def build_all_shards(
 def is_sound(folder: Path, manifest: Manifest) -> bool:
     """Whether a shard folder is what was built for a manifest: its index, and every file with the checksum of its rows."""
     try:
-        index = json.loads((folder / "index.json").read_text())
+        index: Any = read_json(folder / "index.json")
         sizes: dict[str, int] = index.pop("files")
         if index != json.loads(_index_text(manifest)):
             return False
@@ -134,7 +136,7 @@ class Federation:
             fetch("index.json")
         mend = "delete this folder; the next run rebuilds it"
         with explained("the shard index is missing or damaged", folder, mend, OSError, ValueError):
-            index = json.loads((folder / "index.json").read_text())
+            index: Any = read_json(folder / "index.json")
         self._sizes: dict[str, int] = index["files"]
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = np.array(index["class_counts"], dtype=np.int64)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from raysim.core.errors import RaysimError
+from raysim.core.reading import read_json
 from raysim.engine.messages import Packed, Snapshot
 from raysim.folders.files import part_of, sync_folder, write_file
 
@@ -128,7 +130,7 @@ class CheckpointStore:
         return None
 
     def _read(self, folder: Path) -> Checkpoint:
-        fields = json.loads((folder / "checkpoint.json").read_text())
+        fields: Any = read_json(folder / "checkpoint.json")
         if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
             raise ValueError("checkpoint.json is not as it was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Value
+from raysim.core.method import Method, Value
 from raysim.core.weights import Weights, take
 from raysim.engine.messages import (
     FoldRequest,
@@ -25,6 +26,7 @@ from raysim.engine.messages import (
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.training.aggregate import rounding_constants
+from raysim.training.nonfinite import Origin, Suspect
 
 
 class Cohort:
@@ -58,6 +60,31 @@ class Cohort:
         for peaks in self.reports.peaks.values():
             is_bad |= ~np.isfinite(peaks).all(axis=1)
         return is_bad
+
+    def first_nonfinite(self, methods: Sequence[Method]) -> tuple[str, str]:
+        """Of the first client with such an update: (where it comes from, as far as it is known, how to mend it), in words.
+
+        Args:
+          methods: of the round.
+        """
+        reports, row = self.reports, int(np.flatnonzero(self.has_nonfinite_update())[0])
+        client = f"client {self.clients[row]}"
+        if np.isfinite(reports.peaks["update"][row]).all():
+            name = next(name for name, peaks in reports.peaks.items() if not np.isfinite(peaks[row]).all())
+            return (
+                f"the update of {client} is finite, what it reported as {name} is not",
+                "look at the report of that method",
+            )
+        origin = Origin() if reports.origin is None else Origin(*reports.origin[row].tolist())
+        if origin.part == Suspect.UNKNOWN:
+            mend = "lower local.lr; if that does not help, look for a model, loss, augmentation or image that gives NaN"
+            return f"the mean loss of {client} was {reports.train_loss[row]:g}", mend
+        with_loss, with_gradient = (
+            ", ".join(method.name for method in methods if hook(method))
+            for hook in (attrgetter("loss"), attrgetter("grads"))
+        )
+        what, mend = origin.told(with_loss, with_gradient)
+        return f"the first of {client} that was not finite: {what}", mend
 
     def memories(self) -> Iterator[tuple[int, Handle]]:
         """(client, handle of its new memory) of every kept client that has one."""

@@ -125,6 +125,7 @@ class Reports:
       counters: integer buffer -> (k,) int64.
       personal: (k, domains, classes) float64, test accuracy of each client's own model by domain and class, or (k, 1, 1)
         on its own test rows; None unless layers are personal.
+      origin: (k, 5) float64, an `Origin` each: where an update that is not finite comes from; zeros for the others.
     """
 
     client: np.ndarray
@@ -137,6 +138,7 @@ class Reports:
     counters: Mapping[str, np.ndarray]
     methods: MethodReports
     personal: np.ndarray | None = None
+    origin: np.ndarray | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[Reports]) -> Reports:

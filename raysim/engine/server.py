@@ -168,12 +168,11 @@ class Server:
             bad = cohort.clients[is_bad].tolist()
             named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
             skip = "" if is_bad.all() else ", or set on_nonfinite to skip to leave such clients out of the round"
-            loss = f"the mean loss of client {bad[0]} was {cohort.reports.train_loss[is_bad][0]:g}"
-            mend = "lower local.lr; if that does not help, look for a model, loss, augmentation or image that gives NaN"
+            origin, mend = cohort.first_nonfinite(self.phase_of(round_index)[1].methods)
             raise RaysimError(
                 f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
                 round_name(round_index),
-                f"{loss}: {mend}{skip}",
+                f"{origin}: {mend}{skip}",
             )
         cohort.drop(is_bad)
 

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from raysim.core.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, State
+from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
+from raysim.core.stack import ClientStep
 from raysim.data.federation import Federation
 from raysim.engine.client_results import ENGINE, RoundVectors, named_errors, take_memory, take_reports
 from raysim.engine.client_views import Round, client_views
@@ -46,6 +48,7 @@ from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_accuracy, own_accuracy
 from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+from raysim.training.nonfinite import Origin, first_nonfinite
 from raysim.training.shift import Shift
 from raysim.training.stacked import Stacker, Trained
 
@@ -150,30 +153,11 @@ class Trainer:
         began = time.perf_counter()
         model, phase = self.model, current.phase
         examples = self.data.client(client)
-        memory: dict[str, State] = unpack(packed, model.device) if packed is not None else {}
-        start = self._load(current, memory)
+        start, views = _begun(self, current, client, examples, packed)
         version = start._version
-        views = client_views(self, current, client, examples, start, memory)
-
         step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
-        # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
-        seed_global_stream(derive_seed(self.seed, "dropout", current.index, client), model.device)
-        if done is not None:
-            model.state.copy_(done.state)
-            num_steps, mean_loss, began = done.num_steps, done.mean_loss, began - done.seconds
-        else:
-            with model.overridden(step.ops):
-                num_steps, mean_loss = train_locally(
-                    model,
-                    step.loss,
-                    step.gradient,
-                    examples,
-                    self.transform,
-                    phase.settings,
-                    lr=phase.settings.lr_of(current.index),
-                    generator=self._order(current, client),
-                    share=phase.share_of(client, self.seed, current.index),
-                )
+        num_steps, mean_loss = _take_steps(self, current, client, examples, step, done)
+        began -= done.seconds if done is not None else 0.0
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
@@ -199,7 +183,11 @@ class Trainer:
             personal=self._personal_accuracy(client)[None] if is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
-        return replace(report, seconds=np.array([time.perf_counter() - began])), kept
+        seconds, origin = np.array([time.perf_counter() - began]), Origin()
+        if not np.isfinite(peaks["update"]).all():
+            _, views = _begun(self, current, client, examples, packed)
+            origin = first_nonfinite(model, phase.stack, views, partial(_take_steps, self, current, client, examples))
+        return replace(report, seconds=seconds, origin=np.array([origin], np.float64)), kept
 
     def _load(self, current: Round, memory: Mapping[str, State]) -> Tensor:
         """Bring the model to a client's starting point and return it, [num_state], read-only."""
@@ -315,6 +303,44 @@ class Trainer:
         """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
         if self.device != "cpu":
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+
+def _begun(
+    trainer: Trainer, current: Round, client: int, examples: Examples, packed: Packed
+) -> tuple[Tensor, dict[str, ClientView]]:
+    """(a client's starting point, where the model is then; its views)."""
+    memory: dict[str, State] = unpack(packed, trainer.model.device) if packed is not None else {}
+    start = trainer._load(current, memory)
+    return start, client_views(trainer, current, client, examples, start, memory)
+
+
+def _take_steps(
+    trainer: Trainer,
+    current: Round,
+    client: int,
+    examples: Examples,
+    step: ClientStep,
+    done: Trained | None = None,
+) -> tuple[int, float]:
+    """A client's local steps from where the model is: see `train_locally`. done: they were taken in a stack."""
+    phase, model = current.phase, trainer.model
+    # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
+    seed_global_stream(derive_seed(trainer.seed, "dropout", current.index, client), model.device)
+    if done is not None:
+        model.state.copy_(done.state)
+        return done.num_steps, done.mean_loss
+    with model.overridden(step.ops):
+        return train_locally(
+            model,
+            step.loss,
+            step.gradient,
+            examples,
+            trainer.transform,
+            phase.settings,
+            lr=phase.settings.lr_of(current.index),
+            generator=trainer._order(current, client),
+            share=phase.share_of(client, trainer.seed, current.index),
+        )
 
 
 class SerialPool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from raysim.core.errors import explained
+from raysim.core.errors import DataError, explained
 from raysim.core.reading import regular_file
 
 
@@ -98,3 +98,27 @@ class LoggedArrays(Mapping[str, np.ndarray]):
         # Of numpy's header, zip and zlib, each of which has its own.
         mend = "delete that file; what it holds is lost"
         return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
+
+
+# --- the seal of a run that came to its end: checksums of its results -------------------------------------------------
+
+
+def seal_of(folder: Path, paths: Iterable[Path]) -> str:
+    """Lines as `sha256sum` writes them, one for each of the files that is there."""
+    names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
+
+
+def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
+    """Compare files of a run with the lines that `seal` holds; those that are missing, or not sealed, pass.
+
+    Raises:
+      DataError: one is not as the run wrote it.
+    """
+    lines = (line.partition("  ") for line in seal.read_text(errors="replace").splitlines())
+    digests = {name: digest for digest, _, name in lines if len(digest) == 64}
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        if name in digests and path.is_file() and file_digest(path) != digests[name]:
+            remedy = "put the file back, or delete this folder to run it anew"
+            raise DataError(f"{name} is not as the run wrote it", str(folder), remedy)

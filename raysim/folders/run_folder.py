@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,12 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.config.method_lists import renamed
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
 from raysim.core.own_code import note_of_values
+from raysim.core.reading import read_json, regular_file
 from raysim.core.settings import Settings
 from raysim.core.texts import visible
-from raysim.folders.files import LoggedArrays, file_digest, replaced_file, write_file
+from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
@@ -77,6 +78,14 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
     return differences
 
 
+def written_yaml(text: str) -> Any:
+    """What YAML that raysim wrote says. Raises yaml.YAMLError, ValueError: somebody else wrote it."""
+    try:
+        return yaml.safe_load(text)
+    except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
+        raise ValueError(f"it is none of raysim's ({error})") from error
+
+
 class RunFolder:
     """Names and contents of the files of one run. It keeps no file open and reads anew each time."""
 
@@ -95,6 +104,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
         self.confusion = path / "confusion.csv"
+        self.seal = path / "records.sha256"
 
     @staticmethod
     def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
@@ -161,30 +171,27 @@ class RunFolder:
     def mark(self, mark: Mark, message: str = "") -> None:
         """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
         if mark == "COMPLETED":
-            results = (self.progress, self.confusion, self.summary, self.model)
-            message = f"{message}\n{_seal(self.path, [*results, *self.client_parts(), *self.array_files().values()])}"
+            message = f"{message}\n{self._seal()}"
         write_file(self.path / mark, message.encode())
 
-    def check_unchanged(self, *paths: Path) -> None:
-        """For results of a finished run, before they are read; those of others, and of older runs, have no seal.
+    def seal_records(self) -> None:
+        """Write the SHA-256 of what a run has recorded when a scheduler ends it; whoever marks it as STOPPED is another."""
+        write_file(self.seal, self._seal().encode())
 
-        Raises:
-          DataError: one is not as the run wrote it.
-        """
-        if self.status.name != "completed":
-            return
-        lines = [line.partition("  ") for line in (self.path / "COMPLETED").read_text(errors="replace").splitlines()]
-        seal = {name: digest for digest, _, name in lines if len(digest) == 64}
-        for path in paths:
-            name = path.relative_to(self.path).as_posix()
-            if name in seal and path.is_file() and file_digest(path) != seal[name]:
-                remedy = "put the file back, or delete this folder to run it anew"
-                raise DataError(f"{name} is not as the run wrote it", str(self.path), remedy)
+    def _seal(self) -> str:
+        results = (self.progress, self.confusion, self.summary, self.model)
+        return seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])
+
+    def check_unchanged(self, *paths: Path) -> None:
+        """For results of a finished run, before they are read; see `refuse_changed`. Those of others have no seal."""
+        place = {"completed": self.path / "COMPLETED", "stopped": self.seal}.get(self.status.name)
+        if place is not None and place.is_file():
+            refuse_changed(self.path, place, paths)
 
     def clear(self, *marks: Mark) -> None:
         """Take marks back, before the run goes on."""
-        for mark in marks:
-            (self.path / mark).unlink(missing_ok=True)
+        for path in (self.seal, *(self.path / mark for mark in marks)):
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self, wait_s: float = 0.0, *, kind: str = "run") -> Iterator[None]:
@@ -213,7 +220,7 @@ class RunFolder:
 
     def read_config(self) -> Settings:
         """The configuration with which the run began, in today's spelling. Raises OSError, ValueError, yaml.YAMLError."""
-        config = dict(yaml.safe_load(self.config.read_text()))
+        config = dict(written_yaml(regular_file(self.config).read_text()))
         if isinstance(methods := config.get("methods"), list):
             config["methods"] = list(map(renamed, methods))
         return config
@@ -227,7 +234,8 @@ class RunFolder:
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
         self.check_unchanged(path)
-        return dict(json.loads(path.read_text()))
+        content: Any = read_json(path)
+        return dict(content)
 
     def write_json(self, path: Path, content: Mapping[str, object]) -> None:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -328,12 +336,6 @@ class RunFolder:
                 yield index, arrays
             finally:
                 arrays.close()
-
-
-def _seal(folder: Path, paths: Sequence[Path]) -> str:
-    """Lines as `sha256sum` writes them, one for each of the files that is there."""
-    names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())
-    return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
 
 
 def _column(values: np.ndarray) -> pa.Array:

@@ -13,10 +13,11 @@ import yaml
 from raysim.config import Config, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
+from raysim.core.reading import read_json, regular_file
 from raysim.core.settings import Raw as Settings
 from raysim.core.settings import differing, flatten
 from raysim.core.texts import all_visible
-from raysim.folders.run_folder import FREE_KEYS, RunFolder
+from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import (
     FOLDER,
     Label,
@@ -126,8 +127,7 @@ def _mapping(files: RunFolder, path: Path) -> Settings:
     """What a file holds; nothing if it cannot be read, or is not as the run wrote it."""
     try:
         files.check_unchanged(path)
-        text = path.read_text()
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = read_json(path) if path.suffix == ".json" else written_yaml(regular_file(path).read_text())
     except (OSError, ValueError, yaml.YAMLError, RaysimError):
         return {}
     return all_visible(content) if isinstance(content, dict) else {}
@@ -149,6 +149,10 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     unnamed = [run for run in runs if run.is_named_by_methods and run.config]
     names = _settings_of_labels(runs) if bare else {}
     varying = [key for key in differing([run.settings for run in bare]) if is_setting(key)]
+    options: dict[str, list[Settings]] = {}
+    for run in unnamed:
+        options.setdefault(method_names(run.config), []).append(_options(run.config))
+    varying_options = {methods: differing(alike) for methods, alike in options.items()}
     labelled = []
     for run in runs:
         claimed = unfounded(run)
@@ -157,9 +161,8 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
             keys = [*names, *varying] if run.config else []
             labels |= {names.get(key, key): value for key, value in run.labels_by(keys).items()}
         if run.is_named_by_methods:
-            alike = [_options(other.config) for other in unnamed if method_names(other.config) == labels["method"]]
-            options = _options(run.config)
-            differences = ", ".join(f"{key}={options[key]}" for key in differing(alike) if key in options)
+            own, names_of_options = _options(run.config), varying_options.get(str(labels["method"]), [])
+            differences = ", ".join(f"{key}={own[key]}" for key in names_of_options if key in own)
             labels["method"] = f"{labels['method']} ({differences})" if differences else labels["method"]
         labelled.append(replace(run, labels=labels, claimed=claimed))
     labelled = _told_apart(labelled)

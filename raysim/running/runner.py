@@ -279,6 +279,7 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
         error.name = name
         raise
     except Stopped:
+        folder.seal_records()
         raise
     except (KeyboardInterrupt, SystemExit) as error:  # before the first round
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +20,9 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, RaysimError, RunExists
 from raysim.core.own_code import packed
+from raysim.core.uri import is_uri
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
@@ -31,7 +33,7 @@ from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
-from raysim.tuning.trial import make_trainable, point_of
+from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
 QUIET = {
@@ -87,17 +89,28 @@ def run_sweep(
                 num_done = sum(before[trial.name].is_finished for trial in sweep.trials if not trial.same_as)
                 source = _Source(sweep, waiting, _Watch(sweep, waiting, say, line, num_done=num_done))
                 try:
-                    _tune(source, nodes, tunes_own, made)
-                    while source.take_lost():
-                        _tune(source, ray_nodes(), tunes_own, made)
+                    _tune_all(source, nodes, tunes_own, made)
                 finally:
                     sweep = source.sweep
                     fill_twins(sweep)
         copy.fetch()
         fill_twins(sweep)
+        if not is_uri(sweep.place):
+            seal_stopped([sweep.folder / trial.name for trial in sweep.trials])
         if not sweep.trials:
             raise ConfigError(refusals(sweep.refused, len(sweep.refused)), f"every trial of {sweep.folder.name}")
         return sweep, {trial.name: outcome(sweep, trial) for trial in sweep.trials}
+
+
+def seal_stopped(folders: Sequence[Path]) -> None:
+    """Seal the records of trials that a scheduler stopped, if they did not do so themselves.
+
+    Tune may end a trial's process before it comes to that. It holds the lock of its folder as long as it may write there.
+    """
+    for folder in map(RunFolder, folders):
+        if folder.status.name == "stopped" and not folder.seal.exists():
+            with suppress(RunExists), folder.locked(WAIT_S):
+                folder.seal_records()
 
 
 def _opening(sweep: Sweep, num_waiting: int) -> str:
@@ -106,6 +119,29 @@ def _opening(sweep: Sweep, num_waiting: int) -> str:
     left = f"{num_left} of {count} trials to run" if num_left < count else f"{count} trials"
     twins = sum(bool(trial.same_as) for trial in sweep.trials)
     return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
+
+
+def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
+    """Run all trials; those that lost their process are next, and go on from their checkpoints."""
+    for num_failures in range(MOST_LOSSES + 1):
+        try:
+            _tune(source, nodes, callbacks, made)
+            while source.take_lost():
+                _tune(source, ray_nodes(), callbacks, made)
+            return
+        except RuntimeError as error:  # Tune takes no process that Ray's memory monitor ended for a lost one, and ends
+            if not isinstance(error.__cause__, LOSSES):
+                raise
+            if num_failures == MOST_LOSSES:
+                what = f"Ray ended processes of trials {num_failures + 1} times ({_first_line(error.__cause__)})"
+                mend = "lower tune.max_concurrent, or free memory; the same command goes on with what is unfinished"
+                raise RaysimError(what, source.sweep.folder.name, mend) from error
+            source.watch.told(f"Ray ended processes of trials ({_first_line(error.__cause__)}); they go on")
+            source.take_unfinished()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
@@ -153,6 +189,7 @@ class _Source(Searcher):
         # A scheduler compares with finished trials, too: these report their old rounds again.
         compares = sweep.base.tune.scheduler is not None
         self._queue = deque(trial for trial in sweep.trials if not trial.same_as) if compares else deque(waiting)
+        self._given: dict[str, SweepTrial] = {}
         self._ends: dict[str, Outcome] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -164,6 +201,16 @@ class _Source(Searcher):
         self._queue.extend(lost)
         return bool(lost)
 
+    def take_unfinished(self) -> None:
+        """The trials that Tune got and did not finish before it ended are next."""
+        self.watch.lost = []
+        folder = self.sweep.folder
+        unfinished = [
+            trial for name, trial in self._given.items() if RunFolder(folder / name).status.name == "unfinished"
+        ]
+        self._queue.extendleft(reversed(unfinished))
+        self._given = {}
+
     def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out
         while not self._queue:
             if self.sweep.search is None or not self.sweep.search.num_left:
@@ -173,7 +220,9 @@ class _Source(Searcher):
             new = [trial for trial in self.sweep.trials[num_before:] if not trial.same_as]
             self._queue.extend(new)
             self.watch.expect(new)
-        return point_of(self._queue.popleft())
+        trial = self._queue.popleft()
+        self._given[trial.name] = trial
+        return point_of(trial)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         pass  # its run directory says what became of it
@@ -213,6 +262,10 @@ class _Watch(tune.Callback):
         self.lost: list[SweepTrial] = []
         self._losses: Counter[str] = Counter()
         self.expect(waiting)
+
+    def told(self, line: str) -> None:
+        """Say a line."""
+        self._say(f"  {line}")
 
     def expect(self, trials: Sequence[SweepTrial]) -> None:
         """These are to run."""

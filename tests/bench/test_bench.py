@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import raysim
-from tests.bench import bare, nodes, scale, scoring, whole
+from raysim.data.sources import prepare
+from tests.bench import bare, endurance, nodes, scale, scoring, whole
 from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
 
@@ -102,3 +103,22 @@ def test_memory_does_not_grow_with_rounds():
     command = [sys.executable, "-m", "tests.bench.growth", "serial", "250"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
     assert float(printed.split()[1]) < 0.05, printed
+
+
+def test_growth_over_several_lives_of_a_process_is_one_slope_and_no_jump_between_them():
+    def life(first, level, per_round):
+        return [endurance.Look(index, {"driver MB": level + per_round * index}) for index in range(first, first + 50)]
+
+    # The second process holds 40 MB less than the first one did; both grow by 2 MB in 1,000 rounds.
+    assert endurance.slopes([life(0, 100, 0.002), life(50, 60, 0.002)]) == {"driver MB": pytest.approx(2.0)}
+    assert endurance.slopes([life(0, 100, 0.0), life(50, 140, 0.0)]) == {"driver MB": pytest.approx(0.0)}
+
+
+@pytest.mark.slow
+def test_copies_of_a_run_are_finished_runs_to_a_report(tmp_path):
+    prepare("digits", tmp_path / "data")
+    endurance.many_runs(tmp_path, 24)
+    report = raysim.report(tmp_path / "many", out=tmp_path / "report")
+    assert "24 finished of 24" in report.text
+    assert len(report.cells) == 20
+    assert report.cells["n"].sum() == 24

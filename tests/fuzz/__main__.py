@@ -21,9 +21,11 @@ from tests.fuzz.verdicts import Table
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case of each kind")
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=[0], help="of the first case of each kind; several: so many draws"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the cases of each kind")
-    parser.add_argument("--only", default="", help="kinds whose name holds this")
+    parser.add_argument("--only", nargs="+", default=[""], help="kinds whose name holds one of these, in this order")
     parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these cases are not run again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further case begins")
     given = parser.parse_args()
@@ -36,9 +38,10 @@ def main() -> int:
             verdicts[kind, seed] = verdict
     due = [
         (kind, seed)
-        for kind, (_, count) in CASES.items()
-        for seed in range(given.seed, given.seed + max(1, round(count * given.share)))
-        if given.only in kind and (kind, seed) not in verdicts
+        for kind in dict.fromkeys(kind for part in given.only for kind in CASES if part in kind)
+        for first in given.seed
+        for seed in range(first, first + max(1, round(CASES[kind][1] * given.share)))
+        if (kind, seed) not in verdicts
     ]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # where wrong relative paths begin
         ground = Ground(Path(folder))

@@ -273,7 +273,7 @@ def hostile_call(rng: random.Random, raw: dict[str, Any], root: Path) -> Callabl
         key = rng.choice(configurations.KEYS).replace(".", "__")
         return lambda: raysim.run(raw, quiet=True, **{key: value})
     if kind == "on_round":
-        act = rng.choice(("word", "true", "array", "leave", "number", "text", "stop"))
+        act = rng.choice(("word", "true", "array", "leave", "number", "text", "stop", "none", "two"))
         return lambda: raysim.run(raw, on_round=own_code.on_round(act), quiet=True)
     if kind == "arrays":
         key = rng.choice(("images", "labels", "name", "classes", "domains", "root"))

@@ -112,5 +112,7 @@ def on_round(act: str) -> Any:
         "number": 3,
         "text": "stop",
         "stop": lambda record: "stop",
+        "none": lambda: None,
+        "two": lambda record, other: None,
     }
     return wrong[act]

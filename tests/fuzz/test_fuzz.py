@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from tests.fuzz import verdicts
 from tests.fuzz.cases import CASES, Ground
-from tests.fuzz.verdicts import Table, verdict_of
+from tests.fuzz.verdicts import Hangs, Table, limited, verdict_of
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +48,15 @@ def test_a_verdict_tells_a_sentence_from_a_traceback():
     assert verdict_of(slip).startswith("traceback: KeyError")
     assert verdict_of(lambda: 1, right=lambda value: value == 2) == "silent wrong result"
     assert verdict_of(lambda: 1) == "right"
+
+
+def test_a_case_hangs_by_its_own_time_and_not_by_what_others_take(monkeypatch):
+    with pytest.raises(Hangs), limited(0.1):
+        time.sleep(5)
+    began = time.monotonic()
+    monkeypatch.setattr(verdicts, "queued_s", lambda: 0.75 * (time.monotonic() - began))
+    with limited(0.1):  # three quarters of which it waits for a CPU
+        time.sleep(0.3)
+    with pytest.raises(Hangs), limited(0.1):
+        time.sleep(5)
+    assert time.monotonic() - began < 4

@@ -240,7 +240,9 @@ def test_json_that_is_no_partition_is_one_sentence(text, words, root, tmp_path):
 
 
 def test_a_partition_file_that_is_a_device_or_a_pipe_is_refused_at_once(root, tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for file in ("/dev/zero", str(tmp_path / "pipe.json")):
+    pipes = [tmp_path / f"pipe{suffix}" for suffix in (".json", ".csv")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    for file in ("/dev/zero", *map(str, pipes)):
         with limited(20), pytest.raises(ConfigError, match=f"a pipe or a device; give a file.*{file}"):
             plan_of(root, partition={"scheme": "file", "file": file})

@@ -12,12 +12,13 @@ from raysim.config import Config, read_config
 from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid
 from raysim.core.errors import DataError
+from raysim.reporting import runs
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import best_on_average
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw
 from raysim.reporting.published import FOLDER, published
-from raysim.reporting.runs import ReportedRun, changed, label, misnamed
+from raysim.reporting.runs import ReportedRun, changed, find_runs, label, misnamed
 from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(
@@ -302,3 +303,13 @@ def test_a_row_that_some_tables_lack_is_not_ranked_among_the_averages(tmp_path):
         fabricate(tmp_path / f"{dataset}-{method}", best, labels={"dataset": dataset, "method": method, "alpha": 0.1})
     ranked = best_on_average(make_report([tmp_path], {"columns": ["alpha"]}).tables)
     assert [(row, average.n) for row, average in ranked[(0.1,)]] == [("FedAvg", 2), ("FedVG", 2)]
+
+
+def test_runs_without_labels_are_named_in_time_linear_in_their_number(tmp_path, monkeypatch):
+    asked = []
+    for index in range(12):
+        fabricate(tmp_path / f"{index}", 0.5, methods=[{"fedprox": {"mu": 0.1 * (index % 2 + 1)}}], seed=index // 2)
+    monkeypatch.setattr(runs, "method_names", lambda config: asked.append(1) or "fedprox")
+    found = find_runs([tmp_path])
+    assert {run.labels["method"] for run in found} == {"fedprox (mu=0.1)", "fedprox (mu=0.2)"}
+    assert len(asked) <= 4 * len(found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 import raysim
 from raysim.config import Config
 from raysim.core.errors import DataError
+from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.models import build_model
 from raysim.plan.build import model_spec
@@ -103,6 +106,48 @@ def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, 
     seal = (folder / "COMPLETED").read_text().splitlines()
     (folder / "COMPLETED").write_text(seal[0])  # as older versions wrote it
     files.check_unchanged(path)
+
+
+@pytest.mark.parametrize("file", ["progress.csv", "clients.parquet/rounds-000000-000000.parquet"])
+def test_a_changed_file_of_a_run_that_a_scheduler_stopped_is_named_when_it_is_read(file, settings):
+    def stop(record):
+        raise Stopped
+
+    def given(**more):
+        return raysim.run(settings, name="a", quiet=True, rounds=2, **more)
+
+    with pytest.raises(Stopped):
+        given(on_round=stop)
+    folder = Path(settings["storage"]) / "a"
+    RunFolder(folder).mark("STOPPED", "stopped by asha after round 1 of 2")  # the driver's, which is another process
+    raysim.load(folder).reload()
+    path, sound = folder / file, (folder / file).read_bytes()
+    path.write_bytes(sound + b"\n")
+    with pytest.raises(DataError, match=rf"^{file} is not as the run wrote it in {folder}"):
+        raysim.load(folder).reload()
+    path.write_bytes(sound)
+    assert given().status.name == "completed"  # the same command goes on, and then other checksums count
+    assert not (folder / "records.sha256").exists()
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"!!int x", b"!!timestamp x", None])
+def test_a_configuration_that_no_run_wrote_is_damage(content, folder):
+    (folder / "config.yaml").unlink()
+    if content is None:
+        os.mkfifo(folder / "config.yaml")  # reading it would wait for ever
+    else:
+        (folder / "config.yaml").write_bytes(content)
+    with pytest.raises((ValueError, OSError)):
+        RunFolder(folder).read_config()
+    assert [run.status for run in find_runs([folder])] == ["damaged: no readable config.yaml"]
+
+
+def test_a_summary_nested_without_end_is_damage(folder):
+    (folder / "COMPLETED").write_text("")
+    (folder / "summary.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        RunFolder(folder).read_json(folder / "summary.json")
+    assert [run.status for run in find_runs([folder])] == ["damaged: no readable summary.json"]
 
 
 def test_a_report_leaves_out_a_finished_run_with_another_summary(tmp_path):

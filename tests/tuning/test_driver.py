@@ -9,9 +9,12 @@ import time
 
 import pytest
 import yaml
+from ray.exceptions import OutOfMemoryError
 
 from raysim.config import read_config
-from raysim.core.errors import ConfigError, RunExists
+from raysim.core.errors import ConfigError, DataError, RaysimError, RunExists
+from raysim.folders.run_folder import RunFolder
+from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch
 from raysim.tuning.outcome import outcome, ranked
 from tests.support.sweeps import (
@@ -111,12 +114,62 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
 
 
+def ended_by_the_memory_monitor(times, given):
+    """As `driver._tune`, but so many times Tune gets trials and then ends as at a process that lacked memory."""
+    left, tune = [times], driver._tune
+
+    def attempt(source, *others):
+        if not left[0]:
+            return tune(source, *others)
+        left[0] -= 1
+        given.append(source.suggest("t")["trial"])
+        error = OutOfMemoryError("2 worker(s) were killed due to the node running low on memory.\nMuch more")
+        raise RuntimeError("Caught unexpected exception") from error
+
+    return attempt
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_path, ray_cluster, monkeypatch):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1)
+    given = []
+    monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(2, given))
+    outcomes, lines = run(sweep)
+    assert given == ["seed=0", "seed=0"]  # which was not finished, and so is next again
+    assert {end.status for end in outcomes.values()} == {"completed"}
+    assert sum("killed due to the node running low on memory.); they go on" in line for line in lines) == 2
+
+
+def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
+    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1), []
+    monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(9, given))
+    with pytest.raises(
+        RaysimError, match=r"^Ray ended processes of trials 4 times \(2 .* memory\.\) in s\. Lower tune\.max"
+    ):
+        run(sweep)
+
+
 @pytest.mark.slow
 def test_a_trial_without_the_metric_ends_no_other_one(root, tmp_path, ray_cluster):
     sweep = a_sweep(root, tmp_path, {"data.test": {"grid_search": [0, 0.2]}}, rounds=2)
     outcomes, _ = run(sweep)
     assert [(end.status, end.score is None) for end in outcomes.values()] == [("completed", True), ("completed", False)]
     assert [trial.name for trial in ranked(sweep, outcomes)] == ["test=0.2"]
+
+
+def test_records_of_stopped_trials_are_sealed_once_nobody_holds_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "WAIT_S", 0.1)
+    stopped, held, unfinished = (RunFolder(tmp_path / name) for name in ("stopped", "held", "unfinished"))
+    for files in (stopped, held, unfinished):
+        files.path.mkdir()
+        files.write_progress([{"round": "0", "system/round_s": "0.25"}], ["round", "system/round_s"])
+    stopped.mark("STOPPED")
+    held.mark("STOPPED")
+    with held.locked():  # its process may still write
+        driver.seal_stopped([stopped.path, held.path, unfinished.path])
+    assert [line.split("  ")[1] for line in stopped.seal.read_text().splitlines()] == ["progress.csv"]
+    assert not held.seal.exists()
+    assert not unfinished.seal.exists()
 
 
 @pytest.mark.slow
@@ -143,6 +196,11 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     again, lines = run(sweep)
     assert again == outcomes
     assert lines == []
+    assert "progress.csv" in ((folder / "records.sha256").read_text())
+    with open(folder / "progress.csv", "a") as file:
+        file.write("\n")
+    with pytest.raises(DataError, match=r"progress\.csv is not as the run wrote it"):
+        run(sweep)
 
 
 @pytest.mark.slow
