@@ -265,7 +265,7 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
 @pytest.mark.usefixtures("ray_cluster")
 def test_sweep_and_report(settings):
     axes = {"local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}
-    runs = raysim.tune(settings, name="lr", tune={"param_space": axes}, quiet=True)
+    runs = raysim.tune(settings, name="lr", tune={"param_space": axes, "max_concurrent": 1}, quiet=True)
     assert len(runs) == 4
     frame = runs.frame()
     assert {"lr", "seed", "accuracy", "status"} <= set(frame.columns)

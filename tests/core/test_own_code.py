@@ -31,12 +31,12 @@ from tests.support.own_folder import (
 @pytest.mark.slow
 def test_empty_folder_with_own_net_method_and_reader_gives_one_hash_everywhere(tmp_path):
     write_files(tmp_path)
-    for name, where in {"serial": [], "ray": ["resources.backend=ray", "resources.trainers=2"]}.items():
-        ended = command(tmp_path, "run", "own.yaml", f"name={name}", *where)
-        assert ended.returncode == 0, ended.stderr
-    code = "import raysim; raysim.run('own.yaml', name='python', quiet=True)"
+    ended = command(tmp_path, "run", "own.yaml", "name=ray", "resources.backend=ray", "resources.trainers=1")
+    assert ended.returncode == 0, ended.stderr
+    command_line = "from raysim.cli.main import app; app(['run', 'own.yaml', 'name=serial'], standalone_mode=False)"
+    code = f"import raysim; raysim.run('own.yaml', name='python', quiet=True); {command_line}"
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
     found = [summary(tmp_path, name) for name in ("serial", "ray", "python")]
     assert len({one["params_sha256"] for one in found}) == 1
     assert (tmp_path / "data" / "mine" / "mine.arrow").is_file()
@@ -54,7 +54,7 @@ def test_ray_that_runs_already_and_trials_find_own_code(here):
 
         return my_net.net(num_classes, input_shape, width=width)
 
-    sweep = {"param_space": {"model.name": {"grid_search": ["my_net:net", local_net]}}}
+    sweep = {"param_space": {"model.name": {"grid_search": ["my_net:net", local_net]}}, "max_concurrent": 1}
     runs = raysim.tune("own.yaml", name="sweep", tune=sweep, resources={"trainers": 1}, quiet=True)
     assert len(runs) == 2
     assert len({run.summary["params_sha256"] for run in (serial, on_ray, *runs)}) == 1

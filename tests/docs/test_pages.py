@@ -111,7 +111,8 @@ def with_python(*, uses_ray):
     """The pages with Python that runs, with Ray or without."""
     pages = [page for page in PAGES if page.name != "own_method.md"]  # test_own_method.py runs all of it
     found = {page: "".join(block.text for block in blocks(page) if block.runs) for page in pages}
-    chosen = [page for page, code in found.items() if code and ("raysim.tune(" in code) == uses_ray]
+    on_ray = {page: "raysim.tune(" in code or '"serial"' not in code for page, code in found.items() if code}
+    chosen = [page for page in on_ray if on_ray[page] == uses_ray]
     return pytest.mark.parametrize("page", chosen, ids=name_of)
 
 

@@ -170,7 +170,11 @@ def test_trials_on_files_are_told_apart_and_notice_a_changed_file(settings, tmp_
     write_rows(tmp_path / "b.csv", changed(rows, trained, split="unused", client=""))
     monkeypatch.chdir(tmp_path)  # trials run elsewhere
     axes = {"partition.file": {"grid_search": ["a.csv", "b.csv"]}}
-    given = {**settings, "partition": {"scheme": "file", "num_clients": 6}, "tune": {"param_space": axes}}
+    given = {
+        **settings,
+        "partition": {"scheme": "file", "num_clients": 6},
+        "tune": {"param_space": axes, "max_concurrent": 1},
+    }
     first, second = raysim.tune(given, name="files", quiet=True)
     assert first.summary["params_sha256"] == drawn.summary["params_sha256"] != second.summary["params_sha256"]
     write_rows(tmp_path / "b.csv", rows)
