@@ -67,6 +67,7 @@ def test_model_scores_as_the_run_did(settings, root):
     assert float(hits.float().mean()) == pytest.approx(run.accuracy, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_files_dictionaries_and_overrides_give_one_configuration(settings, tmp_path):
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -94,6 +95,7 @@ def test_faults_are_raised_all_at_once(settings):
         raysim.load(settings["storage"] + "/..")
 
 
+@pytest.mark.slow
 def test_methods_as_names_values_and_functions_are_the_same_run(settings):
     here = [[{"fedprox": {"mu": 0.1}}], [raysim.methods.fedprox(mu=0.1)], [pulled], [{pulled: {"mu": 0.1}}]]
     runs = [raysim.run(settings, name=f"run{index}", methods=m, quiet=True) for index, m in enumerate(here)]
@@ -101,6 +103,7 @@ def test_methods_as_names_values_and_functions_are_the_same_run(settings):
     assert runs[2].config["methods"] == [f"{__name__}:pulled"]
 
 
+@pytest.mark.slow
 def test_a_function_without_a_module_travels_by_value(settings):
     strength = 0.1
 
@@ -137,6 +140,7 @@ def test_functions_by_value_give_the_same_bits_on_ray(settings):
     assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_callback_sees_every_round_and_may_stop(settings):
     rounds: list[int] = []
 
@@ -166,6 +170,7 @@ def test_runs_in_a_thread(settings):
     assert found[0].status.name == "completed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_script_ends_it_after_a_checkpoint_and_the_same_call_goes_on(settings):
     script = f"""
 import raysim
@@ -193,6 +198,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stop_conditions_end_a_run_completed(settings):
     full = raysim.run(settings, name="full", rounds=12, quiet=True).history["server/accuracy"]
     wanted = float(full.iloc[:6].max())
@@ -225,6 +231,7 @@ def test_a_stopped_run_that_was_interrupted_ends_at_the_same_round(settings):
     assert cut.summary["rounds"] == whole.summary["rounds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [["scaffold"], [{"fedvg": {}}, "fedavgm"]])
 def test_more_rounds_give_the_hash_of_a_run_through(settings, methods):
     through = raysim.run(settings, name="through", rounds=5, methods=methods, quiet=True)
@@ -298,6 +305,7 @@ def test_sweep_and_report(settings):
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_typed_sample_runs(settings):
     report = typed_use.compare(settings)
     assert sorted(report.cells["method"]) == ["tests.samples.typed_use:pulled", "uniform + fedprox"]

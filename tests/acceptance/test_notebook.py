@@ -47,6 +47,7 @@ def test_notebook_runs_and_is_stored_with_outputs_of_the_same_kinds(executed, na
     assert len(stored.cells) < 15
 
 
+@pytest.mark.slow
 def test_progress_is_one_line_that_changes(tmp_path):
     code = """
         import json

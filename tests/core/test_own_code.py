@@ -60,6 +60,7 @@ def test_ray_that_runs_already_and_trials_find_own_code(here):
     assert len({run.summary["params_sha256"] for run in (serial, on_ray, *runs)}) == 1
 
 
+@pytest.mark.slow
 def test_functions_as_values_are_the_functions_by_name(here):
     import my_data
     import my_method
@@ -83,6 +84,7 @@ def test_functions_as_values_are_the_functions_by_name(here):
     assert plain.summary["params_sha256"] != by_name.summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_functions_without_a_module_travel_everywhere(here):
     import my_data
     import my_net
@@ -113,6 +115,7 @@ def made_pull(mu: float) -> raysim.Method:
 SMALL = {"rounds": 2, "local": {"steps": 2}, "partition": {"num_clients": 4}, "resources": {"backend": "serial"}}
 
 
+@pytest.mark.slow
 def test_a_method_as_a_value_is_the_method_by_name_and_its_folder_says_so(here, root, capsys):
     import my_method
 
@@ -128,6 +131,7 @@ def test_a_method_as_a_value_is_the_method_by_name_and_its_folder_says_so(here, 
     assert not (by_name.folder / "config.yaml").read_text().startswith("#")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_method_as_a_value_goes_on_with_the_same_value_only(here, root):
     settings = {**SMALL, "data": {"root": str(root)}, "name": "cut"}
     raysim.run(settings, methods=[made_pull(0.2)], quiet=True)
@@ -180,6 +184,7 @@ def test_named_classifier_is_the_head(here):
 # --- sets -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwise(here):
     file, numbers = here / "data" / "mine" / "mine.arrow", count()
 
@@ -211,6 +216,7 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
         raysim.run("own.yaml", data__name="given")
 
 
+@pytest.mark.slow
 def test_prepare_by_an_own_reader(tmp_path):
     write_files(tmp_path)
     ended = command(tmp_path, "prepare", "my_data:read", "--as", "scans", "--root", "scans", "invert=true")

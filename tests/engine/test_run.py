@@ -181,6 +181,7 @@ def test_writing_to_the_shared_start_is_an_error(root, tmp_path):
         quietly(a_plan(root, tmp_path, ["tests.support.toys:writes_to_start"]))
 
 
+@pytest.mark.slow
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
     before = torch.get_num_threads()
     try:
@@ -190,6 +191,7 @@ def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
     for name, labels, first in (("a", {"method": "A", "alpha": 1}, {"labels.method", "labels.alpha"}), ("b", {}, None)):
         quietly(plan_of(root, rounds=1, name=name, storage=str(tmp_path), labels=labels))

@@ -73,6 +73,7 @@ def test_table_A8s_blocks_as_released_are_stages():
     assert counts == {"ResNet-18": 6, "ResNet-50": 6, "ViT-S/16": 14, "ViT-B/16": 14}
 
 
+@pytest.mark.slow
 def test_fedvgs_feddyn_counts_participants_by_their_examples():
     """Section 3.2.3: FedDyn uses n_k/N; FedVG's weights take that place."""
     want = {"alpha": 0.1, "max_grad_norm": 10}

@@ -114,6 +114,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", ["flfa", "univarfl"])
 def test_every_model_takes_its_sets_images(paper):
     printed = {r["dataset"]: int(r["value"]) for r in rows_of("flfa_inline") if r["metric"] == "num_classes"}

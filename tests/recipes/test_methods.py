@@ -120,6 +120,7 @@ def test_flfa_scaffold_is_its_authors_with_and_without_flfa():
     assert seen == {"SCAFFOLD": ["scaffold"], "SCAFFOLD + FLFA": ["scaffold", "flfa"]}
 
 
+@pytest.mark.slow
 def test_every_layer_of_mobilenetv2_has_its_run():
     tried = []
     for labels, methods, config in trials("flfa", "layers"):

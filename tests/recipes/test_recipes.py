@@ -260,6 +260,7 @@ def fedvg_trials():
             yield trial.raw["labels"], parse_config(trial.raw)[0], trial.raw
 
 
+@pytest.mark.slow
 def test_fedvg_settings_are_those_of_table_A1():
     seen = set()
     wanted = rows_of("fedvg_table_A1")
@@ -293,6 +294,7 @@ def test_fedvgs_first_lines_name_covid19_as_printed_and_as_it_is():
     assert all(words in text for words in ("244 x 224", f"{sizes[0]:,}", f"{counted:,}"))
 
 
+@pytest.mark.slow
 def test_fedvg_hyperparameters_are_those_of_table_A2():
     wanted = {
         (r["method"], r["setting"].removeprefix("hyperparameter=")): float(r["value"])

@@ -167,6 +167,7 @@ def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
     assert seen == set(printed)
 
 
+@pytest.mark.slow
 def test_figure_7_has_half_the_rows_only_where_classes_have_enough(stubs):
     """The sizes that its first lines name: appendix A.7.1 has half of D_val at every rho."""
     path = PAPERS / "fedvg" / "figure_7.yaml"
@@ -182,6 +183,7 @@ def test_figure_7_has_half_the_rows_only_where_classes_have_enough(stubs):
     assert printed == [pytest.approx(half, rel=0.01), 600, pytest.approx(min(sizes.values()), rel=0.01)]
 
 
+@pytest.mark.slow
 def test_seeds_may_share_one_partition(stubs):
     """`partition.seed`: the released code of FedVG partitions once and only trains anew."""
     raw = read_config(PAPERS / "fedvg" / "figure_A1.yaml")

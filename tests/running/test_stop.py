@@ -45,6 +45,7 @@ def test_reasons():
     assert reason_to_stop(StopGroup(seconds=1), rows(None), 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_was_evaluated_last_and_says_why(settings, tmp_path):
     path = tmp_path / "a.yaml"
     given = {**settings, "name": "a", "evaluation": {"every": 2}, "stop": {"seconds": 1e-6}}
@@ -82,6 +83,7 @@ def test_conditions_that_cannot_be_met_are_faults(settings):
         raysim.run(settings, name="b", methods=["ccvr"], on_round=stop, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_another_condition_lets_it(settings):
     through = raysim.run(settings, name="through", local__schedule="cosine", quiet=True)
     given = {"local__schedule": "cosine", "quiet": True, "name": "a"}
