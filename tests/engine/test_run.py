@@ -185,7 +185,7 @@ def test_writing_to_the_shared_start_is_an_error(root, tmp_path):
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
     before = torch.get_num_threads()
     try:
-        quietly(a_plan(root, tmp_path, resources={"backend": "serial", "cpus_per_trainer": 2}))
+        quietly(a_plan(root, tmp_path, rounds=1, resources={"backend": "serial", "cpus_per_trainer": 2}))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
