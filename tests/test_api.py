@@ -129,14 +129,15 @@ def test_a_function_without_a_module_travels_by_value(settings):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_functions_by_value_give_the_same_bits_on_ray(settings):
+def test_functions_and_methods_by_value_give_the_same_bits_on_ray(settings):
     def local_method() -> Method:
         return pulled(mu=0.1)
 
-    serial = raysim.run(settings, name="serial", methods=[local_method], quiet=True)
-    on_ray = raysim.run(
-        settings, name="ray", methods=[local_method], resources={"backend": "ray", "trainers": 2}, quiet=True
-    )
+    strength = 0.2
+    value = Method("value", grads=lambda inner, client: lambda p, b: inner(p, b).add_(p - client.start, alpha=strength))
+    settings = {**settings, "methods": [local_method, value]}
+    serial = raysim.run(settings, name="serial", quiet=True)
+    on_ray = raysim.run(settings, name="ray", resources={"backend": "ray", "trainers": 2}, quiet=True)
     assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
 
 

@@ -145,14 +145,6 @@ def test_a_run_of_a_method_as_a_value_goes_on_with_the_same_value_only(here, roo
     assert "was given from Python as a value, and no file holds it. Give the same value to raysim.run" in ended.stderr
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_method_as_a_value_gives_the_same_bits_on_ray(here, root):
-    settings = {**SMALL, "data": {"root": str(root)}, "methods": [made_pull(0.2)]}
-    serial = raysim.run(settings, name="serial", quiet=True)
-    on_ray = raysim.run(settings, name="ray", resources={"backend": "ray", "trainers": 2}, quiet=True)
-    assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
-
-
 def test_the_digest_of_a_value_changes_with_what_it_holds():
     def pull(mu: float = 0.1) -> raysim.Method:
         return made_pull(mu)
