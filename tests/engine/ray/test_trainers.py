@@ -20,7 +20,7 @@ from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.ray import server
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
-from raysim.engine.ray.watch import Process
+from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_server, make_trainer
 from tests.support.busy import no_cpu_left
@@ -90,6 +90,15 @@ def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cl
     full["tests.support.toys:out_of_memory"]["times"] = 99
     with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
         run(plan_of(root, [full], cohort={"size": 12}), root)
+
+
+def test_a_short_limit_is_looked_at_four_times(monkeypatch):
+    pauses_s, asked = [], {"answer": Watched("trainer", Process("a", 1, -1), "training")}
+    wait = lambda refs, timeout, **_: pauses_s.append(timeout) or (refs[:1], refs[1:])  # noqa: E731
+    monkeypatch.setattr("raysim.engine.ray.watch.ray.wait", wait)
+    for limit_s in (4.0, 600.0, None):
+        Watch(timeout_s=limit_s).first(asked)
+    assert pauses_s == [1.0, 5.0, 5.0]
 
 
 def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
