@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.config import parse_config, read_config
+from raysim.config import parse_config
 from raysim.config.layers import scaled
 from raysim.config.sweep import Trial, grid
 from raysim.data.reader_api import ReaderOptions
@@ -26,13 +26,14 @@ from raysim.reporting.names import is_network
 from raysim.reporting.published import canonical, match, published
 from raysim.running.runner import execute
 from raysim.tuning.calibrate import plan_calibration
+from tests.support.recipe_files import read_recipe
 from tests.support.stub_sets import NUMBERS
 
 PROJECT = Path(__file__).parent.parent.parent
 PAPERS = PROJECT / "configs" / "papers"
 STUDIES = PROJECT / "configs" / "studies"
 RECIPES = sorted(p for p in [*PAPERS.glob("*/*.yaml"), *STUDIES.glob("*.yaml")] if p.stem != "base")
-CALIBRATIONS = [path for path in RECIPES if "calibrate" in read_config(path)]
+CALIBRATIONS = [path for path in RECIPES if "calibrate" in read_recipe(path)]
 RUNS = [path for path in RECIPES if path not in CALIBRATIONS]
 
 
@@ -44,7 +45,7 @@ def ends_of(domain):
 
 def trials_of(path, *, is_scaled=False):
     """The trials of a sweep, or the one run of any other file."""
-    raw = read_config(path)
+    raw = read_recipe(path)
     ranges = raw.get("tune", {}).get("space", {})
     # A search: the ends of its ranges stand for what it draws.
     raw["tune"] = {
@@ -117,7 +118,7 @@ def rows_of(name):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_trial_of_a_recipe_is_sound(path):
     trials = trials_of(path)
-    assert not parse_config({"tune": read_config(path).get("tune", {})})[1]
+    assert not parse_config({"tune": read_recipe(path).get("tune", {})})[1]
     assert len({trial.name for trial in trials}) == len(trials)
     for trial in trials:
         config, faults = parse_config(trial.raw)
@@ -164,7 +165,7 @@ def sweeps(tmp_path_factory):
 def planned(path, trial, root, folder):
     """The plan of a scaled trial inside the folder of its sweep."""
     folder.mkdir(exist_ok=True)
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(scaled(read_config(path), str(path))))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(scaled(read_recipe(path), str(path))))
     raw = {**trial.raw, "storage": str(folder), "name": trial.name}
     raw["data"] = {**raw["data"], "root": str(root)}
     raw["checkpoint"] = {"every_s": 1000}
@@ -256,7 +257,7 @@ STORED = {
 def fedvg_trials():
     for name in ("table_A3", "table_A4", "table_A7", "table_A8"):
         path = PAPERS / "fedvg" / f"{name}.yaml"
-        for trial in grid(read_config(path), name):
+        for trial in grid(read_recipe(path), name):
             yield trial.raw["labels"], parse_config(trial.raw)[0], trial.raw
 
 
@@ -327,7 +328,7 @@ def test_fedvg_cases_are_those_of_the_published_tables():
         path = PAPERS / "fedvg" / f"{name}.yaml"
         ours = {
             (t.raw["labels"]["dataset"], t.raw["labels"]["model"], float(t.raw["labels"]["alpha"]))
-            for t in grid(read_config(path), name)
+            for t in grid(read_recipe(path), name)
         }
         theirs = {
             (r["dataset"], r["model"], float(r["setting"].partition(";")[0].removeprefix("alpha=")))
@@ -366,7 +367,7 @@ def test_calibrations_have_the_stated_settings():
     of_papers = [path for path in CALIBRATIONS if path.parent != STUDIES]
     assert len(of_papers) == 5
     for path in of_papers:
-        config, _ = parse_config(read_config(path))
+        config, _ = parse_config(read_recipe(path))
         group = config.calibrate
         assert (config.rounds, config.num_clients, config.partition.alpha, config.local.epochs) == (1, 5, 0.5, 5)
         assert (group.partitions, group.seeds, group.constraint, group.trees, group.min_leaf) == (
@@ -383,7 +384,7 @@ def test_calibrations_have_the_stated_settings():
 def test_calibration_is_sound_scaled_down(root, tmp_path):
     """It is planned here; tests/tuning/test_calibrate.py runs one, and other recipes of LIVAR train this network."""
     path = PAPERS / "livar" / "calibration.yaml"
-    raw = scaled(read_config(path), str(path))
+    raw = scaled(read_recipe(path), str(path))
     raw = {**raw, "storage": str(tmp_path), "data": {**raw["data"], "root": str(root)}}
     (pair,) = plan_calibration(raw, str(path)).pairs
     assert (len(pair.federated.manifest.clients), len(pair.joint.manifest.clients)) == (5, 1)
