@@ -56,7 +56,7 @@ def execute(notebooks: Sequence[NotebookNode], folder: Path) -> None:
     resources = {"metadata": {"path": str(folder)}}
     joined = new_notebook(cells=cells)
     with kernel_environment():
-        NotebookClient(joined, timeout=300, resources=resources, allow_errors=True, record_timing=False).execute()
+        NotebookClient(joined, timeout=600, resources=resources, allow_errors=True, record_timing=False).execute()
 
 
 def errors(notebook: NotebookNode) -> list[str]:
