@@ -61,8 +61,9 @@ def trials_of(path, *, is_scaled=False):
 SCALED = {path: trials_of(path, is_scaled=True) for path in RUNS}
 
 
-def parts_of(trial):
-    """What only training tries: methods, their options by name, the network, the scheme of the partition."""
+def parts_of(path, trial):
+    """What only training tries: methods, their options by name, the network, the scheme of the partition; and in each
+    recipe whatever is measured, which its report may draw."""
     partition = trial.raw.get("partition", {})
     parts = {
         ("model", json.dumps(trial.raw["model"], sort_keys=True)),
@@ -71,19 +72,20 @@ def parts_of(trial):
     for spec in trial.raw.get("methods", []):
         ((name, options),) = spec.items() if isinstance(spec, dict) else [(spec, {})]
         parts |= {("method", name), *(("option", name, option) for option in options)}
+        parts |= {(path, measure) for measure in options.get("measures", ())}
     return parts
 
 
 def trained():
     """(recipe, trial) of those that are trained: one of each recipe, with the most that none before it has, and what it
     then takes until every part of every trial is in one of them. The others are planned."""
-    missing = set().union(*(parts_of(trial) for trials in SCALED.values() for trial in trials))
+    missing = set().union(*(parts_of(path, trial) for path, trials in SCALED.items() for trial in trials))
     chosen = []
 
     def choose(candidates):
-        path, trial = max(candidates, key=lambda pair: (len(parts_of(pair[1]) & missing), len(parts_of(pair[1]))))
+        path, trial = max(candidates, key=lambda pair: (len(parts_of(*pair) & missing), len(parts_of(*pair))))
         chosen.append((path, trial))
-        missing.difference_update(parts_of(trial))
+        missing.difference_update(parts_of(path, trial))
 
     for path, trials in SCALED.items():
         choose([(path, trial) for trial in trials])
