@@ -17,8 +17,8 @@ RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 
 #: Files of few and long tests. They come first, or one of the two processes would end with them while the other is idle.
 LONG_FILES = (
-    *("test_nodes", "test_recipes", "test_library", "test_checkpoint"),
-    *("test_bits", "test_driver", "test_notebook", "test_run"),
+    *("test_nodes", "test_bits", "test_recipes", "test_trainers", "test_own_code"),
+    *("test_driver", "test_checkpoint", "test_calibrate", "test_library", "test_notebook", "test_run"),
 )
 
 

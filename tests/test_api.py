@@ -67,6 +67,7 @@ def test_model_scores_as_the_run_did(settings, root):
     assert float(hits.float().mean()) == pytest.approx(run.accuracy, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_files_dictionaries_and_overrides_give_one_configuration(settings, tmp_path):
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -94,6 +95,7 @@ def test_faults_are_raised_all_at_once(settings):
         raysim.load(settings["storage"] + "/..")
 
 
+@pytest.mark.slow
 def test_methods_as_names_values_and_functions_are_the_same_run(settings):
     here = [[{"fedprox": {"mu": 0.1}}], [raysim.methods.fedprox(mu=0.1)], [pulled], [{pulled: {"mu": 0.1}}]]
     runs = [raysim.run(settings, name=f"run{index}", methods=m, quiet=True) for index, m in enumerate(here)]
@@ -101,6 +103,7 @@ def test_methods_as_names_values_and_functions_are_the_same_run(settings):
     assert runs[2].config["methods"] == [f"{__name__}:pulled"]
 
 
+@pytest.mark.slow
 def test_a_function_without_a_module_travels_by_value(settings):
     strength = 0.1
 
@@ -126,17 +129,19 @@ def test_a_function_without_a_module_travels_by_value(settings):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_functions_by_value_give_the_same_bits_on_ray(settings):
+def test_functions_and_methods_by_value_give_the_same_bits_on_ray(settings):
     def local_method() -> Method:
         return pulled(mu=0.1)
 
-    serial = raysim.run(settings, name="serial", methods=[local_method], quiet=True)
-    on_ray = raysim.run(
-        settings, name="ray", methods=[local_method], resources={"backend": "ray", "trainers": 2}, quiet=True
-    )
+    strength = 0.2
+    value = Method("value", grads=lambda inner, client: lambda p, b: inner(p, b).add_(p - client.start, alpha=strength))
+    settings = {**settings, "methods": [local_method, value]}
+    serial = raysim.run(settings, name="serial", quiet=True)
+    on_ray = raysim.run(settings, name="ray", resources={"backend": "ray", "trainers": 2}, quiet=True)
     assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_callback_sees_every_round_and_may_stop(settings):
     rounds: list[int] = []
 
@@ -166,6 +171,7 @@ def test_runs_in_a_thread(settings):
     assert found[0].status.name == "completed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_script_ends_it_after_a_checkpoint_and_the_same_call_goes_on(settings):
     script = f"""
 import raysim
@@ -193,6 +199,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stop_conditions_end_a_run_completed(settings):
     settings["data"] |= {"validation": 0.1}  # whose accuracy falls early
     full = raysim.run(settings, name="full", rounds=12, quiet=True).history["server/accuracy"]
@@ -227,6 +234,7 @@ def test_a_stopped_run_that_was_interrupted_ends_at_the_same_round(settings):
     assert cut.summary["rounds"] == whole.summary["rounds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [["scaffold"], [{"fedvg": {}}, "fedavgm"]])
 def test_more_rounds_give_the_hash_of_a_run_through(settings, methods):
     through = raysim.run(settings, name="through", rounds=5, methods=methods, quiet=True)
@@ -267,7 +275,7 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
 @pytest.mark.usefixtures("ray_cluster")
 def test_sweep_and_report(settings):
     axes = {"local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}
-    runs = raysim.tune(settings, name="lr", tune={"param_space": axes}, quiet=True)
+    runs = raysim.tune(settings, name="lr", tune={"param_space": axes, "max_concurrent": 1}, quiet=True)
     assert len(runs) == 4
     frame = runs.frame()
     assert {"lr", "seed", "accuracy", "status"} <= set(frame.columns)
@@ -300,6 +308,7 @@ def test_sweep_and_report(settings):
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_typed_sample_runs(settings):
     report = typed_use.compare(settings)
     assert sorted(report.cells["method"]) == ["tests.samples.typed_use:pulled", "uniform + fedprox"]

@@ -94,6 +94,7 @@ def test_file_imports_only_from_rooms_below_its_own(name):
     assert not outside, f"{name} imports {outside}"
 
 
+@pytest.mark.slow
 def test_experiment_of_livar_is_not_imported_with_the_methods():
     code = "import sys, methods, raysim.cli.main; sys.exit('raysim.tuning.calibrate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -185,6 +185,7 @@ def test_prepare_ends_with_the_lines_of_a_configuration(tmp_path):
 # --- ends ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["methods"], ["recipes"], ["schema"]])
 def test_a_reader_that_leaves_ends_a_verb_without_a_word(words):
     process = begun(*words)

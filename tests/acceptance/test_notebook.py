@@ -6,17 +6,21 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.support.notebooks import errors, execute, notebook_files
+from tests.support.notebooks import errors, execute, notebook_files, shorten_
 
 NAMES = [file.stem for file in notebook_files()]
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """Name -> (as it is stored, as it is after a run in an empty folder). One process runs all."""
+def executed(tmp_path_factory, ray_cluster):
+    """Name -> (as it is stored, as it is after short runs in an empty folder). One process runs all, on the tests' Ray."""
     folder = tmp_path_factory.mktemp("notebooks")
     stored, fresh = ({file.stem: nbformat.read(file, as_version=4) for file in notebook_files()} for _ in range(2))
-    execute(list(fresh.values()), folder)
+    for notebook in fresh.values():
+        shorten_(notebook)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
+        execute(list(fresh.values()), folder)
     return {name: (stored[name], fresh[name]) for name in stored}
 
 
@@ -43,6 +47,7 @@ def test_notebook_runs_and_is_stored_with_outputs_of_the_same_kinds(executed, na
     assert len(stored.cells) < 15
 
 
+@pytest.mark.slow
 def test_progress_is_one_line_that_changes(tmp_path):
     code = """
         import json

@@ -61,6 +61,7 @@ def command(installed, tmp_path):
     return lambda name, *words: output(str(installed / name), *words, cwd=tmp_path, OMP_NUM_THREADS="1")
 
 
+@pytest.mark.slow
 def test_the_wheel_is_what_runs_and_holds_every_file(command, installed):
     code = "import raysim, raysim.config as c; print(raysim.__file__, *map(c.shipped_folder, ('configs', 'cluster')))"
     package, *folders = map(Path, command("python", "-c", code).split())
@@ -77,6 +78,7 @@ def test_the_wheel_is_what_runs_and_holds_every_file(command, installed):
     )
 
 
+@pytest.mark.slow
 def test_verbs_that_need_no_run(command, tmp_path):
     assert command("raysim", "--version") == f"raysim {raysim.__version__}\n"
     assert "paper:fedvg/table_A3" in command("raysim", "recipes")

@@ -20,6 +20,7 @@ from tests.bench.workloads import WORKLOADS, prepared
 PROJECT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "is_tuned"), [("none", False), ("batch", True)])
 def test_the_bare_loop_trains_weighs_and_evaluates_as_raysim(norm, is_tuned, tmp_path):
     tiny = WORKLOADS["tiny"]

@@ -198,6 +198,7 @@ def test_every_shipped_config_passes_its_checks(path, root):
     check(read_config(path, [f"data.root={root}"]), str(path))
 
 
+@pytest.mark.slow
 def test_methods_prepare_and_doctor(tmp_path):
     runner = CliRunner()
     listing = runner.invoke(app, ["methods"]).stdout

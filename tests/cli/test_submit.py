@@ -121,6 +121,7 @@ def test_without_a_cluster_the_two_variables_are_named(cluster, monkeypatch):
         submit("configs/plain.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -260,6 +260,7 @@ def test_slurm_script_passes_the_warning_on_and_queues_the_run_again(slurm, tmp_
 # --- ray submit -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_uploaded_script_is_raysim_run_in_the_folder_of_the_sources(tmp_path):
     script = tmp_path / "run.py"
     shutil.copy(FOLDER / "run.py", script)

@@ -31,12 +31,12 @@ from tests.support.own_folder import (
 @pytest.mark.slow
 def test_empty_folder_with_own_net_method_and_reader_gives_one_hash_everywhere(tmp_path):
     write_files(tmp_path)
-    for name, where in {"serial": [], "ray": ["resources.backend=ray", "resources.trainers=2"]}.items():
-        ended = command(tmp_path, "run", "own.yaml", f"name={name}", *where)
-        assert ended.returncode == 0, ended.stderr
-    code = "import raysim; raysim.run('own.yaml', name='python', quiet=True)"
+    ended = command(tmp_path, "run", "own.yaml", "name=ray", "resources.backend=ray", "resources.trainers=1")
+    assert ended.returncode == 0, ended.stderr
+    command_line = "from raysim.cli.main import app; app(['run', 'own.yaml', 'name=serial'], standalone_mode=False)"
+    code = f"import raysim; raysim.run('own.yaml', name='python', quiet=True); {command_line}"
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
     found = [summary(tmp_path, name) for name in ("serial", "ray", "python")]
     assert len({one["params_sha256"] for one in found}) == 1
     assert (tmp_path / "data" / "mine" / "mine.arrow").is_file()
@@ -54,12 +54,13 @@ def test_ray_that_runs_already_and_trials_find_own_code(here):
 
         return my_net.net(num_classes, input_shape, width=width)
 
-    sweep = {"param_space": {"model.name": {"grid_search": ["my_net:net", local_net]}}}
+    sweep = {"param_space": {"model.name": {"grid_search": ["my_net:net", local_net]}}, "max_concurrent": 1}
     runs = raysim.tune("own.yaml", name="sweep", tune=sweep, resources={"trainers": 1}, quiet=True)
     assert len(runs) == 2
     assert len({run.summary["params_sha256"] for run in (serial, on_ray, *runs)}) == 1
 
 
+@pytest.mark.slow
 def test_functions_as_values_are_the_functions_by_name(here):
     import my_data
     import my_method
@@ -83,6 +84,7 @@ def test_functions_as_values_are_the_functions_by_name(here):
     assert plain.summary["params_sha256"] != by_name.summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_functions_without_a_module_travel_everywhere(here):
     import my_data
     import my_net
@@ -113,6 +115,7 @@ def made_pull(mu: float) -> raysim.Method:
 SMALL = {"rounds": 2, "local": {"steps": 2}, "partition": {"num_clients": 4}, "resources": {"backend": "serial"}}
 
 
+@pytest.mark.slow
 def test_a_method_as_a_value_is_the_method_by_name_and_its_folder_says_so(here, root, capsys):
     import my_method
 
@@ -128,6 +131,7 @@ def test_a_method_as_a_value_is_the_method_by_name_and_its_folder_says_so(here, 
     assert not (by_name.folder / "config.yaml").read_text().startswith("#")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_method_as_a_value_goes_on_with_the_same_value_only(here, root):
     settings = {**SMALL, "data": {"root": str(root)}, "name": "cut"}
     raysim.run(settings, methods=[made_pull(0.2)], quiet=True)
@@ -139,14 +143,6 @@ def test_a_run_of_a_method_as_a_value_goes_on_with_the_same_value_only(here, roo
     ended = command(here, "run", "runs/cut/config.yaml", "rounds=4")
     assert ended.returncode == 2
     assert "was given from Python as a value, and no file holds it. Give the same value to raysim.run" in ended.stderr
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_method_as_a_value_gives_the_same_bits_on_ray(here, root):
-    settings = {**SMALL, "data": {"root": str(root)}, "methods": [made_pull(0.2)]}
-    serial = raysim.run(settings, name="serial", quiet=True)
-    on_ray = raysim.run(settings, name="ray", resources={"backend": "ray", "trainers": 2}, quiet=True)
-    assert on_ray.summary["params_sha256"] == serial.summary["params_sha256"]
 
 
 def test_the_digest_of_a_value_changes_with_what_it_holds():
@@ -180,6 +176,7 @@ def test_named_classifier_is_the_head(here):
 # --- sets -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwise(here):
     file, numbers = here / "data" / "mine" / "mine.arrow", count()
 
@@ -211,6 +208,7 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
         raysim.run("own.yaml", data__name="given")
 
 
+@pytest.mark.slow
 def test_prepare_by_an_own_reader(tmp_path):
     write_files(tmp_path)
     ended = command(tmp_path, "prepare", "my_data:read", "--as", "scans", "--root", "scans", "invert=true")

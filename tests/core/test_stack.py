@@ -17,6 +17,7 @@ def faults_of(root, methods, **groups):
     return [fault.message for fault in caught.value.faults]
 
 
+@pytest.mark.slow
 def test_empty_list_and_every_single_method_compose(root):
     plan_of(root)
     for name, make in METHODS.items():

@@ -157,6 +157,7 @@ def test_draws_at_once_are_the_draws_one_by_one():
         assert slow.random() == fast.random()  # who gets which comes next
 
 
+@pytest.mark.slow
 def test_fedvgs_most_heterogeneous_partition_is_found_and_keeps_its_number(monkeypatch):
     # CIFAR-10, 100 clients, alpha 0.05, at least 10 each, all 60,000 rows (split inside the clients), seed 0 of the recipe.
     monkeypatch.undo()

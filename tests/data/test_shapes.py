@@ -38,6 +38,7 @@ def test_shapes_have_every_class_in_every_domain(tmp_path):
             prepare("shapes", tmp_path, again=True, options=ReaderOptions(**wrong))
 
 
+@pytest.mark.slow
 def test_shapes_can_be_learned_from_pixels_and_styles_differ():
     from sklearn.neural_network import MLPClassifier
 

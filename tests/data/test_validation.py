@@ -387,6 +387,7 @@ def test_faults_of_the_data_groups(key, groups, root):
     assert caught.value.faults[0].key == key
 
 
+@pytest.mark.slow
 def test_fedvg_sees_the_validation_set_that_was_asked_for(root, tmp_path):
     names = [str(i) for i in range(10)]
     small_set(root, "digits-like", names, per_class=8, shape=(16, 16, 1))

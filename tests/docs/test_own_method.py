@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_pages_code_runs_in_order(folder, capsys):
     said, names = [text for kind, text in BLOCKS if kind == "text"], {}
     for kind, text in BLOCKS:
@@ -39,6 +40,7 @@ def test_the_pages_code_runs_in_order(folder, capsys):
     assert all(text.strip() in out for text in said)
 
 
+@pytest.mark.slow
 def test_the_pages_tests_pass(folder):
     page = importlib.import_module("test_clipped")
     tests = [test for name, test in vars(page).items() if name.startswith("test_") and "ray" not in name]

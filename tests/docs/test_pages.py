@@ -109,33 +109,20 @@ def test_python_compiles(page):
         compile("\n" * block.line + block.text, page, "exec")
 
 
-def with_python(*, uses_ray):
-    """The pages with Python that runs, with Ray or without."""
-    pages = [page for page in PAGES if page.name != "own_method.md"]  # test_own_method.py runs all of it
-    found = {page: "".join(block.text for block in blocks(page) if block.runs) for page in pages}
-    chosen = [page for page, code in found.items() if code and ("raysim.tune(" in code) == uses_ray]
-    return pytest.mark.parametrize("page", chosen, ids=name_of)
+def pages_with_python():
+    """The pages with Python that runs; test_own_method.py runs all of its page."""
+    pages = [page for page in PAGES if page.name != "own_method.md"]
+    return [page for page in pages if any(block.runs for block in blocks(page))]
 
 
-def run_python(page):
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with_python(), ids=name_of)
+@pytest.mark.usefixtures("ray_cluster", "at_page")
+def test_python_runs(page):
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.runs:
             exec(compile("\n" * block.line + block.text, page, "exec"), names)
-
-
-@pytest.mark.slow
-@with_python(uses_ray=False)
-@pytest.mark.usefixtures("at_page")
-def test_python_runs(page):
-    run_python(page)
-
-
-@pytest.mark.slow
-@with_python(uses_ray=True)
-@pytest.mark.usefixtures("ray_cluster", "at_page")
-def test_python_with_ray_runs(page):
-    run_python(page)
 
 
 def runs_here(words, page):

@@ -285,6 +285,7 @@ def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):
     assert len(list(tmp_path.glob("round-*"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["round-*/server.safetensors", "memory/*.safetensors"])
 def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_path, capsys):
     plan = a_plan(root, tmp_path, ["scaffold"], rounds=4, checkpoint={"every_s": 0})
@@ -364,6 +365,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHANGES)
 def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believed(kind, root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
@@ -385,6 +387,7 @@ def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believ
     assert quietly(plan)["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_after_its_checkpoint_changes_nothing(root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
     _stopped_after(1, plan)

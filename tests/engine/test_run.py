@@ -188,15 +188,17 @@ def test_writing_to_the_shared_start_is_an_error(root, tmp_path, name, words):
         quietly(a_plan(root, tmp_path, [f"tests.support.toys:{name}"]))
 
 
+@pytest.mark.slow
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
     before = torch.get_num_threads()
     try:
-        quietly(a_plan(root, tmp_path, resources={"backend": "serial", "cpus_per_trainer": 2}))
+        quietly(a_plan(root, tmp_path, rounds=1, resources={"backend": "serial", "cpus_per_trainer": 2}))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
     for name, labels, first in (("a", {"method": "A", "alpha": 1}, {"labels.method", "labels.alpha"}), ("b", {}, None)):
         quietly(plan_of(root, rounds=1, name=name, storage=str(tmp_path), labels=labels))

@@ -129,6 +129,7 @@ class Killed(BaseException):
     """What ends a process between two of its operations on the storage."""
 
 
+@pytest.mark.slow
 def test_what_lies_there_can_be_gone_on_from_whenever_the_process_dies(root, tmp_path, machine, monkeypatch, expected):
     place, operations = f"file://{tmp_path}/there", {"left": 10**9, "done": 0}
 
@@ -161,6 +162,7 @@ def test_what_lies_there_can_be_gone_on_from_whenever_the_process_dies(root, tmp
             assert sorted(clients.column("round").to_pylist()) == sorted(list(range(4)) * 7)
 
 
+@pytest.mark.slow
 def test_newest_state_counts_wherever_it_was_made(root, tmp_path, machine, expected):
     place, begun = f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
@@ -296,6 +298,7 @@ def test_unnamed_runs_of_two_machines_get_two_folders(root, tmp_path, machine, m
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_at_a_uri_are_loaded_and_reported(root, on_s3, tmp_path, monkeypatch, capsys):
     runs = [
         raysim.run(a_plan(root, on_s3, seed=seed, rounds=1).config.model_dump(), name=f"s{seed}") for seed in (0, 1)

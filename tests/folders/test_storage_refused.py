@@ -61,6 +61,7 @@ def test_credentials_on_the_command_line_are_neither_printed_nor_kept(root, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
+@pytest.mark.slow
 def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(filesystems, "ANSWER_S", 1.0)
     silent = socket.create_server(("127.0.0.1", 0))  # it takes connections and says nothing

@@ -11,8 +11,8 @@ import torch
 from raysim.engine.trainer import SerialPool
 from raysim.plan.build import make_server, make_trainer
 from raysim.running.runner import execute
-from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.support.federations import lora_plan, plan_of, run
+from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
 
 
 def outcome(plan, recipe, pool=None):
@@ -23,16 +23,16 @@ def outcome(plan, recipe, pool=None):
     return server.params_sha256(), [record.metrics["server/loss"] for record in records]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CNN_CASES)
 def test_any_number_of_trainers_on_one_gpu_gives_the_same_bits(name, root, gpu_pools, gpu_recipe):
-    plan = plan_of(root, METHODS[name], model={"norm": "batch"})
+    plan = plan_of(root, CNN_CASES[name], model={"norm": "batch"})
     expected = outcome(plan, gpu_recipe(plan))
     assert [outcome(plan, gpu_recipe(plan), pool) for pool in gpu_pools(plan)] == [expected] * 3
 
 
-@pytest.mark.parametrize("name", LORA_METHODS)
+@pytest.mark.parametrize("name", ADAPTER_CASES)
 def test_adapters_give_the_same_bits_on_one_gpu(name, root, gpu_pools, gpu_recipe):
-    plan = lora_plan(root, LORA_METHODS[name], data={"test": 0.7}, rounds=2, cohort={"size": 5})
+    plan = lora_plan(root, ADAPTER_CASES[name], data={"test": 0.7}, rounds=2, cohort={"size": 5})
     expected = outcome(plan, gpu_recipe(plan))
     assert [outcome(plan, gpu_recipe(plan), pool) for pool in gpu_pools(plan)] == [expected] * 3
 
@@ -53,7 +53,7 @@ def test_livar_with_adapters_on_vit_s16_gives_the_same_bits(root, gpu_pools, gpu
 @pytest.mark.parametrize("name", ["fedavg", "fedvg-block", "scaffold", "flfa", "regmean"])
 def test_gpu_is_near_the_cpu(name, root, gpu_recipe):
     """Not equal: sums are made in another order, and convolutions in TF32."""
-    plan = plan_of(root, METHODS[name], rounds=2)
+    plan = plan_of(root, CNN_CASES[name], rounds=2)
     start, cpu = (run(plan, root, rounds=count).state for count in (0, 2))
     recipe = gpu_recipe(plan)
     server = make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))

@@ -7,18 +7,20 @@ import torch
 
 from raysim.plan.check import check
 from tests.support.federations import plan_of, raw_config, run, server_on
+from tests.support.method_cases import CNN_CASES
 from tests.twins.federation import SHARE, Naive, assert_same_state, fedvg_weights
 
 LOCALS = {"lr": 0.05, "epochs": 2, "lr_decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
 
 
+#: Case -> options of its twin.
 CASES = {
-    "fedavg": ([], {}),
-    "uniform": (["uniform"], {"weights": "uniform"}),
-    "fedprox": ([{"fedprox": {"mu": 0.3}}], {"mu": 0.3}),
-    "heavy_ball": ([{"fedavgm": {"beta": 0.7}}], {"momentum": (0.7, "heavy_ball")}),
-    "nesterov": ([{"fedavgm": {"beta": 0.7, "form": "nesterov"}}], {"momentum": (0.7, "nesterov")}),
-    "damped": ([{"fedavgm": {"beta": 0.7, "form": "damped"}}], {"momentum": (0.7, "damped")}),
+    "fedavg": {},
+    "uniform": {"weights": "uniform"},
+    "fedprox": {"mu": 0.3},
+    "fedavgm": {"momentum": (0.7, "heavy_ball")},
+    "fedavgm-nesterov": {"momentum": (0.7, "nesterov")},
+    "fedavgm-damped": {"momentum": (0.7, "damped")},
 }
 
 
@@ -26,10 +28,9 @@ CASES = {
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("case", CASES)
 def test_method_matches_reference_after_3_rounds(case, norm, root):
-    methods, options = CASES[case]
     # The prox of FedProx enters before weight decay in both, so SGD's details can stay on.
-    plan = plan_of(root, methods, model={"norm": norm}, local=LOCALS, cohort={"size": 5})
-    naive = Naive(plan, **options)
+    plan = plan_of(root, CNN_CASES[case], model={"norm": norm}, local=LOCALS, cohort={"size": 5})
+    naive = Naive(plan, **CASES[case])
     server = server_on(plan, root)
     for index in range(3):
         server.run_round(index)

@@ -178,6 +178,7 @@ def test_feedback_is_measured_at_the_clients_models(norm, root):
     assert record.metrics["diagnostics/weight_gap"] == pytest.approx(far, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_feedback_in_the_first_layer_has_no_error_and_touches_nothing(root):
     groups = {"model": {"norm": "batch"}, "partition": {"alpha": 0.05}, "cohort": {"size": 12}}
     flfa = {"flfa": {"candidates": ["conv1"]}}
@@ -233,6 +234,7 @@ def test_gradient_is_that_of_the_global_objective(root):
             value.copy_(server.layout.view(server.state, name))
 
 
+@pytest.mark.slow
 def test_gradient_has_to_be_asked_for_and_goes_through_batch_norm(root):
     _, (record,) = measured(plan_of(root, ["diagnostics"]), root)
     assert "diagnostics/gradient_norm" not in record.metrics
@@ -244,6 +246,7 @@ def test_gradient_has_to_be_asked_for_and_goes_through_batch_norm(root):
     assert records[0].metrics["diagnostics/gradient_norm"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [[], ["scaffold", {"fedvg": {"granularity": "block"}}], ["fedacg", "moon"]])
 def test_results_are_the_same_without(methods, root):
     plain = run(plan_of(root, methods, model=BATCH_NORM), root)

@@ -75,6 +75,7 @@ def test_by_hand():
     assert torch.allclose(step, update / (torch.tensor([0.9375, 2.0, 1.0]).double().sqrt() + 0.5))
 
 
+@pytest.mark.slow
 def test_running_variances_are_averaged_and_never_negative(root):
     plain = run(plan_of(root, [], model={"norm": "batch"}), root, rounds=1)
     for name in ("fedadam", "fedyogi", "fedadagrad"):

@@ -186,6 +186,7 @@ def test_a_client_without_a_finite_loss_gets_nothing():
 # --- batches of the scoring -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "mode", "size"), [("none", "train", 256), ("batch", "train", 16), ("batch", "eval", 256)]
 )

@@ -35,6 +35,7 @@ def test_ffa_lora_matches_a_naive_federation_with_frozen_a(root):
     assert record.metrics["server/loss"] == pytest.approx(naive.loss(), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_the_average_of_products_is_the_product_of_averages(root):
     """With FFA-LoRA for every layer; with FedAvg of both factors for none."""
     for methods, frozen in ((["ffa_lora"], ".lora_A."), ([], "nothing")):

@@ -12,6 +12,7 @@ from tests.twins.livar import NaiveLivar
 FEW = {"data": {"test": 0.8}, "cohort": {"size": 3}, "rounds": 1}
 
 
+@pytest.mark.slow
 def test_kept_factors_are_the_clients_own_and_nothing_else_changes(root):
     plan = lora_plan(root, ["livar", "keep_factors"], **FEW)
     server, naive = server_on(plan, root), NaiveLivar(plan)

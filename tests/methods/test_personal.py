@@ -226,6 +226,7 @@ def test_what_runs_with_personal_leaves_the_global_head_alone(other, root):
     assert not torch.equal(values["fc1.weight"], first["fc1.weight"])
 
 
+@pytest.mark.slow
 def test_fedbn_keeps_every_clients_own_statistics(root):
     plan = plan_of(root, [{"personal": {"layers": "norm"}}], model={"norm": "batch"}, cohort={"size": 12}, **FEW)
     values = [own_values(run(plan, root, rounds=2), client) for client in range(12)]

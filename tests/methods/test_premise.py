@@ -44,6 +44,7 @@ def test_premise_is_each_clients_gradient_and_accuracy(root):
     assert correlation == pytest.approx(spearmanr(*np.array(want).T).statistic)
 
 
+@pytest.mark.slow
 def test_premise_leaves_clients_without_a_step_out_and_training_alone(root):
     groups = {"model": {"norm": "batch"}, "partition": {"alpha": 0.05, "num_clients": 25, "min_samples": 1}}
     groups |= {"cohort": {"size": 25}}

@@ -50,6 +50,7 @@ def test_all_names_are_trained_above():
     assert set(MODELS) <= {*TINY, "vit_b16", "torchvision:vit_b_16"}  # the latter: see below
 
 
+@pytest.mark.slow
 def test_torchvisions_vit_is_the_same_network_with_the_same_weights(monkeypatch):
     """Under its own names and ours one input gives one output; another number of classes keeps the classifier's draws."""
     torch.manual_seed(0)
@@ -112,6 +113,7 @@ def test_shared_and_zero_dimensional_parameters_train_as_in_torch():
     assert module.second.weight is module.first.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -142,6 +144,7 @@ def test_initial_values_come_from_the_seed_alone(name):
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.slow
 def test_names_alone_import_neither_torchvision_nor_timm():
     code = "import sys, torch; torch.nn.Linear(1, 1, device='meta'); own = set(sys.modules); "  # sympy, for old PyTorch
     code += "import raysim.models as m; m.build_model(m.ModelSpec('cnn', 2, (8, 8, 1)), seed=0); "

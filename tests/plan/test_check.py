@@ -66,6 +66,7 @@ def first_run(root, later_s):
     return manifest.checksum, build_shards(manifest, root / "shards").name
 
 
+@pytest.mark.slow
 def test_runs_started_together_on_an_empty_folder_all_find_the_same_data(tmp_path, monkeypatch):
     replace = os.replace
 

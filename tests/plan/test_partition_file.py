@@ -36,6 +36,7 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -60,6 +61,7 @@ def test_a_partition_of_any_scheme_read_back_gives_the_same_bits(settings, given
     assert ("unused" in splits) == (given.get("partition", {}).get("scheme") == "nine_plus_one")
 
 
+@pytest.mark.slow
 def test_joint_training_is_read_back_as_one_client(settings):
     drawn = raysim.run(settings, name="drawn", partition={"scheme": "joint"}, quiet=True)
     file = {"scheme": "file", "file": str(drawn.folder / "examples.csv"), "num_clients": 1}
@@ -143,6 +145,7 @@ def test_a_missing_or_damaged_file_and_idle_keys_are_faults(settings, tmp_path):
             raysim.run(settings, partition=partition, quiet=True)
 
 
+@pytest.mark.slow
 def test_content_of_the_file_counts_and_not_its_path(settings, tmp_path):
     drawn = raysim.run(settings, name="drawn", quiet=True)
     rows = rows_of(drawn.folder / "examples.csv")
@@ -170,7 +173,11 @@ def test_trials_on_files_are_told_apart_and_notice_a_changed_file(settings, tmp_
     write_rows(tmp_path / "b.csv", changed(rows, trained, split="unused", client=""))
     monkeypatch.chdir(tmp_path)  # trials run elsewhere
     axes = {"partition.file": {"grid_search": ["a.csv", "b.csv"]}}
-    given = {**settings, "partition": {"scheme": "file", "num_clients": 6}, "tune": {"param_space": axes}}
+    given = {
+        **settings,
+        "partition": {"scheme": "file", "num_clients": 6},
+        "tune": {"param_space": axes, "max_concurrent": 1},
+    }
     first, second = raysim.tune(given, name="files", quiet=True)
     assert first.summary["params_sha256"] == drawn.summary["params_sha256"] != second.summary["params_sha256"]
     write_rows(tmp_path / "b.csv", rows)

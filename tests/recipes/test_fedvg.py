@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.config import parse_config, read_config
+from raysim.config import parse_config
 from raysim.config.sweep import grid
 from raysim.plan.build import layout_for, model_spec
 from raysim.plan.find import build_methods
 from raysim.reporting.published import match, published
 from raysim.tuning.plan import read_sweep
 from tests.recipes.test_methods import PAPERS, trials
+from tests.support.recipe_files import read_recipe
 
 FEDVG_AS_RELEASED = sorted({path.stem for path in (PAPERS / "fedvg").glob("*.yaml")} - {"base", "figure_8"})
 
@@ -31,7 +32,7 @@ def test_fedvg_is_scored_as_released(name):
 
 
 def test_scaffold_as_in_fl_bench_takes_five_steps():
-    raw = read_config(PAPERS / "fedvg" / "table_A3.yaml")
+    raw = read_recipe(PAPERS / "fedvg" / "table_A3.yaml")
     raw["tune"]["param_space"]["method"] = {"grid_search": ["Scaffold as in FL-bench"]}
     found = {parse_config(trial.raw)[0].local.steps for trial in grid(raw, "table_A3")}
     assert found == {5}
@@ -41,8 +42,8 @@ def test_scaffold_as_in_fl_bench_takes_five_steps():
 def test_fedvg_as_released_runs_the_codes_forms():
     """Those that base.yaml names for other recipes, on the code's one partition, under the printed names."""
     path = PAPERS / "fedvg" / "as_released.yaml"
-    space = read_config(path)["tune"]["param_space"]["method"]["grid_search"]
-    named = read_config(PAPERS / "fedvg" / "table_A7.yaml")["tune"]["settings"]["method"]
+    space = read_recipe(path)["tune"]["param_space"]["method"]["grid_search"]
+    named = read_recipe(PAPERS / "fedvg" / "table_A7.yaml")["tune"]["settings"]["method"]
     for name, settings in space.items():
         base, plus, addition = name.partition(" + ")
         assert settings == named.get(f"{base} as in FL-bench{plus}{addition}", named[name]), name
@@ -73,6 +74,7 @@ def test_table_A8s_blocks_as_released_are_stages():
     assert counts == {"ResNet-18": 6, "ResNet-50": 6, "ViT-S/16": 14, "ViT-B/16": 14}
 
 
+@pytest.mark.slow
 def test_fedvgs_feddyn_counts_participants_by_their_examples():
     """Section 3.2.3: FedDyn uses n_k/N; FedVG's weights take that place."""
     want = {"alpha": 0.1, "max_grad_norm": 10}
@@ -87,7 +89,7 @@ def test_fedvgs_premise_is_measured_under_its_weights_and_fedavgs():
     premise = {"diagnostics": {"every": 20, "measures": ["premise"]}}
     found = {labels["method"]: methods for labels, methods, _ in trials("fedvg", "premise")}
     assert found == {"FedAvg": [premise], "FedVG": [{"fedvg": {"as_in": "release"}}, premise]}
-    assert "premise" in read_config(PAPERS / "fedvg" / "premise.yaml")["report"]["figures"]
+    assert "premise" in read_recipe(PAPERS / "fedvg" / "premise.yaml")["report"]["figures"]
 
 
 def test_figure_8_takes_norms_as_released():

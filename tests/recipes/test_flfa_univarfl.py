@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.config import parse_config, read_config
+from raysim.config import parse_config
 from raysim.config.sweep import grid
 from raysim.models import ModelSpec, build_skeleton
 from raysim.reporting.published import ACCURACIES, match, published
 from tests.recipes.test_recipes import PAPERS, rows_of
+from tests.support.recipe_files import read_recipe
 
 FLFA_TABLES = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "12")
 
@@ -31,7 +32,7 @@ CHANGED = {"clients": "clients", "local_epochs": "local_epochs", "participation"
 def recipe(paper, name):
     """(labels, configuration) of every trial."""
     path = PAPERS / paper / f"{name}.yaml"
-    for trial in grid(read_config(path), name):
+    for trial in grid(read_recipe(path), name):
         yield trial.raw["labels"], parse_config(trial.raw)[0]
 
 
@@ -54,7 +55,7 @@ def test_flfa_settings_are_the_printed_ones(name):
 
 def cells_of_recipe(paper, name):
     """The different labels of a recipe's trials, without the seed; several where a run gives several numbers."""
-    metrics = read_config(PAPERS / paper / f"{name}.yaml")["report"].get("metrics") or {}
+    metrics = read_recipe(PAPERS / paper / f"{name}.yaml")["report"].get("metrics") or {}
     added = [{label: value} for label, values in metrics.items() for value in values] or [{}]
     return {
         tuple(sorted((k, v) for k, v in {**labels, **more}.items() if k != "seed"))
@@ -114,6 +115,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", ["flfa", "univarfl"])
 def test_every_model_takes_its_sets_images(paper):
     printed = {r["dataset"]: int(r["value"]) for r in rows_of("flfa_inline") if r["metric"] == "num_classes"}

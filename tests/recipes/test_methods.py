@@ -12,7 +12,7 @@ from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.moon import moon
 from methods.univarfl import univarfl
-from raysim.config import parse_config, read_config
+from raysim.config import parse_config
 from raysim.config.layers import scaled
 from raysim.config.sweep import grid
 from raysim.core.layout import layout_of
@@ -20,13 +20,14 @@ from raysim.models import ModelSpec, build_skeleton, head_of
 from raysim.plan.check import check
 from raysim.plan.find import build_methods
 from raysim.tuning.plan import read_sweep
+from tests.support.recipe_files import read_recipe
 
 PAPERS = Path(__file__).parent.parent.parent / "configs" / "papers"
 
 
 def trials(paper, name):
     """(labels, methods as listed, configuration) of every trial."""
-    for trial in grid(read_config(PAPERS / paper / f"{name}.yaml"), name):
+    for trial in grid(read_recipe(PAPERS / paper / f"{name}.yaml"), name):
         config, _ = parse_config(trial.raw)
         yield trial.raw["labels"], config.methods, config
 
@@ -120,6 +121,7 @@ def test_flfa_scaffold_is_its_authors_with_and_without_flfa():
     assert seen == {"SCAFFOLD": ["scaffold"], "SCAFFOLD + FLFA": ["scaffold", "flfa"]}
 
 
+@pytest.mark.slow
 def test_every_layer_of_mobilenetv2_has_its_run():
     tried = []
     for labels, methods, config in trials("flfa", "layers"):
@@ -145,7 +147,7 @@ def test_figure_3_is_measured_in_every_round():
     [("fedvg", "table_A3", "method"), ("flfa", "table_1", "method"), ("univarfl", "table_1", "case")],
 )
 def test_settings_that_can_be_added_to_a_recipe_are_sound(paper, name, axis):
-    raw = read_config(PAPERS / paper / f"{name}.yaml")
+    raw = read_recipe(PAPERS / paper / f"{name}.yaml")
     raw["tune"]["param_space"][axis] = {"grid_search": list(raw["tune"]["settings"][axis])}
     raw["tune"]["param_space"]["seed"] = {"grid_search": [0]}
     for trial in grid(raw, name):
@@ -218,7 +220,7 @@ def test_univarfl_methods_and_data_have_the_printed_options(name, methods):
 
 def test_univarfls_claim_of_speed_is_measured():
     """Time, and rounds to FedAvg's accuracy, of every method that the paper names there."""
-    report = read_config(PAPERS / "univarfl" / "speed.yaml")["report"]
+    report = read_recipe(PAPERS / "univarfl" / "speed.yaml")["report"]
     assert (report["time"], report["target"]) == ("FedAvg", "FedAvg")
 
 
@@ -309,7 +311,7 @@ def test_livar_components_are_switched_one_by_one():
     assert seen == set(LIVAR_PARTS)
 
 
-LIVAR_SWITCHES = read_config(PAPERS / "livar" / "table_4.yaml")["tune"]["settings"]["components"]
+LIVAR_SWITCHES = read_recipe(PAPERS / "livar" / "table_4.yaml")["tune"]["settings"]["components"]
 
 
 def test_livar_components_as_released_differ_in_what_the_release_does():
@@ -330,7 +332,7 @@ def test_livar_components_as_released_differ_in_what_the_release_does():
 
 
 def test_livar_settings_beyond_the_tables_are_sound():
-    raw = read_config(PAPERS / "livar" / "table_1.yaml")
+    raw = read_recipe(PAPERS / "livar" / "table_1.yaml")
     named = raw["tune"]["settings"]["method"]
     raw["tune"]["param_space"] = {"method": {"grid_search": list(named)}, "seed": {"grid_search": [0]}}
     raw["data"]["resize"] = 256  # as the cases have it
@@ -358,7 +360,7 @@ def test_livar_images_are_made_as_in_the_released_code():
     seen = set()
     configs = [config for name in ("table_1", "table_2", "table_3", "table_4") for *_, config in trials("livar", name)]
     for path in sorted((PAPERS / "livar").glob("*.yaml")):
-        raw = read_config(path)
+        raw = read_recipe(path)
         configs += [parse_config(raw)[0]] if "calibrate" in raw else []
     for config in configs:
         data = config.data
@@ -377,7 +379,7 @@ def test_livar_images_are_made_as_in_the_released_code():
 @pytest.mark.parametrize("recipe", ["fedvg/table_A3", "flfa/table_1", "univarfl/table_2"])
 def test_joint_can_be_added_to_a_recipe(recipe, root):
     path = PAPERS / f"{recipe}.yaml"
-    raw = read_config(path)
+    raw = read_recipe(path)
     raw["tune"]["param_space"]["method"] = {"grid_search": ["Joint"]}
     assert all(parse_config(trial.raw)[0].is_joint for trial in grid(raw, str(path)))
     raw["scale"].pop("tune.param_space.method", None)

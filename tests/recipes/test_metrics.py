@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from raysim.config import read_config
 from raysim.reporting.build import make_report, settings
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.published import FOLDER, STATED
 from raysim.reporting.runs import find_runs
+from tests.support.recipe_files import read_recipe
 from tests.support.report_runs import fabricate
 
 #: Where a paper does not say which round it prints, ours is the last one.
@@ -25,7 +25,7 @@ RECIPES = [path for path in sorted(FOLDER.parent.glob("*/*.yaml")) if path.stem 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
     fabricate(tmp_path / "sweep" / "a", 0.5)
-    (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(read_config(path)))
+    (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(read_recipe(path)))
     group = settings(find_runs([tmp_path / "sweep"]), {}, "a test")
     printed = STATED[FOLDERS[path.parent.name]].metric or NOT_SAID
     expected = OTHERS.get(f"{path.parent.name}/{path.stem}", printed)
@@ -48,7 +48,7 @@ def test_papers_words_name_the_rounds_of_their_metric():
 
 
 def test_tables_tests_averages_and_curves_of_fedvg_show_the_best_round(tmp_path):
-    raw = read_config(FOLDER.parent / "fedvg" / "table_A3.yaml")
+    raw = read_recipe(FOLDER.parent / "fedvg" / "table_A3.yaml")
     for dataset in ("CIFAR-10", "OrganAMNIST"):
         for method, best, last in (("FedAvg", 0.5, 0.9), ("FedVG", 0.6, 0.1)):
             labels = {"dataset": dataset, "model": "ResNet-18", "method": method, "alpha": 0.1, "seed": 0}
@@ -83,6 +83,6 @@ def test_the_direction_of_a_sweep_goes_with_its_metric(tmp_path):
 
 def test_the_command_line_goes_before_several_metrics_of_a_recipe(tmp_path):
     fabricate(tmp_path / "sweep" / "a", 0.5)
-    raw = read_config(FOLDER.parent / "flfa" / "table_2.yaml")
+    raw = read_recipe(FOLDER.parent / "flfa" / "table_2.yaml")
     (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(raw))
     assert make_report([tmp_path / "sweep"], {"metric": "best_accuracy"}).metric.startswith("best accuracy")

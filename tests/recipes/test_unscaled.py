@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import raysim.plan.check_data
 from raysim.cli.partitions import partitions
-from raysim.config import parse_config, read_config
+from raysim.config import parse_config
 from raysim.models import build_model
 from raysim.plan.build import model_spec
 from raysim.plan.check import check, check_partition
@@ -22,6 +22,7 @@ from raysim.reporting.runs import method_names
 from raysim.tuning.calibrate import plan_calibration
 from raysim.tuning.plan import plan_sweep
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
+from tests.support.recipe_files import read_recipe
 from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 
 #: Trials that only repeat another one: joint training, which no beta or alpha changes.
@@ -47,7 +48,7 @@ def pretrained(stubs, tmp_path_factory):
     @cache
     def weights(path):
         (name,) = [stem for stem in ("livar_pretrain", "fedvg_pretrain") if path.startswith(f"runs/{stem}")]
-        config, _ = parse_config(read_config(STUDIES / f"{name}.yaml"))
+        config, _ = parse_config(read_recipe(STUDIES / f"{name}.yaml"))
         info = stub_info(config.data.name)
         file = folder / f"{Path(path).parent.name}.safetensors"
         save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), file)
@@ -64,7 +65,7 @@ def pretrained(stubs, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_unscaled_trial_can_start(path, stubs, pretrained):
-    raw = pretrained(read_config(path))
+    raw = pretrained(read_recipe(path))
     raw["data"] = {**raw.get("data", {}), "root": str(stubs)}
     if path in CALIBRATIONS:
         assert plan_calibration(raw, str(path))
@@ -107,13 +108,13 @@ PRINTED = {
     for path in sorted((PAPERS / "published").glob("*.csv"))
     if (cells := [cell for cell in published(path.stem) if cell.metric in MEASURED])
 }
-REPORTS = {path: read_config(path).get("report", {}).get("published", []) for path in RECIPES}
+REPORTS = {path: read_recipe(path).get("report", {}).get("published", []) for path in RECIPES}
 CLAIMS = [(path, name) for path, names in REPORTS.items() for name in names if name in PRINTED]
 
 
 def cells_met(path, name):
     """The cells of a published table that a recipe's trials have the labels of."""
-    metrics = read_config(path)["report"].get("metrics") or {}  # one run in several cells: label -> value -> metric
+    metrics = read_recipe(path)["report"].get("metrics") or {}  # one run in several cells: label -> value -> metric
     scored_as = [dict(zip(metrics, values, strict=True)) for values in itertools.product(*metrics.values())]
     met = {}
     for trial in trials_of(path):
@@ -166,6 +167,7 @@ def test_figure_6_scores_on_as_many_rows_as_are_printed(stubs):
     assert seen == set(printed)
 
 
+@pytest.mark.slow
 def test_figure_7_has_half_the_rows_only_where_classes_have_enough(stubs):
     """The sizes that its first lines name: appendix A.7.1 has half of D_val at every rho."""
     path = PAPERS / "fedvg" / "figure_7.yaml"
@@ -181,9 +183,10 @@ def test_figure_7_has_half_the_rows_only_where_classes_have_enough(stubs):
     assert printed == [pytest.approx(half, rel=0.01), 600, pytest.approx(min(sizes.values()), rel=0.01)]
 
 
+@pytest.mark.slow
 def test_seeds_may_share_one_partition(stubs):
     """`partition.seed`: the released code of FedVG partitions once and only trains anew."""
-    raw = read_config(PAPERS / "fedvg" / "figure_A1.yaml")
+    raw = read_recipe(PAPERS / "fedvg" / "figure_A1.yaml")
     raw["data"] = {**raw["data"], "root": str(stubs)}
     raw["tune"]["param_space"]["seed"]["grid_search"] = [0, 1]
     assert len(partitions(raw, "a test")) == 2

@@ -19,6 +19,7 @@ from tests.support.report_runs import fabricate, sweep
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 
 
+@pytest.mark.slow
 def test_command_end_to_end(runs, tmp_path):
     result = CliRunner().invoke(app, ["report", str(runs)])
     assert result.exit_code == 0, result.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.config import Config, read_config
+from raysim.config import Config
 from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid
 from raysim.core.errors import DataError
@@ -19,10 +19,11 @@ from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw
 from raysim.reporting.published import FOLDER, published
 from raysim.reporting.runs import ReportedRun, changed, find_runs, label, misnamed
+from tests.support.recipe_files import read_recipe
 from tests.support.report_runs import fabricate, labels_of
 
 RECIPES = sorted(
-    path for path in FOLDER.parent.glob("*/*.yaml") if (read_config(path).get("tune") or {}).get("param_space")
+    path for path in FOLDER.parent.glob("*/*.yaml") if (read_recipe(path).get("tune") or {}).get("param_space")
 )
 VIT = {"name": "timm:vit_base_patch16_224.augreg_in21k", "pretrained": "default"}
 
@@ -35,7 +36,7 @@ def claim(dataset, model, data, net):
 
 def runs_of(path, *, is_scaled=False, **more):
     """The trials of a recipe with its first seed, as finished runs; keys in `more` were changed on the command line."""
-    raw = read_config(path)
+    raw = read_recipe(path)
     if "seed" in raw["tune"]["param_space"] and not is_scaled:
         raw["tune"]["param_space"]["seed"] = {"grid_search": [0]}
     found = []
@@ -51,7 +52,7 @@ def runs_of(path, *, is_scaled=False, **more):
 
 
 def tables_of(path):
-    return (read_config(path).get("report") or {}).get("published", [])
+    return (read_recipe(path).get("report") or {}).get("published", [])
 
 
 def deviations(path, runs):
@@ -150,7 +151,7 @@ def test_what_moves_no_result_is_no_change():
 def test_a_split_that_a_run_of_the_recipe_decided_itself_is_no_change():
     path = FOLDER.parent / "fedvg" / "table_A3.yaml"
     run, *_ = runs_of(path)
-    assert "split" not in read_config(path)["data"]
+    assert "split" not in read_recipe(path)["data"]
     for split, told in (("fraction", []), ("official", ["data.split = official (recipe: fraction)"])):
         config = {**run.config, "data": {**run.config["data"], "split": split}}
         assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == told
@@ -207,7 +208,7 @@ def test_scaled_cases_that_ran_on_one_set_stay_apart(tmp_path):
 def test_flfas_table_4_is_one_column_with_backpropagation_among_the_variants(tmp_path):
     path = FOLDER.parent / "flfa" / "table_4.yaml"
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "sweep.yaml").write_text(json.dumps({"report": read_config(path)["report"]}))
+    (tmp_path / "s" / "sweep.yaml").write_text(json.dumps({"report": read_recipe(path)["report"]}))
     for index, run in enumerate(runs_of(path)):
         config = {key: run.config[key] for key in ("data", "model", "methods")}
         fabricate(tmp_path / "s" / run.folder, 0.5 + index / 100, labels=run.labels, **config)
@@ -244,7 +245,7 @@ def test_two_runs_that_differ_are_refused(tmp_path, second):
 def test_recipes_headers_name_the_report_that_joins_their_tables():
     names = ("table_A3", "table_A4", "table_A7")
     paths = [FOLDER.parent / "fedvg" / f"{name}.yaml" for name in names]
-    command = "raysim report " + " ".join(f"runs/{read_config(path)['name']}" for path in paths)
+    command = "raysim report " + " ".join(f"runs/{read_recipe(path)['name']}" for path in paths)
     assert all(command in path.read_text() for path in paths)
 
 
@@ -252,7 +253,7 @@ def test_fedvgs_tables_join_in_one_report(tmp_path):
     first, second = ("CIFAR-10", "ResNet-18"), ("COVID19", "ViT-S/16")
     nets = {"ResNet-18": "resnet18", "ViT-S/16": "vit_s16"}
     for name, (dataset, model) in {"table_A3": first, "table_A4": second, "table_A7": first}.items():
-        group = read_config(FOLDER.parent / "fedvg" / f"{name}.yaml")["report"]
+        group = read_recipe(FOLDER.parent / "fedvg" / f"{name}.yaml")["report"]
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.yaml").write_text(json.dumps({"report": group}))
         true = {"data": {"name": dataset.casefold().replace("-", "")}, "model": {"name": nets[model]}}

@@ -80,6 +80,7 @@ def told(folder: Path) -> list[list[object]]:
     return [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_logger_is_told_the_start_every_round_once_and_the_end(settings, tmp_path):
     run = raysim.run(settings, name="a", quiet=True)
     start, *rounds, end = told(tmp_path)
@@ -92,12 +93,14 @@ def test_a_logger_is_told_the_start_every_round_once_and_the_end(settings, tmp_p
     assert bare.summary["params_sha256"] == run.summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_an_added_logger_is_told_the_earlier_rounds(settings, tmp_path):
     raysim.run(settings, name="a", loggers=[], quiet=True)
     raysim.run(settings, name="a", rounds=5, quiet=True)
     assert [entry[1] for entry in told(tmp_path) if entry[0] == "round"] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_over_a_kill_every_round_is_told_once(settings, tmp_path):
     """SIGKILL while the logger is told round 2: what it was told before is not told again, round 2 is."""
     given = {**settings, "name": "a", "checkpoint": {"every_s": 0.0}, "loggers": [{"recording:make": {"kill_at": 2}}]}
@@ -256,6 +259,7 @@ def hostile(settings, where: str, act: str) -> raysim.Run:
     return raysim.run({**settings, "rounds": 2}, loggers=[spec], checkpoint={"every_s": 0}, name=where, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_loggers_exit_is_a_fault_of_that_logger_and_no_signal(settings, capsys):
     with pytest.raises(ConfigError, match=r"loggers\[0\]: .*hostile\.py, line \d+, in do: SystemExit: 3; mend it"):
         hostile(settings, "start", "exit")

@@ -54,6 +54,7 @@ def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
     return EventAccumulator(str(path), size_guidance={"images": 0, "scalars": 0, "histograms": 0}).Reload()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
 def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
     monkeypatch.setattr("raysim.running.pictures.SHARE", share)
@@ -136,6 +137,7 @@ def test_client_rows_are_those_that_arrow_makes_of_the_columns():
     assert table.equals(pa.table({"round": np.full(5, 3), **columns}))
 
 
+@pytest.mark.slow
 def test_a_short_run_imports_neither_matplotlib_nor_pandas_before_its_end(settings, tmp_path):
     code = (
         f"import sys, raysim; seen = set();"

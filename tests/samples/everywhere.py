@@ -48,11 +48,13 @@ def main() -> None:
     address = ray.get_runtime_context().gcs_address
     found.append(bits("on_a_ray_that_was_there", resources=ON_RAY))
     task = ray.remote(num_cpus=0.5)(bits)
-    found += ray.get([task.remote("in_a_task"), task.remote("in_a_task_on_ray", resources={"backend": "ray"})])
+    found.append(ray.get(task.remote("in_a_task")))
+    found.append(ray.get(task.remote("in_a_task_on_ray", resources=ON_RAY)))  # in the same process
     sweep: list[raysim.Run] = []
 
     def run_sweep() -> None:
-        sweep.extend(raysim.tune(SETTINGS, {"tune.param_space.method": METHODS}, name="sweep", quiet=True))
+        axes = {"param_space": {"method": METHODS}, "max_concurrent": 1}  # one process for both trials
+        sweep.extend(raysim.tune(SETTINGS, tune=axes, name="sweep", quiet=True))
 
     thread = threading.Thread(target=run_sweep)
     thread.start()

@@ -24,8 +24,9 @@ METHODS = {"grid_search": {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fed
 
 
 def a_sweep(root, tmp_path, space, tune=None, **groups):
+    """A planned sweep. One process runs all trials, one after the other, unless `tune` says how many at a time."""
     raw = raw_config(root, [], **{"name": "s", "storage": str(tmp_path / "runs"), **groups})
-    raw["tune"] = {"param_space": space, **(tune or {})}
+    raw["tune"] = {"param_space": space, "max_concurrent": 1, **(tune or {})}
     return plan_sweep(raw, "a test")
 
 

@@ -90,6 +90,7 @@ def naive(updates, weights):
 KINDS = ["uniform", "scalars", "negative", "rows", "elements", "leading", "map", "missing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

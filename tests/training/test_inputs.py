@@ -276,6 +276,7 @@ def test_model_input_follows_the_pipeline(root):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_each_input_setting_changes_the_run(root):
     digests = []
     for data in ({}, {"augment": "flip"}, {"augment": "cifar"}, {"normalise": "half"}, {"resize": 10}, {"crop": 6},

@@ -12,8 +12,8 @@ from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.training.local import LocalSettings, local_step
 from raysim.training.model import BoundModel, cross_entropy
-from tests.engine.test_bits import LORA_METHODS, METHODS
 from tests.support.federations import lora_plan, plan_of, run
+from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
 
 LOCAL = {"precision": "bfloat16"}
 
@@ -53,8 +53,8 @@ NAMES = ["fedavg", "scaffold", "fedvg-block", "flfa", "dfa", "moon", "fedsol", "
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_method_runs_in_bfloat16_near_its_float32_run(name, root):
-    start, single = (run(plan_of(root, METHODS[name]), root, rounds=count).params for count in (0, 2))
-    half = run(plan_of(root, METHODS[name], local=LOCAL), root, rounds=2).params
+    start, single = (run(plan_of(root, CNN_CASES[name]), root, rounds=count).params for count in (0, 2))
+    half = run(plan_of(root, CNN_CASES[name], local=LOCAL), root, rounds=2).params
     assert half.dtype == torch.float32
     # bfloat16 keeps 8 bits: each gradient is off by about 0.4 %; weights that come from gradients move further.
     assert 0 < float((half - single).norm() / (single - start).norm()) < 0.25
@@ -62,13 +62,13 @@ def test_method_runs_in_bfloat16_near_its_float32_run(name, root):
 
 @pytest.mark.slow
 def test_livar_with_adapters_runs_in_bfloat16_near_its_float32_run(root):
-    start, single = (run(lora_plan(root, LORA_METHODS["livar"]), root, rounds=count).params for count in (0, 2))
-    half = run(lora_plan(root, LORA_METHODS["livar"], local=LOCAL), root, rounds=2).params
+    start, single = (run(lora_plan(root, ADAPTER_CASES["livar"]), root, rounds=count).params for count in (0, 2))
+    half = run(lora_plan(root, ADAPTER_CASES["livar"], local=LOCAL), root, rounds=2).params
     assert 0 < float((half - single).norm() / (single - start).norm()) < 0.25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "flfa", "regmean"])
 def test_any_number_of_trainers_gives_the_same_bits_in_bfloat16(name, root, ray_pools):
-    plan = plan_of(root, METHODS[name], local=LOCAL)
+    plan = plan_of(root, CNN_CASES[name], local=LOCAL)
     assert {run(plan, root, pool).params_sha256() for pool in ray_pools(plan)} == {run(plan, root).params_sha256()}

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.ray
 @pytest.mark.slow
 def test_sweep_of_8_trials_equals_8_runs(root, tmp_path, ray_cluster):
     space = {"method": METHODS, "local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}
-    sweep = a_sweep(root, tmp_path, space, rounds=2)
+    sweep = a_sweep(root, tmp_path, space, {"max_concurrent": 2}, rounds=2)
     outcomes, lines = run(sweep)
     assert {found.status for found in outcomes.values()} == {"completed"}
     assert len(outcomes) == 8
@@ -85,7 +85,7 @@ def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_clust
     resources = {"backend": "ray", "trainers": "auto", "gpus_per_trainer": 0.5, "cpus_per_trainer": 0.5}
     # Two seeds: trials that differ in their trainers alone would run once.
     cases = {"auto": {"resources.trainers": "auto"}, "two": {"resources.trainers": 2, "seed": 4}}
-    sweep = a_sweep(root, tmp_path, {"case": {"grid_search": cases}}, {"max_concurrent": 1}, resources=resources)
+    sweep = a_sweep(root, tmp_path, {"case": {"grid_search": cases}}, resources=resources)
     outcomes, _ = run(sweep)
     assert {found.status for found in outcomes.values()} == {"completed"}, outcomes
     for trial, trainers in zip(sweep.trials, (1, 2), strict=True):
@@ -174,7 +174,7 @@ def test_records_of_stopped_trials_are_sealed_once_nobody_holds_their_folder(tmp
 
 @pytest.mark.slow
 def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
-    tune = {"scheduler": "asha", "reduction_factor": 2, "grace_rounds": 2, "max_concurrent": 1}
+    tune = {"scheduler": "asha", "reduction_factor": 2, "grace_rounds": 2}
     tune |= {"metric": "train/loss", "mode": "min"}
     resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
     space = {"local.lr": {"grid_search": [0.3, 1e-6]}}
@@ -206,7 +206,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_median_rule_stops_the_trial_that_is_worse_than_the_others_were(root, tmp_path, ray_cluster):
-    tune = {"scheduler": "median", "grace_rounds": 1, "max_concurrent": 1, "metric": "train/loss", "mode": "min"}
+    tune = {"scheduler": "median", "grace_rounds": 1, "metric": "train/loss", "mode": "min"}
     space = {"local.lr": {"grid_search": [0.3, 0.2, 0.1, 1e-6]}}
     serial = {"backend": "serial", "cpus_per_trainer": 0.5}
     sweep = a_sweep(root, tmp_path, space, tune, rounds=4, partition={"alpha": 10.0}, resources=serial)

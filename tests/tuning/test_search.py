@@ -277,6 +277,7 @@ def test_callbacks_of_tune_are_told_labels_and_results(root, tmp_path, ray_clust
     assert all(RunFolder(sweep.folder / name).status.name == "completed" for name in outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

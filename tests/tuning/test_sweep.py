@@ -162,6 +162,7 @@ def test_assign_goes_into_a_list_of_names_and_adds_to_one():
             assign(raw, key, value)
 
 
+@pytest.mark.slow
 def test_two_axes_make_one_list_of_methods_and_an_axis_may_be_a_methods_option():
     space = {
         "server": {"FedAvg": {}, "FedVG": {"methods+": ["fedvg"]}},

@@ -24,7 +24,7 @@ from raysim.engine.ray.session import Actor, Ref
 
 Answer = TypeVar("Answer")
 
-#: Seconds between two looks at trainers that are silent.
+#: Seconds between two looks at trainers that are silent; a quarter of the limit, where that is less.
 LOOK_S = 5.0
 
 #: Seconds of silence after which a trainer's process must have computed something since the last look at it.
@@ -92,7 +92,8 @@ class Watch:
         """The first answer, or loss, of those asked, or the first of `also`."""
         while True:
             # Not fetched: some answers are for another trainer.
-            done, _ = ray.wait([*asked, *also], num_returns=1, timeout=LOOK_S, fetch_local=False)
+            pause_s = min(LOOK_S, self.limit_s / 4)
+            done, _ = ray.wait([*asked, *also], num_returns=1, timeout=pause_s, fetch_local=False)
             if done:
                 if done[0] in asked:
                     self._note_answer(asked[done[0]].actor)

@@ -20,7 +20,7 @@ from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.ray import server
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
-from raysim.engine.ray.watch import Process
+from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_server, make_trainer
 from tests.support.busy import no_cpu_left
@@ -31,28 +31,35 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["batch"])
-def test_killed_trainer_does_not_change_the_result(norm, root, tmp_path, ray_cluster):
+def test_one_of_four_trainers_on_one_logical_gpu_is_killed_without_a_trace(root, tmp_path, ray_cluster):
+    """Without a real GPU the same configuration runs on the CPU, to the same bits; no trainer outlives the run."""
+
+    def free():
+        return ray_cluster.available_resources().get("CPU", 0)
+
+    before = free()
+    resources = {"backend": "ray", "trainers": 4, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}
     methods = ["scaffold", "fedavgm", {"fedvg": {"granularity": "block"}}]
-    expected = run(plan_of(root, methods, model={"norm": norm}), root).params_sha256()
-    marker = tmp_path / "killed"
+    marker, model = tmp_path / "killed", {"norm": "batch"}
     killer = {"tests.support.toys:kills_worker": {"marker": str(marker), "round_index": 1}}
-    plan = a_plan(
-        root,
-        tmp_path,
-        [*methods, killer],
-        model={"norm": norm},
-        resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5},
-    )
-    summary = quietly(plan)
-    assert marker.exists()
+    summary = quietly(a_plan(root, tmp_path, [*methods, killer], model=model, resources=resources))
     assert int(marker.read_text()) != os.getpid()
-    assert summary["params_sha256"] == expected
+    assert summary["params_sha256"] == run(plan_of(root, methods, model=model), root).params_sha256()
+    environment = json.loads((tmp_path / "a" / "env.json").read_text())
+    assert environment["resources"]["gpus_per_trainer"] == 0.25
+    deadline = time.monotonic() + 60
+    while free() < before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert free() >= before  # an earlier run may still have been giving back its own
+
+    halves = {**resources, "gpus_per_trainer": 0.5}
+    with pytest.raises(ConfigError, match=r"2 GPUs|0\.5 GPUs"):
+        quietly(plan_of(root, methods, name="b", storage=str(tmp_path), resources=halves))
 
 
 @pytest.mark.slow
 def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray_cluster, capfd):
-    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 8}
+    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 4}
     stopper = {"marker": str(tmp_path / "stopped"), "round_index": 1, "number": int(signal.SIGSTOP)}
     plan = a_plan(root, tmp_path, ["scaffold", {"tests.support.toys:kills_worker": stopper}], resources=resources)
     assert quietly(plan)["params_sha256"] == run(plan_of(root, ["scaffold"]), root).params_sha256()
@@ -65,21 +72,6 @@ def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray
     )
     with pytest.raises(RaysimError, match=rf"clients .*{client}.* in .*toys.py, line \d+, in report.*client_timeout_s"):
         quietly(hanging)
-
-
-@pytest.mark.slow
-def test_four_trainers_share_one_logical_gpu(root, tmp_path, ray_cluster):
-    """Without a real GPU the same configuration runs on the CPU, to the same bits."""
-    resources = {"backend": "ray", "trainers": 4, "gpus_per_trainer": 0.25, "cpus_per_trainer": 0.5}
-    methods = ["fedprox", "fedavgm", "fedvg"]
-    summary = quietly(a_plan(root, tmp_path, methods, resources=resources))
-    assert summary["params_sha256"] == run(plan_of(root, methods), root).params_sha256()
-    environment = json.loads((tmp_path / "a" / "env.json").read_text())
-    assert environment["resources"]["gpus_per_trainer"] == 0.25
-    with pytest.raises(ConfigError, match=r"2 GPUs|0\.5 GPUs"):
-        quietly(
-            plan_of(root, methods, name="b", storage=str(tmp_path), resources={**resources, "gpus_per_trainer": 0.5})
-        )
 
 
 @pytest.mark.slow
@@ -98,6 +90,15 @@ def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cl
     full["tests.support.toys:out_of_memory"]["times"] = 99
     with pytest.raises(OutOfMemory, match=r"no memory left on the device for client 1 .*Lower local.batch_size"):
         run(plan_of(root, [full], cohort={"size": 12}), root)
+
+
+def test_a_short_limit_is_looked_at_four_times(monkeypatch):
+    pauses_s, asked = [], {"answer": Watched("trainer", Process("a", 1, -1), "training")}
+    wait = lambda refs, timeout, **_: pauses_s.append(timeout) or (refs[:1], refs[1:])  # noqa: E731
+    monkeypatch.setattr("raysim.engine.ray.watch.ray.wait", wait)
+    for limit_s in (4.0, 600.0, None):
+        Watch(timeout_s=limit_s).first(asked)
+    assert pauses_s == [1.0, 5.0, 5.0]
 
 
 def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
@@ -157,19 +158,6 @@ def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
     for device in ("cpu", "cuda"):
         Trainer.limit_memory(SimpleNamespace(device=device), 4 / 3)
     assert asked == [1.0]
-
-
-@pytest.mark.slow
-def test_a_run_leaves_no_trainer_behind(root, tmp_path, ray_cluster):
-    def free():
-        return ray_cluster.available_resources().get("CPU", 0)
-
-    before = free()
-    quietly(a_plan(root, tmp_path, resources={"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5}))
-    deadline = time.monotonic() + 60
-    while free() < before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert free() >= before  # an earlier run may still have been giving back its own
 
 
 def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):

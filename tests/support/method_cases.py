@@ -1,0 +1,115 @@
+"""Every method, alone with options and with others: the one list that tests of bits, of precision, of GPUs and twins read.
+
+A method that is in neither list fails `tests/methods/test_cases.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysim.core.settings import Raw
+
+Methods = list[str | Raw]
+
+FL_BENCH: dict[str, Any] = {"as_in": "fl-bench"}
+MAMMOTH: dict[str, Any] = {"as_in": "fed-mammoth"}
+FLFA: dict[str, Any] = {"candidates": ["conv2", "fc1"]}
+
+#: Name -> methods, for the small CNN of tests/support/federations.py.
+CNN_CASES: dict[str, Methods] = {
+    "fedavg": [],
+    "uniform": ["uniform"],
+    "fedprox": [{"fedprox": {"mu": 0.3}}],
+    "fedavgm": [{"fedavgm": {"beta": 0.7}}],
+    "fedavgm-nesterov": [{"fedavgm": {"beta": 0.7, "form": "nesterov"}}],
+    "fedavgm-damped": [{"fedavgm": {"beta": 0.7, "form": "damped"}}],
+    "fedavgm-fl-bench": [{"fedavgm": FL_BENCH}],
+    "fedvg-model": ["fedvg"],
+    "fedvg-layer": [{"fedvg": {"granularity": "layer", "norm": "l2", "val_mode": "eval"}}],
+    "fedvg-block": [{"fedvg": {"granularity": "block", "mix": "average"}}],
+    "fedvg-spectral": [{"fedvg": {"norm": "spectral", "granularity": "layer"}}],
+    "fedvg-update": [{"fedvg": {"norm": "update"}}],
+    "fedvg-every": [{"fedvg": {"every": 2, "granularity": "layer"}}],
+    "fedvg-loss": ["fedvg_loss"],
+    "fedvg-cosine": ["fedvg_cosine"],
+    "fedprox-fedavgm-fedvg": ["fedprox", "fedavgm", {"fedvg": {"granularity": "block"}}],
+    "fa": ["fa"],
+    "dfa": ["dfa"],
+    "flfa": [{"flfa": FLFA}],
+    "flfa-direct": [{"flfa": {**FLFA, "feedback": "direct"}}],
+    "flfa-pairwise": [{"flfa": {"num_layers": 2, "scale": "row", "agreement": "pairwise", "feedback": "resampled"}}],
+    "flfa-row-2": [{"flfa": {"num_layers": 2, "scale": "row", "strategy": "lowest", "first_layer": False}}],
+    "flfa-unscaled": [{"flfa": {**FLFA, "scale": "none", "strategy": "highest"}}],
+    "flfa-random": [{"flfa": {"feedback": "random", "candidates": ["fc2"]}}],
+    "univarfl": [{"univarfl": {"mu": 0.05, "lam": 1.5, "eps": 0.5}}],
+    "moon": [{"moon": {"mu": 2.0}}],
+    "moon-random": [{"moon": {"first": "random"}}],
+    "fedsol": [{"fedsol": {"rho": 0.3}}],
+    "fedsol-adaptive": [{"fedsol": {"rho": 0.3, "form": "adaptive"}}],
+    "fedalign": [{"fedalign": {"mu": 0.3, "width": 0.5}}],
+    "fedalign-convolution": [{"fedalign": {"width": 0.5, "block": "conv2"}}],
+    "fedrs": [{"fedrs": {"alpha": 0.3}}],
+    "fedrs-continuous": [{"fedrs": {"alpha": 0.3, "form": "continuous"}}],
+    "fedlc": [{"fedlc": {"tau": 0.5}}],
+    "fedlc-literal": [{"fedlc": {"tau": 0.01, "form": "literal"}}],
+    "fedacg": [{"fedacg": {"lam": 0.6, "beta": 0.1}}],
+    "freeze": ["freeze"],
+    "fedrs-moon-fedsol-flfa": ["fedrs", "moon", "fedsol", {"flfa": FLFA}],
+    "scaffold": [{"scaffold": {"server_lr": 0.8}}],
+    "scaffold-i": [{"scaffold": {"option": "i"}}],
+    "scaffold-fl-bench": [{"scaffold": FL_BENCH}],
+    "scaffold-fedvg": ["scaffold", "fedvg"],
+    "feddyn": [{"feddyn": {"alpha": 0.2}}],
+    "feddyn-clipped": [{"feddyn": {"alpha": 0.2, "max_grad_norm": 0.5}}],
+    "feddyn-examples": [{"feddyn": {"alpha": 0.2, "weights": "examples"}}],
+    "feddyn-fl-bench": [{"feddyn": {**FL_BENCH, "max_grad_norm": 0.5}}],
+    "feddyn-clipped-fedvg": ["fedvg", {"feddyn": {"max_grad_norm": 0.5}}],
+    "elastic": [{"elastic": {"tau": 0.4}}],
+    "elastic-all": [{"elastic": {"sample_ratio": 1.0}}],
+    "elastic-tensor": [{"elastic": {"granularity": "tensor"}}],
+    "elastic-fl-bench": [{"elastic": FL_BENCH}],
+    "elastic-tensor-fedvg": [{"elastic": {"granularity": "tensor"}}, {"fedvg": {"granularity": "layer"}}],
+    "fedadam": ["fedadam"],
+    "fedadam-corrected": [{"fedadam": {"bias_correction": True, "init_v": 1e-6, "beta2": 0.9}}],
+    "fedyogi": ["fedyogi"],
+    "fedadagrad": ["fedadagrad"],
+    "fednova": ["fednova"],
+    "fedvg-fednova-scaffold": ["fedvg", "fednova", "scaffold"],
+    "toy-personal": ["tests.support.toys:personal_head"],
+    "personal-body": [{"personal": {"layers": ["conv1", "fc1"]}}],
+    "personal-norm": [{"personal": {"layers": "norm"}}],
+    "personal-norm-fedavgm-fl-bench": [{"personal": {"layers": "norm"}}, {"fedavgm": FL_BENCH}],
+    "personal-scaffold": [{"personal": {"layers": ["fc1"]}}, "scaffold"],
+    "fedproto": [{"fedproto": {"strength": 0.5}}],
+    "ccvr": ["ccvr"],
+    "ccvr-mammoth": [{"ccvr": {**MAMMOTH, "epochs": 1}}],
+    "fisher": [{"fisher": {"num_examples": 8}}],
+    "fisher-mammoth": [{"fisher": MAMMOTH}],
+    "regmean": ["regmean"],
+    "livar-head": [{"livar": {"components": "head"}}],
+}
+
+#: Name -> methods, for the transformer with adapters.
+ADAPTER_CASES: dict[str, Methods] = {
+    "fedavg": [],
+    "livar": ["livar"],
+    "livar-svd": [{"livar": {"next": "svd", "accumulate": "round"}}],
+    "livar-svd-ccvr": [{"livar": {"next": "svd"}}, {"ccvr": {"epochs": 1}}],
+    "livar-ccvr": ["livar", {"ccvr": {**MAMMOTH, "epochs": 1}}],
+    "livar-fedvg": [{"livar": {"components": "lora"}}, {"fedvg": {"leaves": "head"}}],
+    "fedproto": ["fedproto"],
+    "fisher": [{"fisher": {"kind": "empirical", "num_examples": 8}}],
+    "regmean": ["regmean"],
+    "ffa_lora": ["ffa_lora"],
+    "flora": ["flora"],
+    "personal-ffa_lora": ["personal", "ffa_lora"],
+    "flora-fedprox-keep_factors": ["fedprox", "flora", "keep_factors"],
+}
+
+#: Methods that measure and move no number: their own tests compare what they measure.
+MEASURES = {"diagnostics"}
+
+
+def names_of(methods: Methods) -> set[str]:
+    """The methods of a list without their options."""
+    return {spec if isinstance(spec, str) else next(iter(spec)) for spec in methods}
