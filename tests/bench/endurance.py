@@ -34,7 +34,6 @@ from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder
 from raysim.running.results import Run
 from raysim.tuning.plan import Sweep, plan_sweep
-from raysim.tuning.ranges import draws
 
 PROJECT = Path(__file__).parent.parent.parent
 
@@ -263,7 +262,7 @@ def trials(folder: Path, given: argparse.Namespace) -> None:
                 print(f"{span}: {seconds:.2f} s each, of the driver's CPU {cpu_s:.3f} s; {mb:.0f} MB")
     if not last:
         return
-    sweep = plan_sweep(yaml.safe_load(file.read_text()), str(file), draws)
+    sweep = plan_sweep(yaml.safe_load(file.read_text()), str(file))
     for left in (count // 2, 1):
         filled(sweep)
         for trial in sweep.trials[-left:]:

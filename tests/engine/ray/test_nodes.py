@@ -28,7 +28,6 @@ def test_the_head_comes_first_and_each_answer_stays_with_its_node(monkeypatch):
         return SimpleNamespace(remote=lambda probe: (scheduling_strategy.node_id, probe))
 
     monkeypatch.setattr(nodes, "live_nodes", lambda: alive)
-    monkeypatch.setattr(nodes, "can_connect", lambda address, port: port == 1)
     monkeypatch.setattr(nodes.ray, "remote", lambda **given: lambda function: SimpleNamespace(options=options))
     monkeypatch.setattr(nodes.ray, "wait", lambda answers, num_returns, timeout: None)
     monkeypatch.setattr(nodes.ray, "get", lambda answer, timeout: {"temp_dir": "/".join(answer)})
@@ -36,7 +35,6 @@ def test_the_head_comes_first_and_each_answer_stays_with_its_node(monkeypatch):
     assert [facts.name.split()[:2] for facts in got] == [["head", "first"], ["worker", "left"], ["worker", "right"]]
     assert [facts.temp_dir for facts in got] == [f"{digit * 56}/probe" for digit in "bac"]
     assert [(facts.cpus, facts.gpus) for facts in got] == [(2.0, 0.0), (4.0, 0.0), (8.0, 2.0)]
-    assert got[0].unreachable_ports == (("object manager", 2),)
 
 
 def test_sources_that_only_a_wheel_has_do_not_tell_versions_apart(tmp_path, monkeypatch):

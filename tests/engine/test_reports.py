@@ -12,7 +12,7 @@ from torch import nn
 
 from raysim.core.layout import layout_of
 from raysim.core.method import Vector
-from raysim.engine import results
+from raysim.engine import client_results
 
 LAYOUT = layout_of(nn.Sequential(nn.Linear(2, 1)), head="0")
 
@@ -23,7 +23,7 @@ def test_small_reports_and_vectors_may_come_in_any_order():
     small, vector = torch.tensor([1.0, 2.0]), Vector(torch.tensor([3.0, 4.0, 5.0]))
     reported = {"a": {"first": small, "far": vector, "last": small}, "b": {"far": vector}}
     phase = SimpleNamespace(stack=SimpleNamespace(report=lambda views: reported))
-    got, peaks = results.take_reports(phase, {}, vectors, 7, LAYOUT)
+    got, peaks = client_results.take_reports(phase, {}, vectors, 7, LAYOUT)
     assert {name: {key: value.tolist() for key, value in values.items()} for name, values in got.items()} == {
         "a": {"first": [[1.0, 2.0]], "last": [[1.0, 2.0]]},
         "b": {},
@@ -37,5 +37,5 @@ def test_small_reports_and_vectors_may_come_in_any_order():
 def test_an_error_without_own_code_is_placed_where_it_was_raised():
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("{")
-    assert results._innermost(caught.value).rpartition("/")[2].startswith("decoder.py, line ")
-    assert not results._innermost(caught.value).startswith(__file__)
+    assert client_results._innermost(caught.value).rpartition("/")[2].startswith("decoder.py, line ")
+    assert not client_results._innermost(caught.value).startswith(__file__)
