@@ -13,8 +13,8 @@ from raysim.data.reader_api import Contents, Request
 
 Plane = np.ndarray  # (n, size, size) float32
 
-#: What a pixel takes while it is drawn: distance, two coordinates, cover, canvas and noise in float32, three bytes.
-PIXEL_BYTES = 43
+#: Bytes that a pixel takes at least while it is drawn: mostly the noise of its three channels, in integers of 8 bytes.
+PIXEL_BYTES = 107
 
 STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from raysim.core.errors import DataError
 from raysim.data.reader_api import ReaderOptions
-from raysim.data.shapes import SHAPES, STYLES, draw, shape_batches
+from raysim.data.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import prepared
 
@@ -22,6 +24,15 @@ def test_shapes_are_a_pure_function_of_seed_and_index():
     some = np.array([59, 3, 17])
     assert (draw(some, **how).images == whole.images[some]).all()
     assert (draw(some, **(how | {"seed": 4})).images != whole.images[some]).mean() > 0.5
+
+
+def test_what_a_drawing_takes_is_no_less_than_what_is_asked_for_beforehand():
+    for index in range(0, 60, 13):
+        tracemalloc.start()
+        draw(np.array([index]), size=300, seed=0, num_domains=6)
+        peak = tracemalloc.get_traced_memory()[1] / 300**2
+        tracemalloc.stop()
+        assert PIXEL_BYTES <= peak <= 1.3 * PIXEL_BYTES
 
 
 def test_shapes_have_every_class_in_every_domain(tmp_path):
