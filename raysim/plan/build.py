@@ -223,8 +223,7 @@ def feature_shift(config: Config) -> Shift | None:
     name, options = name_and_options(config.data.shift)
     if name == "none":
         return None
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    return Shift(partial(find_shift(name), **options), config.num_clients, seed)
+    return Shift(partial(find_shift(name), **options), config.num_clients, config.seed)
 
 
 def _square(side: int | None) -> tuple[int, int] | None:
