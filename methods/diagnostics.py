@@ -138,10 +138,10 @@ def _missing(layout: Layout) -> dict[str, str]:
         reasons["drift"] = "no parameter is shared, so there is no update to compare"
         reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
-        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement"
         reasons["layer_drift"] = "no linear or convolution layer is shared, so none drifts"
     if _classifier(layout) is None:
-        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
+        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so its spectrum does not move"
     if any(not leaf.is_head for leaf in layout.personal):
         reasons["features"] = "layers below the classifier are personal, so the global model has no features"
     return reasons

@@ -66,7 +66,7 @@ def fedalign(
         name = block_of(layout, block)
         sizes = {size for leaf in layout.params if leaf.name.startswith(f"{name}.") for size in leaf.shape[:2]}
         if as_in and all(slim(size, width, as_in) == slim(size, width) for size in sizes):
-            warnings.warn(f"fedalign: as_in {as_in} rounds nothing otherwise in block {name!r}; drop it", stacklevel=2)
+            warnings.warn(f"fedalign: as_in {as_in} changes no width in block {name!r}; drop it", stacklevel=2)
         return {}
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
