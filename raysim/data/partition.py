@@ -191,7 +191,7 @@ def nine_plus_one(
     most = min(len(labels) // num_clients // len(classes), int(left.min())) * len(classes)
     size = most if samples_per_client is None else samples_per_client
     if not 0 < size <= most or size % len(classes):
-        what = f"client 1 cannot have {size} examples with as many of each of {len(classes)} classes"
+        what = f"{size} examples a client, as many of each of {len(classes)} classes in client 1, are not possible"
         possible = f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
         raise DataError(what, where, possible if most else "lower partition.num_clients")
     even = size // len(classes)
