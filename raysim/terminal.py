@@ -1,4 +1,4 @@
-"""What the terminal shows: lines, progress and tables."""
+"""The terminal: lines, progress and tables."""
 
 from __future__ import annotations
 

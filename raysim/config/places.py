@@ -1,4 +1,4 @@
-"""Where relative folders of a configuration begin, and where the files are that come with raysim."""
+"""Places: where relative folders of a configuration begin, and where raysim's own files are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report holds before it is written down: its tables, its tests, and further tables beside those of the metric."""
+"""The contents of a report before it is written: its tables, its tests, and further tables beside those of the metric."""
 
 from __future__ import annotations
 
