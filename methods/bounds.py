@@ -1,4 +1,4 @@
-"""What FLFA's bounds are about: how far feedback alignment leads from the gradient, and weights that drift apart.
+"""Quantities of FLFA's bounds: the distance of feedback alignment from the gradient, and the drift of the weights.
 
 With g the gradient of a client's mean cross-entropy at its model after training, g_FA the same through the feedback, and
 W_i the weight of an overridden layer at client i, `diagnostics` logs, of the clients that took a step,

@@ -49,8 +49,8 @@ def ccvr(
     eigenvectors with negative eigenvalues at 0, and trains the head from where it is by SGD. The body stays as it is.
 
     Args:
-      when: "end": a phase after the last round, with all clients and the final global model; "every_round": on what the
-        round's clients see with their own trained models, after everything listed before has made the head.
+      when: "end": a phase after the last round, with all clients and the final global model; "every_round": with the
+        round's clients at their own trained models, after the methods listed before have made the head.
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
       epochs: epochs of the SGD that trains the head, over the features drawn; 0: the head stays. The defaults of this SGD are
         fed-mammoth's.
@@ -63,9 +63,10 @@ def ccvr(
       as_in: "fed-mammoth", LIVAR's baseline: every_round, a mixture of clients with two examples of the class or more,
         diagonal plus 1e-8, normalised, cosine; every epoch draws new features, num_samples * classes of them shared out
         over all classes at random, and takes one step a class on batches of num_samples. Where a class has no Gaussian
-        the last batches are short or empty; an empty one is still a step of the momentum. There the statistics are of
-        pixels that were not normalised, other inputs than the model was trained on; here of the model's own inputs.
-    Degenerate cases: a class with one example is drawn as that example; one that nobody has is not drawn. Clients
+        the last batches are short or empty; an empty one is still a step of the momentum. That code takes its
+        statistics of pixels that were not normalised, other inputs than the model was trained on; raysim takes the
+        model's own inputs.
+    Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. Clients
     without a step still count: their statistics are of the model that they hold.
     Raises:
       ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.

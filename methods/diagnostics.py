@@ -1,4 +1,4 @@
-"""Diagnostics: what client drift, layers, classifier and features look like, without touching the training."""
+"""Diagnostics: measures of client drift, layers, classifier and features, beside an unchanged training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("features",), "premise": (
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
-    """Logs measures of the first round, and then every so many rounds; weights and update stay as they are.
+    """Logs measures in the first and in every n-th round; weights and update stay as they are.
 
-    List it last: what it sees of the clients does not depend on the place, but methods that replace the update have to
-    stand before any other one that looks at it.
+    List it last. Its place does not change what it sees of the clients, but a method that replaces the update must
+    stand before those that look at it.
 
     - drift: (1/K) sum_i ||u_i - mean u||_2 over the K clients that took a step, u_i the concatenated update of all shared
       parameters (FLFA, figure 3); number `drift`.
@@ -49,21 +49,21 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
       L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
       examples, so it is measured only where it is named.
-    - feedback: how far feedback alignment leads away where a method listed before has it in some layers (the quantities
-      of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
+    - feedback: how far feedback alignment leads from the gradient, if a method listed before has it in some layers (the
+      quantities of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
       `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
       `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
 
-    - weights: who gets the weight: rank correlations (Spearman) over the clients that took a step, between their aggregation
+    - weights: rank correlations (Spearman) over the clients that took a step, between their aggregation
       weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
-      their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. Not a number where one of the two
-      is the same for all. Measured only where it is named.
+      their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. NaN if one of the two is the
+      same for all. Measured only where it is named.
     - premise: whether clients with small validation gradients generalise better (FedVG): of each client's model after
       training the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows; array `premise`, a row a
       client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. It costs each client
       passes over both sets, so it is measured only where it is named.
 
-    `spectrum` and `features` need the new model, which is only looked at in rounds that are evaluated: let one of `every`
+    `spectrum` and `features` need the new model, which is there only in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
     at the one it broadcasts.
 
@@ -71,7 +71,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       every: measure in the first round, and in every n-th round, counted from 1.
       measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
-      ValueError: every < 1, an empty list; or, when the run starts, a measure of something that the global model lacks.
+      ValueError: every < 1, an empty list; or, when the run starts, a measure that the global model does not have.
     """
     if every < 1:
         raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
@@ -138,10 +138,10 @@ def _missing(layout: Layout) -> dict[str, str]:
         reasons["drift"] = "no parameter is shared, so there is no update to compare"
         reasons["gradient"] = "no parameter is shared, so there is no global gradient"
     if not _shared_layers(layout):
-        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement on one"
+        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement"
         reasons["layer_drift"] = "no linear or convolution layer is shared, so none drifts"
     if _classifier(layout) is None:
-        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so it has no spectrum that moves"
+        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so its spectrum does not move"
     if any(not leaf.is_head for leaf in layout.personal):
         reasons["features"] = "layers below the classifier are personal, so the global model has no features"
     return reasons

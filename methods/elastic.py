@@ -41,10 +41,10 @@ def elastic(
     of one example also without BatchNorm.
 
     Args:
-      tau: factor of the most sensitive element, >= 0; the least sensitive has 1 + tau. 0.5 in the paper and in FedVG's tables.
-      mu: memory of the average over batches, in [0, 1); 0.95 likewise.
-      sample_ratio: share of the local examples that Omega is computed on, in (0, 1], drawn anew every round; 0.3 is the
-        value of FedVG's tables, and costs less than a third of a local epoch.
+      tau: factor of the most sensitive element, >= 0; the least sensitive has 1 + tau. The paper and FedVG's tables use 0.5.
+      mu: memory of the average over batches, in [0, 1); both use 0.95.
+      sample_ratio: share of the local examples that Omega is computed on, in (0, 1], drawn anew every round; FedVG's
+        tables use 0.3, which costs less than a third of a local epoch.
       granularity: "element", or one L2 norm per "tensor".
       reference: what the maximum is over: "model", all of Omega, or "clients", each tensor's Omega_k (tensors only).
       signal: "output-norm", or "loss", the cross-entropy.

@@ -21,7 +21,7 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     epoch, where local.lr_decay counts rounds, and clips gradients to an L2 norm of 10 (local.max_grad_norm).
 
     Args:
-      lam: momentum, 0 <= lam < 1; 0.85 is the paper's.
+      lam: momentum, 0 <= lam < 1; the paper uses 0.85.
       beta: strength of the pull, >= 0. The paper says 0.001; the released code, which leaves out the 1/2, acts as 0.002.
     Raises:
       ValueError: lam or beta out of range.

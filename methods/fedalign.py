@@ -38,8 +38,8 @@ def fedalign(
         s(x, y) = spectral norm of x y^T / pixels
         L_lip   = mean over images of (s(x_slim, y_slim) - s(x, y))^2
         loss    = inner + mu (inner / L_lip) L_lip,   the ratio in brackets a constant
-    y_slim is what the block makes of the first channels of x with the first channels of its own layers, under
-    BatchNorm with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
+    y_slim is the block's output for the first channels of x, by the first channels of its own layers, under BatchNorm
+    with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
     first channels learn from the term: one more pass of a narrow block, no other model. The ratio is the code's: the
     term is always mu times the loss so far, and only its direction counts.
 
@@ -66,7 +66,7 @@ def fedalign(
         name = block_of(layout, block)
         sizes = {size for leaf in layout.params if leaf.name.startswith(f"{name}.") for size in leaf.shape[:2]}
         if as_in and all(slim(size, width, as_in) == slim(size, width) for size in sizes):
-            warnings.warn(f"fedalign: as_in {as_in} rounds nothing otherwise in block {name!r}; drop it", stacklevel=2)
+            warnings.warn(f"fedalign: as_in {as_in} changes no width in block {name!r}; drop it", stacklevel=2)
         return {}
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
@@ -107,7 +107,7 @@ def fedalign(
 
 
 def block_of(layout: Layout, wanted: str | None) -> str:
-    """Path of the block: the one wanted, or the last layer block with weights in front of the classifier."""
+    """Path of the block: the given one, or the last layer block with weights in front of the classifier."""
     bodies = [leaf for leaf in layout.params if not leaf.is_head]
     if wanted is None:
         blocks = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]

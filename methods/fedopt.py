@@ -22,7 +22,7 @@ def fedadam(
     init_v: float = 0.0,
     bias_correction: bool = False,
 ) -> Method:
-    """Adam on the server, the aggregated update Δ in the place of a negative gradient.
+    """Adam on the server; the aggregated update Δ is the negative gradient.
 
     Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
         m <- beta1 m + (1 - beta1) Δ,   v <- beta2 v + (1 - beta2) Δ^2,   w <- w + server_lr m / (sqrt(v) + tau)

@@ -38,9 +38,9 @@ def fedproto(
         score, stays as it began; "weights" averages models as well, which is what LIVAR compares with.
       prototypes: means over the clients that hold the class (the released code), or over all their examples (the paper).
       as_in: "fed-mammoth", LIVAR's baseline: for each class of a batch the distance of the batch's mean feature to the
-        prototype, summed over classes; prototypes over examples; uniform aggregation weights. It fails at a class without
-        a prototype, where this adds nothing; and its prototypes are features of pixels that were not normalised, other
-        inputs than those whose features it pulls to them.
+        prototype, summed over classes; prototypes over examples; uniform aggregation weights. That code fails at a
+        class without a prototype; raysim adds nothing there. Its prototypes are features of pixels that were not
+        normalised, other inputs than those whose features it pulls.
     Degenerate cases: clients without a step do not count in prototypes.
     Raises:
       ValueError: strength < 0, as_in with share "nothing"; or, when the run starts, a model without a trained head.

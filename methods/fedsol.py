@@ -28,19 +28,19 @@ def fedsol(
         fixed:     ε = rho u / |u|
         adaptive:  ε_p = rho n(|y_p - s_p|) * u_p / |u| for each tensor p, n: every column along the first axis has
                    L2 norm 1
-    and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s and u is zero but for
-    rounding, which the released code blows up to length rho in a random direction: where |u| < floor there is no
-    perturbation. Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
+    and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s, and u is rounding
+    alone. The released code stretches it to length rho in a random direction; raysim does not perturb where |u| <
+    floor. Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
     at y. Terms of earlier methods are taken at y + ε, of later ones at y.
 
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
       form: the two forms of the released code.
       temperature: T of the distillation, > 0.
-      floor: where the gradient is shorter there is no perturbation, >= 0.
+      floor: no perturbation where |u| is below it, >= 0.
       perturbs: which parameters the perturbation moves.
-      reference_mode: mode of the global model in the distillation; the released code has it in eval mode, but for the
-        first client of a run, where it still is in train mode.
+      reference_mode: mode of the global model in the distillation. The released code uses eval mode, but train mode for
+        the first client of a run.
     Raises:
       ValueError: rho < 0, temperature <= 0 or floor < 0.
     """

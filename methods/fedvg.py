@@ -46,19 +46,19 @@ def fedvg(
     The gradient is taken by the trainer that holds the client's model, straight after local training, by plain
     backpropagation of the mean cross-entropy; only the norms travel.
 
-    `as_in: release` is the released code where it deviates: with one weight per layer buffers have the same weight from
-    every client, and one_axis is "l2"; it scores the validation rows client after client, so the data have to come in
-    that order (data.validation_set.order: client), which moves weights under train-mode BatchNorm. Left out: its eps,
+    `as_in: release` is the released code where it deviates. With one weight per layer, buffers have the same weight from
+    every client, and one_axis is "l2". The validation rows are scored client by client, so the data must come in that
+    order (data.validation_set.order: client), which moves weights under train-mode BatchNorm. Left out: its eps,
     which is that of another unit and matters only where a gradient vanishes; layer blocks that are stages of a ResNet
     (model.blocks: stage).
 
     Args:
-      granularity: "auto" is ours, not the paper's: every round the one of the three whose aggregated model has the
-        lowest loss on the validation set; the choice is logged (0 model, 1 layer, 2 block).
+      granularity: "auto" (ours) takes every round the one of the three whose aggregated model has the lowest loss on
+        the validation set; the choice is logged (0 model, 1 layer, 2 block).
       norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, as (first, rest);
         "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data);
         "update-l1": the same with the L1 norm; the paper does not say which.
-      leaves: the leaves that get these weights, and whose norms count: all, the classifier ("head"), all but it
+      leaves: those that get these weights and whose norms count: all, the classifier ("head"), all but it
         ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
         components: head beside leaves: adapters, and the reverse).
       mix: "average": the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
@@ -67,8 +67,8 @@ def fedvg(
         larger batches, which are faster and change the sum of the gradients by its rounding alone.
       every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
         without any are scored (`scored` logs how many).
-      one_axis: the spectral norm of tensors with one axis: none, so that they have the weight of their layer block, or
-        their own L2 norm.
+      one_axis: what a tensor with one axis has in place of a spectral norm: the weight of its layer block, or its own
+        L2 norm.
       as_in: "release" sets the weight of buffers, one_axis and the order of the validation rows as the released code has them.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the

@@ -30,9 +30,9 @@ def fedvg_cosine(
     of the updates; ours, not FedVG's. One gradient a round, not one a client.
 
     Args:
-      granularity: of the weights; "auto": every round the one of the three whose aggregated model has the lowest loss on
-        the validation set.
-      leaves: that get these weights, and whose cosines count: all, the classifier ("head"), all but it ("body"), the
+      granularity: of the weights; "auto" takes every round the one of the three whose aggregated model has the lowest
+        loss on the validation set.
+      leaves: those that get these weights and whose cosines count: all, the classifier ("head"), all but it ("body"), the
         adapters of model.lora.
       mix: "average" takes the mean of these weights and the weights so far, n_k/N.
       val_mode: mode of the network while the gradient is taken; it matters with BatchNorm.

@@ -28,12 +28,12 @@ def fedvg_loss(
     set: one number a client, so one weight for all of the chosen leaves.
 
     Args:
-      leaves: that get these weights: all, the classifier ("head"), all but it ("body"), the adapters of model.lora.
+      leaves: those that get these weights: all, the classifier ("head"), all but it ("body"), the adapters of model.lora.
       mix: "average" takes the mean of these weights and the weights so far, n_k/N.
       val_mode: mode of the network while scoring; it matters with BatchNorm. The released code uses "train".
-      every: score every n-th round, from the first on; in between, a client keeps its last score (`scored` logs how many
-        were scored).
-      as_in: "release" scores the validation rows client after client (data.validation_set.order: client).
+      every: score every n-th round, from the first on. In between, a client keeps its last score (`scored` logs how
+        many were scored).
+      as_in: "release" scores the validation rows client by client (data.validation_set.order: client).
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite loss, gets weight 0; if no client is left, the global
     model stays.

@@ -37,15 +37,16 @@ def fisher(
     the model, F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
 
     Args:
-      kind: "exact": expectation over all classes c under the model's own p(c|x), classes times as dear; "empirical":
+      kind: "exact": expectation over all classes c under the model's own p(c|x), at the cost of a pass for each class;
+        "empirical":
         the true label.
-      num_examples: at most so many local examples, from the start.
-      floor: F_k is at least this, > 0; where no client cares the result is then the weighted mean.
+      num_examples: the first local examples that count, at most so many.
+      floor: smallest value of F_k, > 0; where every client is at it, the result is the weighted mean.
       normalise: divides a_k by the norm of F_k, so that well-fitted clients, whose Fishers are tiny, still count.
       as_in: "fed-mammoth", LIVAR's baseline: true label, times the probability of the true label, summed instead of
-        averaged over all examples, plus 1e-12, not normalised, a_k uniform. There the gradients are at pixels that were
-        not normalised, other inputs than the model was trained on; here at the model's own inputs.
-    Degenerate cases: clients of weight 0 do not count; if there is no other, all stays.
+        averaged over all examples, plus 1e-12, not normalised, a_k uniform. That code takes gradients at pixels that
+        were not normalised, other inputs than the model was trained on; raysim takes the model's own inputs.
+    Degenerate cases: clients of weight 0 do not count; without any other, all stays.
     Raises:
       ValueError: floor <= 0 or num_examples < 1.
     """

@@ -52,15 +52,15 @@ def flfa(
     many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13), and `is_plain`,
     1 in rounds that were plain backpropagation: round 0, and those with the first layer alone.
 
-    In the first layer nothing changes, since images need no gradient: such a round is that of the methods without FLFA, to the
-    bit, and the first one is warned of. A gradient taken at a perturbed point (FedSOL) uses
+    The first layer changes nothing, since images need no gradient: such a round equals one without FLFA, to the bit,
+    and the first of them gives a warning. A gradient taken at a perturbed point (FedSOL) uses
     B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation. Where W^r is 0,
     so is B, and a warning says that no error passes the layer in that round.
 
     Args:
       num_layers: size of F; the paper uses 1 and compares 1 to 3.
       candidates: all linear and convolution layers; "pointwise": 1x1 convolutions and the classifier only; or paths.
-      first_layer: False leaves the first linear or convolution layer of the model out of the candidates.
+      first_layer: false: the first linear or convolution layer of the model is no candidate.
       strategy: which S_l to take. "auto" decides once, after the first round: the lowest if S is skewed to the right
         (its bulk lies at the low end), else the highest.
       agreement: "pairwise" is the mean cosine over pairs of clients instead of eq. 14.
@@ -132,7 +132,7 @@ def global_weight(client: ClientView, leaf: Leaf) -> Tensor:
 
 
 def layers_by_score(scores: Tensor, strategy: str) -> tuple[list[int], str]:
-    """Places of the candidates, those to take first, and the strategy, which "auto" decides by the skewness of S."""
+    """Places of the candidates, the preferred first, and the strategy, which "auto" decides by the skewness of S."""
     if strategy == "auto":
         strategy = "lowest" if skewness(scores) > 0 else "highest"
     return torch.argsort(scores, stable=True, descending=strategy == "highest").tolist(), strategy

@@ -45,8 +45,8 @@ def flora() -> Method:
     is 1 the file is the model. Adapters in a file of `model.pretrained` count as merged from the start.
     Degenerate cases: one client with one round gives that client's model. Clients without a step get weight 0; if nobody
     took one, Delta W stays.
-    Refused beside it, with the reason: methods that look at a client's model after its steps, or that carry what concerns
-    A and B over from round to round.
+    Refused beside it: methods that look at a client's model after its steps, or that carry state of A and B from round
+    to round.
     Raises:
       ValueError: when the run is checked, adapters of layers that are not linear, or personal layers.
     """

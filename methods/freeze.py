@@ -13,8 +13,8 @@ def freeze(*, trains_locally: bool = False) -> Method:
     part in momentum, weight decay or any other method.
 
     Args:
-      trains_locally: what FedUV's released code does instead: clients train the head from its initial value in every
-        round, and the aggregation leaves it out.
+      trains_locally: true: clients train the head from its initial value in every round, and the aggregation leaves it
+        out, as in FedUV's released code.
     """
 
     def partition(part: Partition) -> Partition:

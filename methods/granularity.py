@@ -20,9 +20,9 @@ def spread(
     """Weights of every leaf.
 
     Args:
-      weights_of: layers (parameter leaves) -> (K,) weights that they have together; None where nothing is known of them.
+      weights_of: layers (parameter leaves) -> their common (K,) weights; None where they have none.
       granularity: "model", "layer" or "block".
-      otherwise: (K,) where nothing is known of a whole layer block either, and of buffers where these are "uniform".
+      otherwise: (K,) weights of a layer block that has none either, and of buffers if these are "uniform".
       buffers: with granularity "layer": "layer" or "uniform".
     """
     block_of = {leaf.name: leaf.block for leaf in layout.params}

@@ -12,8 +12,8 @@ def keep_factors() -> Method:
     """Changes nothing; logs each client's A and B after training, and how much it trained.
 
     In arrays/round_*.npz, K clients in ascending order: `keep_factors.LAYER.a` (K, rank, d_in), `keep_factors.LAYER.b`
-    (K, d_out, rank), float32; `keep_factors.num_examples` and `.num_steps` (K,). What `raysim calibrate` works on.
-    Dear: the server sees every client's adapters, K times what is broadcast, and the run keeps them all.
+    (K, d_out, rank), float32; `keep_factors.num_examples` and `.num_steps` (K,). `raysim calibrate` works on these.
+    Cost: the server sees every client's adapters, K times what is broadcast, and the run keeps them all.
     """
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:

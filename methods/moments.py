@@ -1,4 +1,4 @@
-"""What several methods report of a client's features, and the server's linear algebra on it."""
+"""Statistics of a client's features, which several methods report, and the server's linear algebra on them."""
 
 from __future__ import annotations
 

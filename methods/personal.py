@@ -34,7 +34,7 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
       ValueError: when the run is checked, a pattern that nothing trained matches, or "norm" in a network without such layers.
     """
     if layers == []:
-        raise ValueError("personal: layers is empty, so that nothing is personal; name some, or leave personal out")
+        raise ValueError("personal: layers is empty, so nothing is personal; name some, or leave personal out")
 
     def partition(part: Partition) -> Partition:
         names = part.trained | part.shared

@@ -1,4 +1,4 @@
-"""Rank correlations over the clients of a round: who gets the weight, and FedVG's premise, for `diagnostics`."""
+"""Rank correlations over the clients of a round, for `diagnostics`: of their weights, and FedVG's premise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("validation_gradient", "accuracy")
 
 
 def log_weights(server: ServerView) -> None:
-    """Rank correlations of the aggregation weights with what the clients are and did; see `diagnostics`."""
+    """Rank correlations of the aggregation weights with properties of the clients; see `diagnostics`."""
     active = server.is_active
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     spans = [(leaf.offset, leaf.end) for leaf in leaves]

@@ -28,14 +28,14 @@ def regmean(
     client's inputs reach, the layer stays as broadcast. Biases, convolutions and all else keep the weights given.
     Adapters are linear layers too: A and B are merged by themselves.
     A batch's Gram matrix is a float32 product, as in the released code; over batches they are summed in float64.
-    Dear: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
+    Cost: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
 
     Args:
       shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
       rows: "mean" divides G_k by its number of rows, so that clients count equally (the authors' code); "sum" does
         not: with shrink 1 that is the pooled regression.
-      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. It takes augmented inputs and sums in float32, which
-        this does not.
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. That code also takes augmented inputs and sums in
+        float32; raysim does not.
     Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
     Raises:
       ValueError: shrink out of range.

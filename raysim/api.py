@@ -60,10 +60,10 @@ def run(
 
     Args:
       config: a YAML file, or settings as nested dictionaries.
-      overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they go before `config`, and
-        each sets its value whole.
+      overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they override `config`, and each
+        sets its value whole.
       on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
-      scale: lay the file's `scale` settings over it, as --scaled does; what is given here goes before them.
+      scale: lay the file's `scale` settings over it, as --scaled does; what is given here overrides them.
       quiet: no lines about progress.
       settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
         `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, functions of your
@@ -259,7 +259,7 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
     """
     if axes_as_written(raw):
         verb = command("raysim", "tune", source)
-        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run of what stands outside this group"
+        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
         raise ConfigError([Fault("tune", text)], source)
     refuse(_of_other_verbs(raw), source)
 

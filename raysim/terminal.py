@@ -1,4 +1,4 @@
-"""What the terminal shows: lines, progress and tables."""
+"""The terminal: lines, progress and tables."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Progress:
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
             more = "a larger `rounds` goes on, another `name` begins anew"
-            self.line.say(f"all {num_rounds} rounds are there in {folder}; {more}")
+            self.line.say(f"all {num_rounds} rounds are in {folder}; {more}")
             return
         rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
         self.line.say(f"{where} {rounds} in {folder} ({spent}; {_trainers(folder)})")

@@ -320,7 +320,9 @@ def test_typed_sample_runs(settings):
 def test_a_run_is_not_written_into_a_sweep_and_a_damaged_summary_is_one_sentence(settings, tmp_path):
     folder = raysim.run(settings, name="a", quiet=True).folder
     (folder / "summary.json").write_text("")
-    with pytest.raises(DataError, match=r"summary.json is not as the run wrote it .*delete this folder to run it anew"):
+    with pytest.raises(
+        DataError, match=r"summary.json has changed since the run wrote it .*delete this folder to run it anew"
+    ):
         raysim.run(settings, name="a", quiet=True)
     (tmp_path / "runs" / "swept").mkdir()
     (tmp_path / "runs" / "swept" / "sweep.yaml").write_text("")

@@ -19,7 +19,7 @@ SELF["group"] = SELF
     [
         (lambda settings: raysim.run(3), "config: must be of type str or Path or Mapping or None, got int"),
         (lambda settings: raysim.run(settings, 3), "overrides: must be of type Mapping or None, got int"),
-        (lambda settings: raysim.run(settings, {3: 4}), "3: is no text; write keys such as local.lr"),
+        (lambda settings: raysim.run(settings, {3: 4}), "3: must be text; write keys such as local.lr"),
         (lambda settings: raysim.run(settings, on_round=3), "on_round: must be of type Callable or None, got int"),
         (
             lambda settings: raysim.run(settings, on_round=lambda: None),

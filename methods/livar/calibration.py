@@ -1,4 +1,4 @@
-"""LIVAR's calibration (eq. 4, figure 2, table A): target coefficients, what importances say of them, and the 3 x 3 table.
+"""LIVAR's calibration (eq. 4, figure 2, table A): target coefficients, their forest over importances, the 3 x 3 table.
 
 Numbers in, numbers out; `raysim/tuning/calibrate.py` makes the runs and keeps the files.
 """
@@ -144,7 +144,7 @@ def curve(quantiles: np.ndarray, contributions: np.ndarray, num_bins: int = 20) 
 
 
 class Result(TypedDict):
-    """What is kept of a calibration: `table` and `cuts` as livar takes them, the forest's numbers, by feature its SHAP."""
+    """A calibration: `table` and `cuts` as livar takes them, the forest's numbers, the SHAP values by feature."""
 
     table: list[list[float]]
     cuts: list[list[float]]

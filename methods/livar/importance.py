@@ -1,4 +1,4 @@
-"""Layer importance (LIVAR, section 4 and table A): what each step adds up, its bins, and their coefficients for eq. 3."""
+"""Layer importance (LIVAR, section 4 and table A): sums over the steps, their bins, and coefficients for eq. 3."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def livar(
         scores, as averaging does, the product of averaged factors.
       layers: "examples" puts lambda_i = n_i / sum n into eq. 3 and leaves all else as it is: the paper's ablation of
         layer importance (table 4) with one change at a time.
-      importance: what a step adds, with g the gradient before clipping and d = before - after of what the step really
-        did: |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|. In the released code g still carries the loss scale of mixed
+      importance: what a step adds, with g the gradient before clipping and d = before - after of the step as done:
+        |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|. In the released code g still carries the loss scale of mixed
         precision, which changes on the way, so that steps count by it; here it does not.
       accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
         in every round.

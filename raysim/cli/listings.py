@@ -55,7 +55,7 @@ def print_function(name: str) -> None:
     for option in options:
         default = f" = {option.default}" if option.default else ""
         out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
-        meaning = option.meaning or "no meaning is given: a line `NAME: text` under `Args:` in the docstring gives one"
+        meaning = option.meaning or "without a meaning: add a line `NAME: text` under `Args:` in the docstring"
         out.print(wrapper.fill(meaning), markup=False)
 
 

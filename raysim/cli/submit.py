@@ -1,4 +1,4 @@
-"""`raysim submit`: a verb as a job of a running cluster; submitted again, it goes on."""
+"""`raysim submit`: a verb as a job of a running cluster; submit it again to go on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _below(config: str, working_dir: Path) -> str:
         return config
     path, folder = Path(config).resolve(), working_dir.resolve()
     if not path.is_relative_to(folder):
-        text = f"{config} is not below {folder}, which is what the job uploads; give --working-dir, or move the file"
+        text = f"{config} is not below {folder}, the folder that the job uploads; give --working-dir, or move the file"
         raise ConfigError([Fault("file", text)], "the job")
     return path.relative_to(folder).as_posix()
 
@@ -117,7 +117,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
     if end.status == "SUCCEEDED":
         say(f"job {job_id} succeeded")
         return 0
-    err.print(f"job {job_id} {end.status.lower()}: {end.message}; submitted again, it goes on", markup=False)
+    err.print(f"job {job_id} {end.status.lower()}: {end.message}; submit it again to go on", markup=False)
     return STOPPED if end.status == "STOPPED" else end.exit_code or 1
 
 

@@ -1,4 +1,4 @@
-"""Two axes of a sweep that set one key: the later one goes before, and what that costs is refused or told."""
+"""Two axes of a sweep that set one key: the later one wins, and what that costs is refused or told."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clashes(raw: Raw, source: str) -> tuple[list[Fault], list[str]]:
             faults += pair_faults[:1]
             if lost and not pair_faults:
                 texts = "; ".join(f"{key} of {labels_text(list(labels))}" for key, labels in lost.items())
-                lines.append(f"the axis {later} goes before what the axis {earlier} sets: {texts}")
+                lines.append(f"the axis {later} overrides what the axis {earlier} sets: {texts}")
     return faults, lines
 
 

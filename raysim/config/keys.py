@@ -1,4 +1,4 @@
-"""How keys of the schema are written down: default, meaning, bounds, and when they count."""
+"""Keys of the schema: default, meaning, bounds, and the condition under which they count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes before what: the command line, `scale`, labels of axes, the file, its base, the defaults.
+"""What overrides what: the command line, `scale`, labels of axes, the file, its base, the defaults.
 
 A layer is laid over the file and over what every label of an axis stands for, so that no label takes it back. What comes out is a
 configuration like any other; no trial has to know where its values come from. What loses is told in a line.
@@ -50,7 +50,7 @@ def layered(
       ConfigError: a value that cannot be set; one that makes two labels of an axis the same run; an axis without a say.
     """
     if odd := [key for key in values if not isinstance(key, str)]:
-        raise ConfigError([Fault(str(key), "is no text; write keys such as local.lr") for key in odd], where)
+        raise ConfigError([Fault(str(key), "must be text; write keys such as local.lr") for key in odd], where)
     before_scale = {
         key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)
     }
@@ -75,9 +75,9 @@ def layered(
     given = {*chosen, *(key.split(".", 2)[2] for key in of_sweep if key.startswith(sweep.AXES))}
     losses = lay_through(shrunk, of_trials, source, where=where, given=given)
     if is_scaled and (keys := [key for key in lost_keys(file["scale"], of_trials) if head(key) != "tune"]):
-        tell(f"{where} goes before {', '.join(keys)} of `scale`")
+        tell(f"{where} overrides {', '.join(keys)} of `scale`")
     if losses:
-        tell(f"{where} goes before what labels set: {_losses_text(losses)}")
+        tell(f"{where} overrides what labels set: {_losses_text(losses)}")
     return settled(shrunk, [of_trials, *([file["scale"]] if is_scaled else []), file])
 
 
@@ -102,7 +102,7 @@ def scaled(raw: Raw, source: str, tell: Tell = silent) -> Settings:
     for axis in [key for key in of_trials if key in sweep.axes_as_written(result)]:
         _choose(result, result, axis, _as_list(result, result, axis, of_trials.pop(axis)), f"`scale` of {source}")
     if losses := lay_through(result, of_trials, source, where=f"`scale` of {source}", prefix="scale."):
-        tell(f"`scale` goes before what labels set: {', '.join(losses)}")
+        tell(f"`scale` overrides what labels set: {', '.join(losses)}")
     return result
 
 
@@ -143,7 +143,7 @@ def lay_through(
                 losses.setdefault(lost, []).append(label)
     for axis, domain in sweep.axes_as_written(raw).items():
         if (key := next((group for group in values if below(axis, group)), "")) and axis not in given:
-            text = f"is set whole, and {axis} of it is an axis; set its other keys one by one, or {axis} as well"
+            text = f"is set whole, but {axis} inside it is an axis; set its other keys one by one, or {axis} as well"
             faults.append(Fault(f"{prefix}{key}", text))
         elif inner := {key: value for key, value in values.items() if below(key, axis)}:
             takers |= _lay_into_values(raw, axis, domain, inner, faults, prefix)

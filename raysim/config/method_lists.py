@@ -43,8 +43,8 @@ DEFAULTS: dict[str, Settings] = {
 
 #: Former option of fedvg -> what is said of any other value of it.
 GONE = {
-    "layers": "went: a layer is a parameter tensor, as in the released code; drop it",
-    "buffers": "went: as_in: release gives buffers the same weight from every client; drop it",
+    "layers": "is gone: a layer is a parameter tensor, as in the released code; drop it",
+    "buffers": "is gone: as_in: release gives buffers the same weight from every client; drop it",
 }
 
 #: Value of `score` -> options that had no effect beside it.
@@ -79,7 +79,7 @@ def renamed_with_note(spec: object) -> object:
         remedy = f"write {name}" if name != "fedvg" else "drop it"
         note = f"fedvg with score: {options.get('score')} is now called {name}; {remedy}"
         if "score" not in options:
-            note = f"fedvg has no {' or '.join(options.keys() - kept.keys())} any more, and does as it said; drop it"
+            note = f"fedvg has no {' or '.join(options.keys() - kept.keys())} any more: it is always so; drop it"
         warnings.warn(note, SettingRenamed, stacklevel=1)
     return current
 

@@ -1,4 +1,4 @@
-"""Where relative folders of a configuration begin, and where the files are that come with raysim."""
+"""Places: where relative folders of a configuration begin, and where raysim's own files are."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _of_a_user(path: Path | str, name: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = f"{name} names the home of a user who is not there"
+        what = f"{name} names the home of an unknown user"
         raise DataError(what, str(path), "write the whole path") from error
 
 

@@ -47,9 +47,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         mend = f". {_neighbours(path) or hint(source, recipes())}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
-        text = (
-            "is empty, and a run of it would be one of defaults alone; write what is to run, for example `rounds: 10`"
-        )
+        text = "is empty; write at least one setting of the run, for example `rounds: 10`"
         raise ConfigError([Fault("file", text)], source)
     if path.resolve() in above:
         raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
@@ -146,7 +144,7 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
     for key, value in values.items():
         try:
             if not isinstance(key, str):
-                raise KeyError("is no text; write keys such as local.lr")
+                raise KeyError("must be text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
             fault = Fault(str(key), f"{error.args[0]} in {source}")
@@ -240,7 +238,7 @@ def _validation_contradictions(config: Config) -> Iterator[Fault]:
         text = f"client {last} of {config.num_clients}; clients are counted from 0, name others"
         yield Fault(place, text)
     if own.share > 0 and chosen.imbalance is not None:
-        yield Fault(place, "says which classes there are, and so does imbalance; keep one")
+        yield Fault(place, "sets the classes, and so does imbalance; keep one")
     if own.share > 0 and external.name is not None:
         yield Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one")
     is_by_client = data.split_within_clients or config.partition.scheme == "file"
@@ -272,7 +270,7 @@ def _path_fault(key: str, path: str) -> str:
     try:
         Path(path).expanduser()
     except RuntimeError:
-        return f"names the home of a user who is not there, in {path!r}; write the whole path"
+        return f"names the home of an unknown user, in {path!r}; write the whole path"
     longest = max(path.split("/"), key=len)
     is_long = len(longest.encode()) > LONGEST_NAME
     return f"has a part of {len(longest)} letters ({longest[:20]}...); use {LONGEST_NAME} at most" if is_long else ""

@@ -16,22 +16,22 @@ from raysim.core.settings import Settings
 
 class LoraGroup(Group):
     rank: int = key(16, "rank of the adapters", ge=1)
-    alpha: float | None = key(None, "adapters are scaled by alpha / rank; by default alpha is the rank", gt=0)
+    alpha: float | None = key(None, "adapters are scaled by alpha / rank; null: alpha is the rank", gt=0)
     targets: list[str] = key(["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"], "layers that get adapters", min_length=1)
     dropout: float = key(0.0, "dropout of the adapters' input in training", ge=0, lt=1)
 
 
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
-    name: str = key("cnn", "name of the model; keys that are not listed here are its options")
+    name: str = key("cnn", "name of the model; further keys here are its options")
     pretrained: str | None = key(
         None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
     blocks: Literal["residual", "stage", "width"] = key(
         "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
-    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions; auto: by the model")
-    head: str | None = key(None, "path of the classifier of a model of your own; its last nn.Linear if not given")
+    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions; auto: the model decides")
+    head: str | None = key(None, "path of the classifier in a model of your own; null: its last nn.Linear")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
 
@@ -60,7 +60,9 @@ class LocalGroup(Group):
         "exponential", "course of the learning rate over the rounds; exponential without lr_decay is constant"
     )
     optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; every round begins with a new one")
-    max_grad_norm: float | None = key(None, "a gradient with a larger L2 norm is scaled down to this one", gt=0)
+    max_grad_norm: float | None = key(
+        None, "largest L2 norm of a gradient; a larger gradient is scaled down to it", gt=0
+    )
     precision: Literal["float32", "bfloat16"] = key(
         "float32", "precision of forward and backward passes; parameters, losses, sums and norms stay float32"
     )
@@ -69,8 +71,8 @@ class LocalGroup(Group):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: up to 8 clients of a client block train at once, where the network is tiny and dense, the optimiser plain SGD "
-        "and batch_size at most 16; this rounds differently",
+        "auto: up to 8 clients of a client block train at once if the network is tiny and dense, the optimiser plain SGD and "
+        "batch_size at most 16; rounding differs",
     )
 
     @model_validator(mode="after")
@@ -101,7 +103,7 @@ class EvaluationGroup(Group):
 
 class CheckpointGroup(Group):
     every_s: float = key(30.0, "seconds between checkpoints; 0: after every round", ge=0)
-    keep_last: int = key(2, "number of latest checkpoints that are kept", ge=1)
+    keep_last: int = key(2, "how many of the latest checkpoints are kept", ge=1)
 
 
 def _is_longer(rounds: object, patience: object) -> bool:
@@ -112,17 +114,17 @@ class StopGroup(Group):
     accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
     patience: int | None = key(
         None,
-        "rounds without a better test accuracy after which the run ends",
+        "the run ends after this many rounds without a better test accuracy",
         ge=1,
         counts=Counts("rounds", "larger than patience + 1", _is_longer),
     )
     seconds: float | None = key(
-        None, "seconds of rounds after which the run ends; the only condition that depends on the machine", gt=0
+        None, "the run ends after this many seconds of rounds; this condition alone depends on the machine", gt=0
     )
 
 
 class ResourcesGroup(Group):
-    """Those that only Ray uses stay silent in a serial run, so that a file serves both backends."""
+    """A serial run ignores the keys of Ray without a word, so that one file serves both backends."""
 
     backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
     trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
@@ -131,16 +133,16 @@ class ResourcesGroup(Group):
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
-        {}, "further resources of a trainer, by the names that Ray was started with, as {mig_1g_10gb: 1}"
+        {}, "further resources of a trainer, by the names that Ray was given, such as {mig_1g_10gb: 1}"
     )
     accelerator_type: str | None = key(
-        None, "trainers only on nodes with such GPUs, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
+        None, "type of a trainer's GPU, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
     )
     placement: Literal["pack", "spread"] = key("pack", "pack: trainers on few nodes; spread: over many")
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
-        "seconds without an answer after which a trainer on Ray is ended and its clients go to others; "
-        "auto: 20 times the longest answer so far, and at least 60; a process that stands still is ended after 60",
+        "a trainer on Ray that gives no answer for so many seconds is ended, and others take its clients; "
+        "auto: 20 times the longest answer so far, at least 60; a process that stands still is ended after 60",
     )
     wait_s: float = key(3600.0, "seconds that a run waits for room on a busy cluster before it fails", gt=0)
 
@@ -159,27 +161,26 @@ class ResourcesGroup(Group):
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
-        "how ranges are drawn: random; sobol: spread evenly; optuna (an extra): learns from finished trials; grid: there are "
-        "no ranges",
+        "how ranges are drawn: random; sobol: spread evenly; optuna (an extra): learns from finished trials; grid: no ranges",
     )
-    num_samples: int = key(1, "draws from the ranges; each of them runs with every combination of the lists", ge=1)
+    num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
     space: dict[str, Settings] = key(
         {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/config/sweep.py"
     )
     param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/config/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> other axis -> labels of the other one; the axis counts with these alone"
+        {}, "axis -> other axis -> labels of the other axis; the axis counts beside these labels alone"
     )
-    skip_refused: bool = key(False, "true: where a check refuses some trials, the others start")
+    skip_refused: bool = key(False, "true: trials that a check refuses are left out, and the others start")
     metric: str = key(
-        "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
+        "server/accuracy", "number that compares trials: a column of progress.csv, or an accuracy of summary.json"
     )
     mode: Direction | None = key(None, BETTER)
     max_concurrent: int | None = key(None, "trials at a time; null: as many as there is room for", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(
-        1, "rounds that every trial gets before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
+        1, "rounds of a trial before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
     )
     reduction_factor: float = key(
         4.0, "1 of `reduction_factor` trials survives each rung", gt=1, counts=counts_with("tune.scheduler", "asha")
@@ -203,16 +204,16 @@ class CalibrateGroup(Group):
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
     constraint: Literal["nonnegative", "simplex", "box"] = key(
-        "nonnegative", "target coefficients are >= 0; simplex: with sum 1, too; box: between 0 and 1"
+        "nonnegative", "target coefficients are >= 0; simplex: and sum to 1; box: between 0 and 1"
     )
-    ridge: float = key(1e-6, "pull of the coefficients to 1/K, as a share of the mean squared update", ge=0)
+    ridge: float = key(1e-6, "pull of the coefficients towards 1/K, as a share of the mean squared update", ge=0)
     features: Literal["quantile", "raw"] = key("quantile", "importances as ranks inside their run; raw: as they are")
     count_feature: bool = key(False, "true: the client's number of examples is a third feature")
     trees: int = key(500, "trees of the random forest", ge=1)
     min_leaf: int = key(5, "fewest rows in a leaf of a tree", ge=1)
     seed: int = key(0, "seed of the random forest", ge=0)
     cuts_a: tuple[Quantile, Quantile] = key(
-        (0.25, 0.50), "quantiles of I_A below which it is low, above which it is high"
+        (0.25, 0.50), "quantiles of I_A: below the first it is low, above the second high"
     )
     cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same for I_B")
 
@@ -225,34 +226,34 @@ class ReportGroup(Group):
 
     metric: str | None = key(
         None,
-        "what the tables hold: a key of summary.json (accuracy is that of the last round), or a column of progress.csv "
-        "(its last value; with best:, mean: or mean_last_10pct: before it the best one, or the mean of all or of the last "
-        "10 % of the rounds); if null, `tune.metric` where a sweep sets it, else accuracy",
+        "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (its last "
+        "value; after best:, mean: or mean_last_10pct: its best value, its mean, or its mean over the last 10 % of the "
+        "rounds); null: `tune.metric` of a sweep, else accuracy",
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
-        "label -> value -> metric, instead of one metric: each run gives a cell for each value of the label",
+        "label -> value -> metric, in place of one metric: each run gives a cell for each value",
         max_length=1,
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
-    columns: list[str] = key([], "labels whose values are the columns; every label that varies if empty")
+    columns: list[str] = key([], "labels whose values are the columns; empty: every label that varies")
     ignore: list[str] = key(
-        [], "labels that vary and yet make neither columns nor tables; runs that differ in them alone are averaged"
+        [], "labels that make neither columns nor tables; runs that differ in these alone are averaged"
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
         None,
-        "which figures, by the names in raysim/reporting/drawing.py; by default bars, lines and curves where they make sense",
+        "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense",
     )
-    baseline: str | None = key(None, "row that the others are tested against, and that the figure gains starts from")
+    baseline: str | None = key(None, "row that the others are tested against; the figure gains starts from it")
     gain: str | None = key(
         None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with that value"
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(
-        None, "accuracy in percent, or a row whose accuracy it is: rounds, megabytes and seconds until there"
+        None, "accuracy in percent, or the row that sets it; a table has the rounds, megabytes and seconds to it"
     )
     against: str | None = key(None, "row that is tested against every other one")
     client: int | None = key(
@@ -276,12 +277,12 @@ class Config(Group):
     rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
     resume: Literal["auto", "never"] = key("auto", "auto: an unfinished run of this name goes on from its checkpoint")
     on_nonfinite: Literal["error", "skip"] = key(
-        "error", "an update that is not finite ends the run; skip: the round goes on without that client"
+        "error", "error: an update that is not finite ends the run; skip: the round goes on without that client"
     )
     methods: list[Annotated[str | Settings, BeforeValidator(renamed_with_note)]] = key(
         [], "methods, applied in this order"
     )
-    loggers: list[str | Settings] = key([], "functions of your own, module:function, that return a logger")
+    loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")
     model: ModelGroup = group(ModelGroup, "the network and its initial weights")
@@ -293,7 +294,7 @@ class Config(Group):
     resources: ResourcesGroup = group(
         ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
-    labels: dict[str, str | int | float] = key({}, "what the run is called in tables; a sweep writes them")
+    labels: dict[str, str | int | float] = key({}, "names of the run in tables; a sweep writes them")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; a run ignores it")
     scale: Settings = key({}, "settings laid over the file with --scaled")

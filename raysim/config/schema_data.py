@@ -13,7 +13,9 @@ from raysim.core.settings import Settings
 
 class ExternalGroup(Group):
     name: str | None = key(None, "prepared set that the validation set is taken from")
-    mapping: str | None = key(None, "YAML file with its classes for each class, or the name of one in configs/mappings")
+    mapping: str | None = key(
+        None, "YAML file, or a name in configs/mappings: the external set's classes for each class"
+    )
     unique: bool = key(
         True,
         "false: 50 images of each class twice, as in FedVG's code",
@@ -24,14 +26,14 @@ class ExternalGroup(Group):
 class FromClientsGroup(Group):
     share: float = key(
         0.0,
-        "share of the validation set, rounded down, that has classes (and domains) in the proportions of some clients' "
-        "training rows; its rows are held-out ones like the others",
+        "share of the validation set, rounded down, with classes (and domains) in the proportions of some clients' training "
+        "rows; its rows are held out like the others",
         ge=0,
         le=1,
     )
     clients: list[Annotated[int, Field(ge=0)]] = key(
         [0],
-        "clients with these proportions, from 0",
+        "numbers of these clients, from 0",
         min_length=1,
         counts=counts_above("data.validation_set.from_clients.share", 0),
     )
@@ -48,7 +50,7 @@ class ValidationSetGroup(Group):
     label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
     order: Literal["stratified", "client"] = key(
         "stratified",
-        "order of the validation rows; client: one client after another, and an external set one class after another",
+        "order of the validation rows; client: client by client, and an external set class by class",
     )
     external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
 
@@ -61,7 +63,8 @@ class PreprocessGroup(Group):
     resize: int | None = key(None, "height and width", ge=1)
     rgb: bool = key(False, "grey images get three channels")
     own: Own | dict[Own, Settings] | None = key(
-        None, "module:function of your own, called last: (n, height, width, channels) uint8 to images of that form"
+        None,
+        "module:function of your own, called last; it maps uint8 images (n, height, width, channels) to such images",
     )
 
 
@@ -73,9 +76,9 @@ class DataGroup(Group):
     )
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
-        "official: the set's own test rows, and validation rows if it has any; fraction: as test and validation say; file: as "
-        "partition.file says, which goes first; auto: official where the set has test rows of its own and neither test nor "
-        "split_within_clients is given, else fraction",
+        "official: the set's own test rows, and its validation rows if it has any; fraction: by test and validation; file: by "
+        "partition.file, which goes first; auto: official if the set has test rows and neither test nor split_within_clients "
+        "is given, else fraction",
     )
     split_within_clients: bool = key(
         False,
@@ -87,8 +90,8 @@ class DataGroup(Group):
     )
     validation: float = key(
         0.10,
-        "fraction that the server holds for validation; with split official, where the set has no validation rows of its own. "
-        "If it is not given, 0 where no method, metric or key of data.validation_set uses such rows",
+        "fraction that the server holds for validation; split official takes it only if the set has no validation rows. "
+        "Not given: 0 if no method, metric or key of data.validation_set uses such rows",
         ge=0,
         lt=1,
         counts=counts_without("data.split", "file"),
@@ -96,10 +99,10 @@ class DataGroup(Group):
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
-        None, "done once to every image, before it is stored; what follows here is done again for every batch"
+        None, "done to every image once, before it is stored; data.resize and the like act on every batch"
     )
-    normalise: str = key("none", "name of the channel statistics by which inputs are normalised")
-    resize: int | None = key(None, "height and width that images are resized to", ge=1)
+    normalise: str = key("none", "name of the channel statistics that normalise inputs")
+    resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",
         "how images, and an augmentation's boxes, are resized",
@@ -110,13 +113,11 @@ class DataGroup(Group):
     augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
     shift: str | Settings = key(
         "none",
-        "what makes one client's images differ from another's: noise, which grows with the client's number, or "
-        "module:function of your own; each test and validation row is one client's",
+        "difference between clients' images: noise, which grows with the client's number, or module:function of your own; "
+        "each test and validation row belongs to one client",
         counts=counts_without("partition.scheme", "joint"),
     )
-    reader: str | Settings | None = key(
-        None, "module:function of your own that reads `files`; the set is then prepared by it"
-    )
+    reader: str | Settings | None = key(None, "module:function of your own that prepares the set from `files`")
     files: str | None = key(None, "folder or file that `reader` reads")
 
     @property
@@ -148,7 +149,7 @@ class PartitionGroup(Group):
     ) = key("dirichlet", "how examples go to clients; joint: one client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None,
-        "form of the scheme; by default dirichlet: class, quantity: dirichlet",
+        "form of the scheme; null: class for dirichlet, dirichlet for quantity",
         counts=_of_scheme(*FORMS),
     )
     alpha: float = key(
@@ -169,7 +170,7 @@ class PartitionGroup(Group):
     domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
     samples_per_client: int | None = key(
         None,
-        "examples of every client; as many as possible if not given",
+        "examples of every client; null: as many as possible",
         ge=1,
         counts=_of_scheme("nine_plus_one", OWN),
     )
@@ -179,4 +180,4 @@ class PartitionGroup(Group):
         "data",
         counts=_of_scheme("file"),
     )
-    seed: int | None = key(None, "seed of the split and partition; the run's seed if not given")
+    seed: int | None = key(None, "seed of the split and partition; null: the run's seed")

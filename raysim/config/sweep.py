@@ -121,7 +121,7 @@ def grid(raw: Raw, source: str) -> list[Trial]:
     space = axes(raw, source)
     drawn = [axis for axis, domain in space.items() if not is_listed(domain)]
     if drawn:
-        faults = [Fault(key_of(raw, axis), "is drawn at random; a grid needs grid_search") for axis in drawn]
+        faults = [Fault(key_of(raw, axis), "is a range; a grid needs grid_search") for axis in drawn]
         raise ConfigError(faults, source)
     choices = {axis: options(domain) for axis, domain in space.items()}
     return [trial(raw, values, source) for values in combinations(raw, choices)]
@@ -200,7 +200,7 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     if not is_listed(domain):
         return ""
     if not options(domain):
-        return "has nothing to choose from; list at least one value"
+        return "lists no value; give at least one"
     named = named_settings(raw, axis, domain)
     if named is None:
         return ""

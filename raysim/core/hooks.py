@@ -50,7 +50,7 @@ def check_calls(method: Method) -> None:
     for hook, values in CALLS.items():
         function = getattr(method, hook)
         if function is not None and not callable(function):
-            what = f"method {method.name}: its {hook} is no function but of type {type(function).__name__}"
+            what = f"method {method.name}: its {hook} must be a function, got {type(function).__name__}"
             raise OwnCodeError(what, mend=f"give a function of ({', '.join(values)})")
         if function is not None and not _takes(function, len(values)):
             what = f"cannot be called with ({', '.join(values)})"

@@ -1,4 +1,4 @@
-"""What a method is: a frozen record of up to ten hooks, and the objects of a round that hooks see.
+"""Methods: frozen records of up to ten hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose

@@ -14,8 +14,8 @@ def name_fault(name: str, *, has_folders: bool = False) -> str:
     """
     parts = name.split("/") if has_folders else [name]
     if (longest := max(len(part.encode(errors="replace")) for part in parts)) > LONGEST_NAME:
-        return f"must have at most {LONGEST_NAME} bytes in a folder's name, and has {longest}"
+        return f"must have at most {LONGEST_NAME} bytes in a folder's name, got {longest}"
     if all(part not in ("", ".", "..") and part.isprintable() and not {"/", "\\"} & {*part} for part in parts):
         return ""
     form = "names of folders with / between them" if has_folders else "the name of one folder, without / and \\"
-    return f"must be {form}, not of dots alone, without line ends and other control characters"
+    return f"must be {form}: not dots alone, no line ends or other control characters"

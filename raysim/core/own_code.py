@@ -69,7 +69,7 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         return cast("Callable[..., object]", function)
     file = getattr(module, "__file__", module_name)
     if function is not None:
-        raise OwnNameError(f"{kind} {name!r} is no function but of type {type(function).__name__}, in {file}")
+        raise OwnNameError(f"{kind} {name!r} must be a function, got {type(function).__name__}, in {file}")
     hint = did_you_mean(attribute, [key for key in vars(module) if not key.startswith("_")])
     raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
 

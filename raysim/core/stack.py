@@ -302,7 +302,7 @@ def conflicts(
             faults.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
         for claim in sorted(method.claims):
             if not any(_covers(claim, resource) for resource in resources):
-                nothing = f"{method.name} claims {claim}, but nothing like it is trained and shared in this run"
+                nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
         for other in methods:
             hooks = [] if other is method else [hook for hook in method.excludes if getattr(other, hook) is not None]

@@ -84,7 +84,9 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
             shape = batch.images.shape[1:]
             if facts.shape and not is_resized and shape != facts.shape:
                 what = f"images of {_by(shape)}, {_by(facts.shape)} expected"
-                raise DataError(f"not the published {name}: {what}", where, "another release; --as NAME keeps it apart")
+                raise DataError(
+                    f"not the published {name}: {what}", where, "another release; keep it apart with --as NAME"
+                )
             yield batch
         if dict(counts) != dict(facts.examples):
             what = f"{_numbers(counts)}; {_numbers(facts.examples)} expected"
@@ -119,7 +121,7 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
         if more := [name for name in classes if name not in expected]:
             return f"{_some(more)} is no class of it", "a folder or label that is not the set's; remove it"
         what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
-        return what, "labels are numbered otherwise; sort them"
+        return what, "the labels have another order; sort them"
     if facts.domains and contents.domains and contents.domains != facts.domains:
         return f"domains {_some(contents.domains)}, {_some(facts.domains)} expected", below
     return None

@@ -98,7 +98,7 @@ def labels_each(
         mend = f"set partition.labels_per_client to {len(classes)} or less"
         raise DataError(f"{labels_per_client} classes a client of a set that has {len(classes)}", where, mend)
     if num_clients < len(classes):
-        what = f"{num_clients} clients, the first of whose classes go round, leave some classes to nobody"
+        what = f"{num_clients} clients are fewer than the classes, and leave some of them to nobody"
         raise DataError(what, where, f"raise partition.num_clients to {len(classes)} or more")
     has = np.zeros((len(classes), num_clients), np.bool_)
     for client in range(num_clients):
@@ -145,7 +145,7 @@ def domain(
         what = f"{domains_per_client} domains a client of a set that has {len(names)}"
         raise DataError(what, "partition domain", f"set partition.domains_per_client to {len(names)} or less")
     if len(slots) < len(names):
-        what = f"{num_clients} clients with {domains_per_client} each leave some of {len(names)} domains to nobody"
+        what = f"{num_clients} clients with {domains_per_client} each cannot hold all {len(names)} domains"
         enough = f"partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client"
         raise DataError(what, "partition domain", f"raise {enough}")
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
@@ -191,7 +191,7 @@ def nine_plus_one(
     most = min(len(labels) // num_clients // len(classes), int(left.min())) * len(classes)
     size = most if samples_per_client is None else samples_per_client
     if not 0 < size <= most or size % len(classes):
-        what = f"{size} examples a client cannot be had with all {len(classes)} classes alike in client 1"
+        what = f"{size} examples a client, as many of each of {len(classes)} classes in client 1, are not possible"
         possible = f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
         raise DataError(what, where, possible if most else "lower partition.num_clients")
     even = size // len(classes)

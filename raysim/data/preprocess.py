@@ -97,7 +97,7 @@ def make_preprocess(
     few = fit_to(images.take(np.arange(min(NUM_TRIED, len(images))))[0], fitted)
     found = _call(own, options, few)
     if not (_call(own, options, few[-1:]) == found[-1:]).all():
-        what = "an image alone comes out otherwise than among others"
+        what = "an image has another result alone than in a batch"
         raise DataError(what, _where(own), "let each result depend on its own image alone")
     height, width, channels = found.shape[1:]
     text = json.dumps(options, sort_keys=True, default=str)

@@ -132,7 +132,7 @@ class CheckpointStore:
     def _read(self, folder: Path) -> Checkpoint:
         fields: Any = read_json(folder / "checkpoint.json")
         if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
-            raise ValueError("checkpoint.json is not as it was written")
+            raise ValueError("checkpoint.json has changed since it was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}
         if strange := [name for name in names.values() if not MEMORY.fullmatch(name)]:
             raise ValueError(f"{strange[0]!r} is no client memory")
@@ -203,7 +203,7 @@ def _verified(path: Path, digest: str) -> tuple[bytes, bytes]:
     """The bytes of both files of a tree. Raises ValueError: they are not those that were written."""
     values, skeleton = (path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)
     if _joint_digest((values, skeleton)) != digest:
-        raise ValueError(f"{path.name} is not as it was written")
+        raise ValueError(f"{path.name} has changed since it was written")
     return values, skeleton
 
 

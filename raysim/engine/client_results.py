@@ -1,4 +1,4 @@
-"""What a trained client leaves behind: its vectors, which stay here, its small reports, its memory; or its error."""
+"""The results of a trained client: its vectors, which stay here, its small reports, its memory; or its error."""
 
 from __future__ import annotations
 

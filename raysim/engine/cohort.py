@@ -72,7 +72,7 @@ class Cohort:
         if np.isfinite(reports.peaks["update"][row]).all():
             name = next(name for name, peaks in reports.peaks.items() if not np.isfinite(peaks[row]).all())
             return (
-                f"the update of {client} is finite, what it reported as {name} is not",
+                f"the update of {client} is finite, but its report {name} is not",
                 "look at the report of that method",
             )
         origin = Origin() if reports.origin is None else Origin(*reports.origin[row].tolist())

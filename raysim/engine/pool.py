@@ -1,4 +1,4 @@
-"""What the server asks of those who train."""
+"""The protocol between the server and its trainers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What env.json says of the machine and the code behind a run."""
+"""The contents of env.json: the machine and the code behind a run."""
 
 from __future__ import annotations
 

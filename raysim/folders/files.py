@@ -113,7 +113,7 @@ def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
     """Compare files of a run with the lines that `seal` holds; those that are missing, or not sealed, pass.
 
     Raises:
-      DataError: one is not as the run wrote it.
+      DataError: one has changed since the run wrote it.
     """
     lines = (line.partition("  ") for line in seal.read_text(errors="replace").splitlines())
     digests = {name: digest for digest, _, name in lines if len(digest) == 64}
@@ -121,4 +121,4 @@ def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
         name = path.relative_to(folder).as_posix()
         if name in digests and path.is_file() and file_digest(path) != digests[name]:
             remedy = "put the file back, or delete this folder to run it anew"
-            raise DataError(f"{name} is not as the run wrote it", str(folder), remedy)
+            raise DataError(f"{name} has changed since the run wrote it", str(folder), remedy)

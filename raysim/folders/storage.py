@@ -161,7 +161,7 @@ class StoredRun:
         if holder != self._known:
             other = _holder(holder or b"")
             text = f"run {self._folder.name!r} was taken over by {other['host']} (process {other['process']})"
-            remedy = "this process ends; let one at a time have a run"
+            remedy = "this process ends; run one process at a time"
             what = f"{text} at {other['since']}" if holder else f"run {self._folder.name!r} was deleted"
             raise RaysimError(what, self.uri, remedy)
         now = stamps(self._folder.path)
@@ -202,7 +202,7 @@ class StoredRun:
         is_kept = any(name.endswith("/checkpoint.json") for name in names)
         if is_kept:
             aside.mkdir()
-            self._say(f"the local folder has checkpoints that {self.uri} has not; they are now in {aside}")
+            self._say(f"the local folder has checkpoints that {self.uri} lacks; they are now in {aside}")
         for path in folder.iterdir():
             if path.name == ".lock":
                 continue

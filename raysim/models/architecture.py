@@ -1,4 +1,4 @@
-"""What is known of a model beyond its code."""
+"""Facts of a model beside its code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Architecture:
       published: published(shape, classes, **options) -> state dict of the library's own pretrained weights. On the meta
         device: only their names and shapes, without a download. None: there are none.
       prefers_channels_last: whether it was measured to train faster with channels-last convolutions.
-      size: height and width of the images that it was made for.
-      needs_trial: whether inputs that it cannot take show only when it runs, and not already when it is built.
+      size: height and width of the images that the model was made for.
+      needs_trial: whether unfit inputs show only when the model runs, not when it is built.
     """
 
     build: Callable[..., nn.Module]
@@ -46,7 +46,7 @@ class ModelSpec:
     Attributes:
       input_shape: (height, width, channels).
       pretrained: None, "default" (the library's own download) or the path of a file of weights.
-      lora: adapters beside some layers; only they and the classifier are then trained. None: everything is.
+      lora: adapters beside some layers; only they and the classifier are then trained. None: all is trained.
       head: path of the classifier of a model of the user's own; None: its last linear layer.
     """
 

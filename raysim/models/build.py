@@ -1,4 +1,5 @@
-"""From a specification to a module, with its initial values or only its structure, and from a trained state to a file."""
+"""From a specification to a module, with its initial values or its structure alone, and from a trained state to a
+file."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def _construct(spec: ModelSpec) -> nn.Module:
 
 
 def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
-    """Path of the classifier layer. module: one of this specification, with adapters or without, where it is built already."""
+    """Path of the classifier layer. module: the built one of this specification, with adapters or without, if there is
+    one."""
     if known := find_architecture(spec.name).head or spec.head:
         return known
     if module is None:

@@ -67,7 +67,7 @@ def vit_16(
 def timm_model(
     network: str, shape: Shape, classes: int, *, dropout: float = 0.0, arguments: dict[str, object] | None = None
 ) -> nn.Module:
-    """A model by timm's name, with tag if it has several sets of weights.
+    """A model by timm's name, with a tag if it has several sets of weights.
 
     Args:
       dropout: dropout in front of the classifier.

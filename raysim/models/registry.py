@@ -65,7 +65,7 @@ def own_architecture(name: str) -> Architecture:
 
 
 def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
-    """Path of the classifier of a model that does not say which it is: its last nn.Linear with an output for each class.
+    """Path of a classifier that the model does not name: its last nn.Linear with an output for each class.
 
     Raises:
       ConfigError: there is none.

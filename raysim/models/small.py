@@ -1,4 +1,4 @@
-"""Small networks, layer by layer. What is frozen in their tests: the names and the order of their leaves."""
+"""Small networks, layer by layer. Their tests freeze the names and the order of their leaves."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> 
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
-        text = f"{phase} works after the last round, which has to be known before; drop one of the two"
+        text = f"{phase} works after the last round, so that round must be known; drop one of the two"
         yield Fault("stop", text)
 
 

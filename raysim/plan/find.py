@@ -192,7 +192,9 @@ def open_own_set(config: Config) -> ImageSet:
     data = config.data
     name, options = name_and_options(data.reader)
     if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
-        raise DataError(f"{data.name!r} is a set of raysim's own", "", "give what your reader reads another data.name")
+        raise DataError(
+            f"{data.name!r} is a set of raysim's own", "", "choose another data.name for what your reader reads"
+        )
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
     prepare_own(data.name, own_function(name, "reader"), path, files, options)

@@ -24,7 +24,7 @@ def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tu
     """(the configuration with `data.split` decided, settings that then have no effect).
 
     Rows are held out for validation only if something uses them, unless the configuration says how many. A partition file
-    with splits goes before the settings of `data`, which may be those of the run that wrote it: a warning names the ones
+    with splits overrides the settings of `data`, which may be those of the run that wrote it: a warning names the ones
     that are left out.
     """
     data, splits = config.data, images.splits

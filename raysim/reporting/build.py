@@ -61,7 +61,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
 
     Args:
       paths: run directories or folders of runs; none to report published tables alone.
-      given: settings of the `report` group that go before the recipe's; source: where they come from, for messages.
+      given: settings of the `report` group that override the recipe's; source: where they come from, for messages.
     Raises:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """

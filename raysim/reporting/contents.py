@@ -1,4 +1,4 @@
-"""What a report holds before it is written down: its tables, its tests, and further tables beside those of the metric."""
+"""The contents of a report before it is written: its tables, its tests, and further tables beside those of the metric."""
 
 from __future__ import annotations
 
@@ -269,8 +269,8 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
     """
     caption = (
         "Up to the first evaluated round at that accuracy on the test set: rounds, megabytes between server and clients, "
-        "seconds of whole rounds; mean ± standard deviation over the seeds that reached it, and how many of them did where "
-        "not all."
+        "seconds of whole rounds; mean ± standard deviation over the seeds that reached it, with their number where some "
+        "did not."
     )
     extras = []
     for table in tables:

@@ -82,7 +82,7 @@ FIGURES = {
     "premise": Kind(
         traces.premise,
         "Accuracy of each client's model on the test rows against its validation gradient, all seeds together; the title has "
-        "the mean over rounds and seeds of their rank correlation: -1 is what FedVG presumes.",
+        "their mean rank correlation over rounds and seeds. FedVG presumes -1.",
         "no run logged premise; add diagnostics with measures: [premise] to its methods",
     ),
     "representation": Kind(

@@ -1,4 +1,4 @@
-"""What all figures share: colours, a grid of panels, bands, and a legend below them."""
+"""Parts that all figures share: colours, a grid of panels, bands, and a legend below them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
 
 
 def _mapping(files: RunFolder, path: Path) -> Settings:
-    """What a file holds; nothing if it cannot be read, or is not as the run wrote it."""
+    """What a file holds; nothing if it cannot be read, or has changed since the run wrote it."""
     try:
         files.check_unchanged(path)
         content = read_json(path) if path.suffix == ".json" else written_yaml(regular_file(path).read_text())

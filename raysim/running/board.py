@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: curves, histograms, pictures, and the settings beside the results."""
+"""TensorBoard's view of a run: curves, histograms, pictures, and the settings beside the results."""
 
 from __future__ import annotations
 

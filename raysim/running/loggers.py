@@ -110,9 +110,7 @@ class Loggers:
         except (Exception, SystemExit) as error:  # whatever the user's own code raises
             self._refuse_missing_folder(make, when)
             text = f"{_place(error, make)}, at {when}"
-            self._say(
-                f"logger {name} failed: {text}; the run goes on without it, and tells it the rest when it is resumed"
-            )
+            self._say(f"logger {name} failed: {text}; the run goes on without it; a resumed run tells it the rest")
             self._progress[name]["fault"] = text
             del self._open[name]
             self._keep()
@@ -125,7 +123,7 @@ class Loggers:
         if not self._folder.config.is_file():
             self._open.clear()  # the end is told to nobody: it would only say the same
             what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
-            raise RaysimError(what, str(self._folder.path), "let loggers leave it alone; what was in it is lost")
+            raise RaysimError(what, str(self._folder.path), "keep loggers from it; its contents are lost")
 
     def _keep(self) -> None:
         self._folder.write_json(self._folder.path / "loggers.json", dict(self._progress))

@@ -1,4 +1,4 @@
-"""What a run leaves behind: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
+"""The records of a run: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
 
 from __future__ import annotations
 

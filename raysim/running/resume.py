@@ -1,4 +1,4 @@
-"""What a run does with what it finds in its folder: begin, go on, show what is finished, or refuse.
+"""The next step of a run, by the state of its folder: begin, resume, extend, show, or refuse.
 
 `next_step` is the whole table: a pure function of a `RunState`, which `runner.py` reads from the folder and the plan.
 """

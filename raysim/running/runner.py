@@ -238,7 +238,7 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
         key, what = "partition.file", "the partition in it"
     text = f"{what} changed since {run} began"
     if plan.manifest.test_sizes is not None and "test_sizes" not in before:  # older versions left it out
-        text = f"{run} does not say whose its test rows are; an older version began it"
+        text = f"{run} does not name the clients of its test rows; an older version began it"
     return Fault(key, f"{text}; choose another name")
 
 
@@ -252,7 +252,7 @@ def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
-            raise RaysimError(what, round_name(record.round_index), f"let the run go through, or leave {phase} out")
+            raise RaysimError(what, round_name(record.round_index), f"let the run finish, or drop {phase}")
         return answer
 
     return watched

@@ -1,4 +1,4 @@
-"""What a model makes of a slice of a set, example by example; slices join to the same whatever worker computed them."""
+"""Scores of a model on a slice of a set, example by example; slices join to the same scores, whoever computed them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a client's numbers were first not finite: its local steps are taken again and watched, and a sentence says it."""
+"""The first number of a client that is not finite: its local steps are taken again and watched, and a sentence names it."""
 
 from __future__ import annotations
 

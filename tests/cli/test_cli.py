@@ -91,7 +91,7 @@ def test_what_only_building_shows_is_a_fault_too(root, tmp_path):
     for name in ("json:dumps", "tests.support.toys:no_method", "tests.no_module:x"):
         assert any(key.startswith("methods[0]") for key in faults_of(raw_config(root, [name])))
     assert "cannot write there" in faults_of(raw_config(root, data={"root": "/proc/nothing"}))["data"]
-    assert "not of dots alone" in faults_of(raw_config(root, name="../x"))["name"]
+    assert "not dots alone" in faults_of(raw_config(root, name="../x"))["name"]
     (tmp_path / "map.yaml").write_text("dog: []")
     external = {"external": {"name": "digits", "mapping": str(tmp_path / "map.yaml")}}
     assert "not a mapping" in str(faults_of(raw_config(root, data={"root": str(root), "validation_set": external})))

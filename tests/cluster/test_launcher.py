@@ -85,7 +85,7 @@ def test_ray_submit_runs_sweeps_and_reports_on_a_cluster_of_the_launcher(clone, 
     statuses = [(verb, int(status)) for verb, _, status in parts]
     assert statuses == [("up", 0), *[("submit", status) for status in (0, 0, 0, 0)], ("exec", 0), ("down", 0)], text
     assert f"run directory: {folder}/shared/runs/submitted" in parts[1][1]
-    assert "all 3 rounds are there in" in parts[2][1]  # submitted again: it shows what it found
+    assert "all 3 rounds are in" in parts[2][1]  # submitted again: it shows what it found
     assert json.loads((folder / "shared" / "runs" / "submitted" / "summary.json").read_text())["rounds"] == 3
     assert "2 trials" in parts[3][1]
     swept = folder / "shared" / "runs" / "swept"

@@ -29,7 +29,7 @@ def test_paths_begin_at_the_home_folder_unless_they_are_there(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("~nosuchuser/runs", "names the home of a user who is not there in ~nosuchuser/runs. Write the whole path"),
+        ("~nosuchuser/runs", "names the home of an unknown user in ~nosuchuser/runs. Write the whole path"),
         ("a\0b", "with NUL or with a name too long"),
         ("runs/" + "b" * 201, "with NUL or with a name too long"),
     ],
@@ -45,7 +45,7 @@ def test_paths_that_no_system_takes_are_one_sentence(path, words):
 @pytest.mark.parametrize(("name", "read"), [("RAYSIM_HOME", home_folder), ("RAYSIM_CACHE", cache_folder)])
 def test_a_variable_with_the_home_of_nobody_is_named(name, read, monkeypatch):
     monkeypatch.setenv(name, "~nosuchuser/x")
-    with pytest.raises(DataError, match=f"{name}.* names the home of a user who is not there in ~nosuchuser/x"):
+    with pytest.raises(DataError, match=f"{name}.* names the home of an unknown user in ~nosuchuser/x"):
         read()
 
 
@@ -68,7 +68,7 @@ def test_a_home_of_nobody_has_status_2(words, monkeypatch, capsys, tmp_path):
         main()
     assert caught.value.code == 2
     printed = capsys.readouterr().err
-    assert "names the home of a user who is not there" in printed
+    assert "names the home of an unknown user" in printed
     assert "~nosuchuser" in printed
     assert "Traceback" not in printed
     assert not list(tmp_path.glob("~*"))

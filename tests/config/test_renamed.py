@@ -55,7 +55,7 @@ def test_an_option_that_went_is_left_out_where_it_said_what_is_done(old, new, op
 def test_an_option_that_went_is_refused_where_its_effect_is_gone(option, value):
     methods, faults = build_methods([{"fedvg": {option: value}}])
     assert not methods
-    assert f"fedvg's {option} went: " in str(faults[0])
+    assert f"fedvg's {option} is gone: " in str(faults[0])
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def run_server(function):
             lambda: chain("two", Method("mine", weigh=lambda: {})),
             r"its weigh cannot be called with \(weights, server\)" + PLACE,
         ),
-        (lambda: Stack([Method("mine", report=3)]), "its report is no function but of type int"),
+        (lambda: Stack([Method("mine", report=3)]), "its report must be a function, got int"),
         (
             lambda: run_forward(lambda layer, inputs: layer(inputs)[:1]),
             r"its forward returned a tensor of shape \(1, 5\) from the function that it made for fc" + PLACE,

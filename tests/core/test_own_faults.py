@@ -72,7 +72,7 @@ number = 3
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),
         ({"model": {"name": "my_net:net", "widht": 3}}, r"model\.widht: unknown key\. Did you mean 'width'"),
         ({"model": {"name": "broken:nett"}}, r"model\.name: cannot import model .*no function 'nett' in .*broken\.py"),
-        ({"model": {"name": "broken:number"}}, r"model\.name: .*is no function but of type int, in .*broken\.py"),
+        ({"model": {"name": "broken:number"}}, r"model\.name: .*must be a function, got int, in .*broken\.py"),
         ({"model": {"name": "absent:f"}}, r"model\.name: .*there is no module 'absent'"),
         ({"model": {"name": "wrong:f"}}, r"model\.name: .*SyntaxError.*wrong\.py, line 2"),
         ({"model": {"name": "needy:f"}}, r"model\.name: .*nothing_like_it.*needy\.py, line 1"),

@@ -82,7 +82,7 @@ def augmented(factor):
             "gradient as poison changed it.*: look at the gradient of poison",
         ),
         ([f"{HERE}:sends_nan"], {}, "what the server sent to it.*: look at the methods that change what is sent"),
-        ([f"{HERE}:reports_nan"], {}, "is finite, what it reported as reports_nan/v is not: look at the report"),
+        ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the report"),
         ([], {"model": MLP, "local": {"lr": 1e30}}, r"at local step \d+: lower local\.lr"),
         ([], {"model": MLP, "local": {"lr": 1e30, "momentum": 0.9, "batch_size": 4}}, r"step \d+: lower local\.lr"),
     ],

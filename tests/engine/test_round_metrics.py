@@ -174,7 +174,7 @@ def test_faults_of_metrics_name_the_remedy(root):
     cases = {
         "aurok": "Did you mean 'auroc'",
         "nowhere:function": "cannot import",
-        "tests.engine.test_round_metrics:NO_FUNCTION": "is no function",
+        "tests.engine.test_round_metrics:NO_FUNCTION": "must be a function",
         "tests.engine.test_round_metrics:accuracy": "server/accuracy is there already",
     }
     for name, message in cases.items():

@@ -69,7 +69,7 @@ def test_a_release_that_rounds_nothing_otherwise_is_warned_of():
     wide, narrow = (
         layout_of(nn.Sequential(nn.Linear(4, n), nn.Linear(n, n), nn.Linear(n, 2)), head="2") for n in (32, 12)
     )
-    with pytest.warns(UserWarning, match="as_in release rounds nothing otherwise in block '1'"):
+    with pytest.warns(UserWarning, match="as_in release changes no width in block '1'"):
         fedalign(as_in="release").init(torch.zeros(1), wide)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -205,7 +205,7 @@ def test_a_run_that_does_not_say_whose_its_test_rows_are_does_not_go_on(settings
     written = json.loads((folder / "partition.json").read_text())
     del written["test_sizes"]  # as older versions wrote it, with another checksum
     (folder / "partition.json").write_text(json.dumps({**written, "checksum": "0" * 64}))
-    words = r"data: the finished run in .* does not say whose its test rows are; an older version began it; choose another name"
+    words = r"data: the finished run in .* does not name the clients of its test rows; an older version began it"
     with pytest.raises(ConfigError, match=words):
         raysim.run(settings, name="old", rounds=2, quiet=True)
 

@@ -355,7 +355,7 @@ def test_livar_trials_meet_every_published_cell_and_have_the_codes_settings(name
         met += [cell] if cell else []
         config, _ = parse_config(trial.raw)
         local, part = config.local, config.partition
-        assert (local.optimizer, local.batch_size) == ("adamw", 16)  # rates by method: test_recipe_methods.py
+        assert (local.optimizer, local.batch_size) == ("adamw", 16)  # rates by method: test_methods.py
         assert (config.rounds, local.epochs, config.data.crop or config.data.resize) == (5, 5, 224)
         is_joint = labels["method"] == "Joint"
         assert config.num_clients == config.cohort_size == (1 if is_joint else 10)

@@ -153,7 +153,7 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
     [
         ("recording:mak", r"loggers\[0\]: cannot import logger 'recording:mak'"),
         ("wandb", r"loggers\[0\]: unknown logger 'wandb'"),
-        ("recording:number", r"'recording:number' is no function"),
+        ("recording:number", r"'recording:number' must be a function"),
         ({"recording:make": {"kil_at": 2}}, r"loggers\[0\]\.recording:make.*kil_at"),
         (
             "recording:nothing",

@@ -101,7 +101,7 @@ def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, 
     path = folder / words
     path.write_bytes(path.read_bytes() + b"\n")  # the parsers of most formats do not mind
     remedy = r"Put the file back, or delete this folder to run it anew"
-    with pytest.raises(DataError, match=rf"^{words} is not as the run wrote it in {folder}\. {remedy}$"):
+    with pytest.raises(DataError, match=rf"^{words} has changed since the run wrote it in {folder}\. {remedy}$"):
         read(raysim.load(folder))
     seal = (folder / "COMPLETED").read_text().splitlines()
     (folder / "COMPLETED").write_text(seal[0])  # as older versions wrote it
@@ -123,7 +123,7 @@ def test_a_changed_file_of_a_run_that_a_scheduler_stopped_is_named_when_it_is_re
     raysim.load(folder).reload()
     path, sound = folder / file, (folder / file).read_bytes()
     path.write_bytes(sound + b"\n")
-    with pytest.raises(DataError, match=rf"^{file} is not as the run wrote it in {folder}"):
+    with pytest.raises(DataError, match=rf"^{file} has changed since the run wrote it in {folder}"):
         raysim.load(folder).reload()
     path.write_bytes(sound)
     assert given().status.name == "completed"  # the same command goes on, and then other checksums count

@@ -199,7 +199,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     assert "progress.csv" in (folder / "records.sha256").read_text()
     with open(folder / "progress.csv", "a") as file:
         file.write("\n")
-    with pytest.raises(DataError, match=r"progress\.csv is not as the run wrote it"):
+    with pytest.raises(DataError, match=r"progress\.csv has changed since the run wrote it"):
         run(sweep)
 
 

@@ -68,7 +68,7 @@ def test_the_command_line_goes_before_labels(own):
     assert values_of(own, *words, key="local.lr", tell=lines.append) == {"plain": 0.01, "large": 0.01}
     assert values_of(own, *words, key="partition.num_clients") == {"plain": 5, "large": 5}
     assert values_of(own, *words, key="local.momentum") == {"plain": 0.0, "large": 0.9}  # what was not given stays
-    assert lines == ["the command line goes before what labels set: local.lr of large; partition.num_clients of large"]
+    assert lines == ["the command line overrides what labels set: local.lr of large; partition.num_clients of large"]
 
 
 @pytest.mark.parametrize("verb", ["tune", "partition"])
@@ -76,7 +76,7 @@ def test_the_first_line_says_which_keys_of_labels_lose(verb, own, monkeypatch):
     monkeypatch.setattr("raysim.api.finished_sweep", lambda *_: exit(0))
     monkeypatch.setattr("raysim.cli.partitions.partitions", lambda *_: exit(0))
     result = CliRunner().invoke(app, [verb, str(own), "partition.num_clients=5"])
-    first = "the command line goes before what labels set: partition.num_clients of large"
+    first = "the command line overrides what labels set: partition.num_clients of large"
     assert result.output.splitlines()[0].removeprefix("note: ") == first
 
 
@@ -85,7 +85,7 @@ def test_a_sweep_says_what_axes_take_from_each_other_before_it_starts(root, tmp_
     sweep, lines = a_checked_sweep(root, tmp_path, space), []
     with pytest.raises(ZeroDivisionError):
         run_sweep(sweep, lambda line: (lines.append(line), 1 / 0))
-    assert lines == ["the axis rounds goes before what the axis case sets: rounds of long"]
+    assert lines == ["the axis rounds overrides what the axis case sets: rounds of long"]
 
 
 @pytest.mark.parametrize(("words", "tune"), [("rounds=5", [5]), ("rounds=5,6", [5, 6])])
@@ -97,7 +97,7 @@ def test_pacs_is_resized_as_the_command_line_says():
     path, lines = "paper:univarfl/table_1", []
     assert values_of(path, key="data.resize")["PACS"] == 64
     assert set(values_of(path, "data.resize=32", key="data.resize", tell=lines.append).values()) == {32}
-    assert lines == ["the command line goes before what labels set: data.resize of PACS, HAM10000"]
+    assert lines == ["the command line overrides what labels set: data.resize of PACS, HAM10000"]
 
 
 def test_a_network_of_the_command_line_downloads_nothing():
@@ -137,7 +137,7 @@ def test_an_option_of_a_method_counts_with_the_labels_that_list_it(own):
 def test_a_group_set_whole_does_not_hide_an_axis_in_it(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump({"tune": {"param_space": {"partition.alpha": {"grid_search": [0.1, 1]}}}}))
-    with pytest.raises(ConfigError, match=r"partition: is set whole, and partition.alpha of it is an axis"):
+    with pytest.raises(ConfigError, match=r"partition: is set whole, but partition.alpha inside it is an axis"):
         read_sweep(path, ["partition={scheme: iid}"])
     both = trials(path, "partition={num_clients: 3}", "partition.alpha=5,6")
     assert [trial.raw["partition"] for trial in both] == [
@@ -187,8 +187,8 @@ def test_the_command_line_goes_before_scale_and_scale_before_labels(own):
     words = ["rounds=4", "seed=5"]
     assert values_of(own, *words, key="rounds", is_scaled=True, tell=lines.append) == {"plain": 4, "large": 4}
     assert lines == [
-        "`scale` goes before what labels set: partition.num_clients",
-        "the command line goes before rounds of `scale`",
+        "`scale` overrides what labels set: partition.num_clients",
+        "the command line overrides rounds of `scale`",
     ]
     assert values_of(own, key="partition.num_clients", is_scaled=True) == {"plain": 3, "large": 3}
     assert {trial.raw["seed"] for trial in trials(own, "seed=5", is_scaled=True)} == {5}
@@ -220,7 +220,7 @@ def test_runs_and_calibrations_have_the_same_order(verb, tmp_path, monkeypatch):
     path.write_text("name: full\nlocal: {lr: 0.5}\nscale: {local.lr: 0.1, rounds: 1}\nresources: {backend: serial}\n")
     result = CliRunner().invoke(app, [verb, str(path), "--scaled", "local.lr=0.2"])
     assert (taken["local"], taken["rounds"], taken["name"]) == ({"lr": 0.2}, 1, "full_scaled")
-    assert "note: the command line goes before local.lr of `scale`" in result.output
+    assert "note: the command line overrides local.lr of `scale`" in result.output
     CliRunner().invoke(app, [verb, str(path), "--scaled", "name=mine"])
     assert taken["name"] == "mine"
 
@@ -261,11 +261,11 @@ def test_labels_that_a_later_axis_makes_one_run_are_refused_by_name(own, root):
 
 def test_what_else_loses_to_a_later_axis_is_told(own):
     raw = read_sweep(own, ["local.lr=0.2,0.3"])
-    assert clashes(raw, "a test") == ([], ["the axis local.lr goes before what the axis case sets: local.lr of large"])
+    assert clashes(raw, "a test") == ([], ["the axis local.lr overrides what the axis case sets: local.lr of large"])
     assert {(t.raw["local"]["lr"], t.raw["labels"]["lr"]) for t in grid(raw, "a test")} == {(0.2, 0.2), (0.3, 0.3)}
     raw = read_sweep("paper:univarfl/table_1", ["method=FedAvg,Joint", "case=PACS,HAM10000"])
     assert clashes(raw, "a test")[1] == [
-        "the axis method goes before what the axis case sets: partition.scheme of PACS, HAM10000"
+        "the axis method overrides what the axis case sets: partition.scheme of PACS, HAM10000"
     ]
     assert clashes(read_config("study:combinations"), "a test") == ([], [])  # two axes that add to one list
 
