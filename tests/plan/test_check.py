@@ -66,16 +66,22 @@ def first_run(root, later_s):
     return manifest.checksum, build_shards(manifest, root / "shards").name
 
 
-@pytest.mark.slow
-def test_runs_started_together_on_an_empty_folder_all_find_the_same_data(tmp_path, monkeypatch):
+def slow_replace():
+    """Files are put in their places slowly: between the two files of a set others come by."""
     replace = os.replace
 
-    def slow(*paths):  # between the two files of a set others come by
+    def slow(*paths):
         replace(*paths)
         time.sleep(0.1)
 
-    monkeypatch.setattr(os, "replace", slow)
-    with multiprocessing.get_context("fork").Pool(12) as pool:
+    os.replace = slow
+
+
+@pytest.mark.slow
+def test_runs_started_together_on_an_empty_folder_all_find_the_same_data(tmp_path):
+    context = multiprocessing.get_context("forkserver")  # not of this process, which may have the threads of Ray
+    context.set_forkserver_preload([__name__])
+    with context.Pool(12, initializer=slow_replace) as pool:
         found = pool.starmap(first_run, [(tmp_path, 0.07 * index) for index in range(12)], chunksize=1)
     assert len(set(found)) == 1
     left = [path.name for path in tmp_path.rglob("*.part")]
