@@ -172,6 +172,7 @@ class TuneGroup(Group):
         {}, "axis -> other axis -> labels of the other one; the axis counts with these alone"
     )
     skip_refused: bool = key(False, "true: where a check refuses some trials, the others start")
+    reuse: bool = key(True, "trials equal to a finished run in the storage take its results over; false: they train")
     metric: str = key(
         "server/accuracy", "what trials are compared by: a column of progress.csv, or an accuracy of summary.json"
     )
