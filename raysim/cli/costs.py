@@ -103,7 +103,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
         out.print(f"{sweep.base.tune.scheduler} may stop trials early: these are the most that it can be")
 
 
-def _plan(trial: SweepTrial):
+def _plan(trial: SweepTrial) -> Plan:
     return check(trial.config.model_dump(mode="json"), f"trial {trial.name}")
 
 
