@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.cost import Cost, Rates, cost_of, measure_all, seconds_of
 from raysim.plan.resources import resolve_resources
-from raysim.terminal import LiveLine, out, print_table
+from raysim.terminal import LiveLine, command_began, out, print_table
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
 
 #: Lines of the table and of the lists below it.
 MOST_ROWS = 10
 
-#: Seconds of a sweep beside its trials: Ray's start and end.
-SWEEP_S = 10.0
+#: Starts of a process beside the trials of a sweep, for each of which this command's own is the measure: the command, Ray,
+#: the first process of trials. On Ray a run starts trainers, too.
+STARTS_OF_SWEEP, STARTS_ON_RAY = 3.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,14 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
     """Print what a run costs. Raises as `raysim.api.checked_run`."""
     with line:
         plan = checked_run(raw, source, line)
+        start_s = time.monotonic() - command_began()
         cost = cost_of(plan)
         rates, _ = measure_all([(cost, lambda: plan)], line.step)
     wanted = plan.config.resources
     trainers = 1 if wanted.backend == "serial" else resolve_resources(plan.config, [_machine()]).trainers
+    starts = 1 + (0 if wanted.backend == "serial" else 1 + STARTS_ON_RAY)
     seconds = seconds_of(cost, rates[cost.pair], trainers)
-    _print([Priced(plan.config, cost, rates[cost.pair], seconds)], seconds, source)
+    _print([Priced(plan.config, cost, rates[cost.pair], seconds)], seconds + starts * start_s, source)
 
 
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
@@ -64,6 +68,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
 
     with line:
         sweep = checked_sweep(raw, source, line)
+        start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
         waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]
         line.step("looking for equal runs in the storage")
@@ -73,7 +78,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
             ends = sweep.search.ends
             trials += [ends[index % len(ends)] for index in range(sweep.search.num_left)]
         rates, num_unmeasured = measure_all([(trial.cost, partial(_plan, trial)) for trial in trials], line.step)
-    priced = [_priced(trial, rates[trial.cost.pair], sweep.base.tune.max_concurrent) for trial in trials]
+    priced = [_priced(trial, rates[trial.cost.pair], sweep.base.tune.max_concurrent, start_s) for trial in trials]
     longest = max((each.seconds for each in priced), default=0.0)
     seconds = max(longest, sum(each.seconds / min(each.at_once, len(priced)) for each in priced))
     counts = {
@@ -94,7 +99,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     if len(sweep.refused) > MOST_ROWS:
         out.print(f"refused: {len(sweep.refused) - MOST_ROWS} more")
     if priced:
-        _print(priced, seconds + SWEEP_S, source)
+        _print(priced, seconds + STARTS_OF_SWEEP * start_s, source)
     if num_unmeasured:
         out.print(
             f"{num_unmeasured} pairs of network and methods have the mean of their network: measuring took too long"
@@ -112,15 +117,17 @@ def _machine() -> dict[str, float]:
     return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
 
 
-def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None) -> Priced:
+def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s: float) -> Priced:
     from raysim.tuning.resources import bundles_of  # loads Ray
 
     machine = _machine()
     bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]
     taken = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in machine}
     fits = min(int(machine[name] / each + 1e-9) for name, each in taken.items() if each)
-    trainers = 1 if trial.config.resources.backend == "serial" else len(bundles)
-    seconds = seconds_of(trial.cost, rates, trainers)
+    is_serial = trial.config.resources.backend == "serial"
+    seconds = (
+        seconds_of(trial.cost, rates, 1 if is_serial else len(bundles)) + (not is_serial) * STARTS_ON_RAY * start_s
+    )
     return Priced(trial.config, trial.cost, rates, seconds, max(1, min(fits, most or fits)))
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from raysim.training.local import LocalSettings, batch_bounds, needs_two_example
 
 #: Seconds of a run beside its rounds, and of a round beside training, sum and scores: records, pictures, the final model.
 #: Measured with the digits on a machine of two cores.
-RUN_S, ROUND_S = 1.5, 0.01
+RUN_S, ROUND_S = 0.6, 0.002
 
 #: Local steps of the rounds that are measured: their distance is the price of a step.
 FEW, MANY = 2, 8
 
-#: Seconds that a round of the measurement may take where more clients make it truer; how many times each is run.
-ROUND_LIMIT_S, REPEATS = 1.0, 3
+#: Seconds that a round of the measurement may take where more clients make it truer, and that all rounds of a phase are
+#: to take: beside other work on the machine a short look says little.
+ROUND_LIMIT_S, PHASE_S = 0.5, 4.0
 
 #: Seconds after which further pairs of network and method are no longer measured.
 LIMIT_S = 60.0
@@ -167,10 +168,17 @@ def measured(plan: Plan, cost: Cost) -> tuple[Rates, ...]:
         trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
-        pairs = [[round_of(phase, steps, count, mean_images) for steps in (few, many)] for _ in range(REPEATS)]
-        found = [rates_of(*pair) for pair in pairs]
-        rates.append(Rates(*(median(column) for column in zip(*map(astuple, found), strict=True))))
+        began, pairs = time.perf_counter(), []
+        while not pairs or time.perf_counter() - began < PHASE_S:
+            pairs.append([round_of(phase, steps, count, mean_images) for steps in (few, many)])
+        rates.append(rates_of(*(_mean(records) for records in zip(*pairs, strict=True))))
     return tuple(rates)
+
+
+def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
+    """One round with the mean of each metric: of times, for what the rest of the machine does is a part of the price."""
+    metrics = {key: fmean(record.metrics[key] for record in records) for key in records[0].metrics}
+    return replace(records[0], metrics=metrics)
 
 
 def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float, seed: int) -> int:
@@ -192,7 +200,7 @@ def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:
     step_s = max(0.0, (train[1] - train[0]) / more) if more else 0.0
     left_s = max(0.0, train[0] - steps[0] * step_s) + few.metrics["system/aggregate_s"]
     up, down = (few.metrics[f"comm/{way}_mb"] / clients for way in ("up", "down"))
-    evaluation_s = median(record.metrics["system/evaluate_s"] for record in (few, many))
+    evaluation_s = fmean(record.metrics["system/evaluate_s"] for record in (few, many))
     return Rates(step_s, left_s / clients, evaluation_s, up, down)
 
 
