@@ -18,11 +18,12 @@ from raysim.config import Config, methods_label
 from raysim.core.settings import Raw, Settings
 from raysim.plan.build import Plan
 from raysim.plan.check import check
-from raysim.plan.cost import Cost, Rates, cost_of, measure_all, seconds_of
+from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
 from raysim.plan.resources import resolve_resources
 from raysim.terminal import LiveLine, command_began, out, print_table
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
+from raysim.tuning.reuse import finished_elsewhere, sources_of
 
 #: Lines of the table and of the lists below it.
 MOST_ROWS = 10
@@ -37,7 +38,7 @@ class Priced:
     """A run with its price: seconds of its own, and of the machine, where so many of its kind run at once."""
 
     config: Config
-    cost: Cost
+    cost: RunCost
     rates: Sequence[Rates]
     seconds: float
     at_once: int = 1
@@ -64,8 +65,6 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
 
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     """Print what the trials of a sweep cost that are still to run. Raises as `raysim.api.checked_sweep`."""
-    from raysim.tuning.reuse import finished_elsewhere, sources_of
-
     with line:
         sweep = checked_sweep(raw, source, line)
         start_s = time.monotonic() - command_began()

@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What a run does, if nothing ends it early.
 
     Attributes:
@@ -85,7 +85,7 @@ class Rates:
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
-def cost_of(plan: Plan) -> Cost:
+def cost_of(plan: Plan) -> RunCost:
     """What a plan does, counted from the sizes of its clients."""
     config, phases = plan.config, make_phases(plan.config, plan.methods)
     skips_single = needs_two_examples(cached_skeleton(replace(plan.spec, pretrained=None)))
@@ -106,7 +106,7 @@ def cost_of(plan: Plan) -> Cost:
     for group, parts in TIMELESS.items():
         counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
     threads = [config.resources.cpus, config.resources.gpus_per_trainer]
-    return Cost(tuple(work), evaluations, scored, json.dumps([network, counts, threads], sort_keys=True), network)
+    return RunCost(tuple(work), evaluations, scored, json.dumps([network, counts, threads], sort_keys=True), network)
 
 
 def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
@@ -143,7 +143,7 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def measured(plan: Plan, cost: Cost) -> tuple[Rates, ...]:
+def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
     """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards."""
     recipe = serial_recipe(plan)
     trainer = make_trainer(recipe)
@@ -204,7 +204,7 @@ def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:
     return Rates(step_s, left_s / clients, evaluation_s, up, down)
 
 
-def seconds_of(cost: Cost, rates: Sequence[Rates], trainers: int = 1) -> float:
+def seconds_of(cost: RunCost, rates: Sequence[Rates], trainers: int = 1) -> float:
     """Seconds of a run with so many trainers at once."""
     seconds = RUN_S + cost.evaluations * rates[0].evaluation_s / trainers
     for work, rate in zip(cost.work, rates, strict=True):
@@ -214,7 +214,7 @@ def seconds_of(cost: Cost, rates: Sequence[Rates], trainers: int = 1) -> float:
 
 
 def measure_all(
-    runs: Sequence[tuple[Cost, Callable[[], Plan]]],
+    runs: Sequence[tuple[RunCost, Callable[[], Plan]]],
     on_step: Callable[[str], None] = lambda _: None,
     limit_s: float = LIMIT_S,
 ) -> tuple[dict[str, tuple[Rates, ...]], int]:

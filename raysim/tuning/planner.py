@@ -16,7 +16,7 @@ from raysim.core.seeding import derive_seed
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.plan.build import Plan
 from raysim.plan.check import check
-from raysim.plan.cost import Cost, cost_of
+from raysim.plan.cost import RunCost, cost_of
 from raysim.plan.find import MAPPINGS
 from raysim.plan.splitting import uses_validation
 
@@ -42,7 +42,7 @@ class SweepTrial:
     config: Config
     num_rounds: int
     partition_sha256: str
-    cost: Cost
+    cost: RunCost
     identity: str = ""
     same_as: str = ""
 

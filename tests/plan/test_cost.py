@@ -10,7 +10,7 @@ import pytest
 from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.run_folder import RunFolder
 from raysim.plan import cost as module
-from raysim.plan.cost import Cost, Rates, Work, cost_of, measure_all, measured, rates_of, seconds_of
+from raysim.plan.cost import Rates, RunCost, Work, cost_of, measure_all, measured, rates_of, seconds_of
 from raysim.training.local import batch_bounds
 from tests.support.runs import a_plan, quietly
 
@@ -92,7 +92,7 @@ def test_a_clock_that_ran_backwards_gives_no_price_below_0():
 def test_seconds_add_up_over_phases_and_share_out_over_trainers(monkeypatch):
     monkeypatch.setattr(module, "RUN_S", 0.5)
     monkeypatch.setattr(module, "ROUND_S", 0.25)
-    cost = Cost((Work(10, 40, 100, 0), Work(1, 2, 0, 0)), 10, 0, "p", "n")
+    cost = RunCost((Work(10, 40, 100, 0), Work(1, 2, 0, 0)), 10, 0, "p", "n")
     rates = (RATES, Rates(0.0, 1.0, 0.0, 0.0, 0.0))
     assert seconds_of(cost, rates) == 0.5 + 10 * 5 + (40 * 3 + 100 * 2 + 10 * 0.25) + (2 * 1 + 0.25)
     # Four clients a round keep four trainers busy, two clients two.
@@ -108,7 +108,7 @@ def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(mo
 
     monkeypatch.setattr(module, "measured", fake)
     runs = [
-        (Cost((Work(1, 1, 1, 1),), 1, 1, pair, network), partial(int, number))
+        (RunCost((Work(1, 1, 1, 1),), 1, 1, pair, network), partial(int, number))
         for number, (pair, network) in enumerate([("a", "x"), ("b", "x"), ("c", "y"), ("a", "x")])
     ]
     rates, num_left = measure_all(runs, limit_s=0.0)
