@@ -168,7 +168,8 @@ def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
         trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
-        began, pairs = time.perf_counter(), []
+        began = time.perf_counter()
+        pairs: list[list[RoundRecord]] = []
         while not pairs or time.perf_counter() - began < PHASE_S:
             pairs.append([round_of(phase, steps, count, mean_images) for steps in (few, many)])
         rates.append(rates_of(*(_mean(records) for records in zip(*pairs, strict=True))))
