@@ -68,9 +68,7 @@ class ReportedRun:
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
         flat = flatten(self.config)
-        named = {
-            key[:end] for key in flat for end, letter in enumerate(key) if letter == "."
-        }  # `data.shift` in {noise: ...}
+        named = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}  # `data.shift` in {noise: ...}
         return {key: value for key, value in default_settings().items() if key not in named} | flat
 
     def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
