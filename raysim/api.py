@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from raysim.data.arrow import SetInfo
     from raysim.engine.round_metrics import RoundRecord
+    from raysim.plan.build import Plan
     from raysim.reporting.report import Report
     from raysim.terminal import LiveLine, Progress
     from raysim.tuning.outcome import Outcome
@@ -252,16 +253,7 @@ def _teller(quiet: bool) -> Tell:
 
 
 def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
-    """Check a configuration, run it to its end, and return the run.
-
-    Raises:
-      ConfigError: it is a sweep; and as `check`. RaysimError: as `execute`.
-    """
-    if axes_as_written(raw):
-        verb = command("raysim", "tune", source)
-        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
-        raise ConfigError([Fault("tune", text)], source)
-    refuse(_of_other_verbs(raw), source)
+    """Check a configuration, run it to its end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
 
     def after(record: RoundRecord) -> Literal["stop"] | None:
         progress.round(record)
@@ -275,18 +267,30 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
         return answer
 
     with progress.line as line:
-        line.step(f"checking {source}")
-        if note := note_of_values(raw):
-            line.say(f"note: {note}")
-        from raysim.plan.check import check  # loads PyTorch
-        from raysim.plan.splitting import rows_line
+        plan = checked_run(raw, source, line)
         from raysim.running.runner import execute
 
-        plan = check(raw, source)
-        line.say(rows_line(plan.config, plan.manifest))
         execute(plan, on_start=progress.start, on_round=after, on_step=line.step)
     assert progress.folder is not None
     return Run(progress.folder)
+
+
+def checked_run(raw: Settings, source: str, line: LiveLine) -> Plan:
+    """The plan of a run, checked. Raises ConfigError: it is a sweep; and as `check`."""
+    if axes_as_written(raw):
+        verb = command("raysim", "tune", source)
+        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
+        raise ConfigError([Fault("tune", text)], source)
+    refuse(_of_other_verbs(raw), source)
+    line.step(f"checking {source}")
+    if note := note_of_values(raw):
+        line.say(f"note: {note}")
+    from raysim.plan.check import check  # loads PyTorch
+    from raysim.plan.splitting import rows_line
+
+    plan = check(raw, source)
+    line.say(rows_line(plan.config, plan.manifest))
+    return plan
 
 
 def _of_other_verbs(raw: Settings) -> list[Fault]:
@@ -313,17 +317,24 @@ def finished_sweep(
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     with line:
-        line.step(f"checking the trials of {source}")
-        if note := note_of_values(raw):
-            line.say(f"note: {note}")
-        from raysim.tuning.driver import run_sweep  # loads PyTorch and Ray
+        planned = checked_sweep(raw, source, line)
+        from raysim.tuning.driver import run_sweep  # loads Ray
         from raysim.tuning.outcome import write_results
-        from raysim.tuning.plan import plan_sweep
 
-        sweep, outcomes = run_sweep(plan_sweep(raw, source), say, callbacks, line)
+        sweep, outcomes = run_sweep(planned, say, callbacks, line)
         line.step("writing the results")
         write_results(sweep, outcomes)
         return sweep, outcomes
+
+
+def checked_sweep(raw: Raw, source: str, line: LiveLine) -> Sweep:
+    """The plan of a sweep, checked. Raises as `plan_sweep`."""
+    line.step(f"checking the trials of {source}")
+    if note := note_of_values(raw):
+        line.say(f"note: {note}")
+    from raysim.tuning.plan import plan_sweep  # loads PyTorch
+
+    return plan_sweep(raw, source)
 
 
 @contextmanager

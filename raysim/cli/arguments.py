@@ -45,4 +45,5 @@ GridOverrides = Annotated[
         autocompletion=completions,
     ),
 ]
+Planned = Annotated[bool, typer.Option("--plan", help="print what it will cost and stop; trains a few steps")]
 Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]

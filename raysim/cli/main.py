@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.cli.arguments import GridOverrides, Overrides, Scaled, configuration, method_names, shipped_names
+from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import told
 from raysim.core.commands import command
@@ -66,6 +66,7 @@ def run(
         bool, typer.Option("--print-config", help="print the complete configuration and stop")
     ] = False,
     is_scaled: Scaled = False,
+    is_planned: Planned = False,
 ) -> None:
     """Run a federation and write its run directory."""
     from raysim import api
@@ -85,6 +86,11 @@ def run(
         if parsed is None:
             raise ConfigError(faults, source)
         out.out(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False), end="")
+        return
+    if is_planned:
+        from raysim.cli.costs import print_run_cost
+
+        print_run_cost(raw, source, LiveLine())
         return
     from raysim.folders.storage import address
 
@@ -112,6 +118,7 @@ def tune(
     config: Annotated[str, configuration("a YAML file with a `tune` group, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
+    is_planned: Planned = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
     from raysim import api
@@ -120,6 +127,11 @@ def tune(
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
     _note_before(is_scaled)
+    if is_planned:
+        from raysim.cli.costs import print_sweep_cost
+
+        print_sweep_cost(raw, config, LiveLine())
+        return
     if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
         raise typer.Exit(status)
 

@@ -39,6 +39,10 @@ class RecordKeeper(Protocol):
 GRACE_S = 20.0
 
 
+#: Why a run ended that its caller ended early: nothing in its configuration says so.
+ENDED_BY_CALL = "on_round returned stop"
+
+
 class Interrupted(Exception):
     """A signal ended a run or a sweep; next_round is where the run, after a checkpoint, will go on.
 
@@ -117,7 +121,7 @@ def simulate(
             if is_last or received or time.monotonic() - saved_at >= checkpoint_every_s:
                 save(next_round)
             if on_round(record) == "stop" and not is_last:
-                reason, is_last = "on_round returned stop", True
+                reason, is_last = ENDED_BY_CALL, True
                 if next_saved != next_round:
                     save(next_round)
             if is_last:

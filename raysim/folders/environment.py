@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,9 +26,20 @@ def environment(resources: Mapping[str, object]) -> Settings:
         "python": platform.python_version(),
         "packages": {"raysim": __version__, **{name: version(name) for name in PACKAGES}},
         "git_commit": git_commit(),
+        "sources": sources(),
         "machine": {"cpus": os.cpu_count(), "gpus": gpus},
         "resources": dict(resources),
     }
+
+
+@cache
+def sources() -> str:
+    """SHA-256 of the code of raysim and its methods, as it lies here: a checkout changes while its version stays."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for file in sorted(file for folder in ("raysim", "methods") for file in (root / folder).rglob("*.py")):
+        if "cluster" not in file.relative_to(root).parts:  # which only an installed wheel has there
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def git_commit() -> str | None:

@@ -78,10 +78,10 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
     return differences
 
 
-def written_yaml(text: str) -> Any:
+def written_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
     """What YAML that raysim wrote says. Raises yaml.YAMLError, ValueError: somebody else wrote it."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, loader)
     except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
         raise ValueError(f"it is none of raysim's ({error})") from error
 
@@ -218,9 +218,9 @@ class RunFolder:
 
     # --- whole files --------------------------------------------------------------------------------------------------
 
-    def read_config(self) -> Settings:
+    def read_config(self, loader: Any = yaml.SafeLoader) -> Settings:
         """The configuration with which the run began, in today's spelling. Raises OSError, ValueError, yaml.YAMLError."""
-        config = dict(written_yaml(regular_file(self.config).read_text()))
+        config = dict(written_yaml(regular_file(self.config).read_text(), loader))
         if isinstance(methods := config.get("methods"), list):
             config["methods"] = list(map(renamed, methods))
         return config

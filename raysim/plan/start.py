@@ -16,7 +16,7 @@ from raysim.engine.simulation import ServerHandle
 from raysim.engine.trainer import SerialPool
 from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
-from raysim.plan.build import Made, Plan, make_server, make_trainer
+from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
 from raysim.plan.weights import NO_WEIGHTS, held_weights
 from raysim.terminal import Lines, err
@@ -41,19 +41,23 @@ def started_server(
 
 
 def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Server:
-    wanted = plan.config.resources
-    wants_gpu = wanted.gpus_per_trainer != 0
-    threads = threads_of(wanted.cpus)
-    recipe = plan.recipe(_made(plan, write_serially, "", on_step), num_threads=threads, wants_gpu=wants_gpu)
+    recipe = serial_recipe(plan, on_step)
     taken = {
         "backend": "serial",
         "trainers": 1,
-        "gpus_per_trainer": float(wants_gpu and torch.cuda.is_available()),
+        "gpus_per_trainer": float(recipe.wants_gpu and torch.cuda.is_available()),
         "threads_per_trainer": recipe.num_threads,
     }
     folder.write_json(folder.environment, environment(taken))
     on_step("building the model")
     return make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
+
+
+def serial_recipe(plan: Plan, on_step: Callable[[str], None] = lambda _: None) -> Recipe:
+    """The recipe of a server and a trainer in this process; makes the shards."""
+    wanted = plan.config.resources
+    made = _made(plan, write_serially, "", on_step)
+    return plan.recipe(made, num_threads=threads_of(wanted.cpus), wants_gpu=wanted.gpus_per_trainer != 0)
 
 
 @contextmanager

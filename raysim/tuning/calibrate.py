@@ -35,6 +35,7 @@ from raysim.folders.run_folder import RunFolder
 from raysim.models.pretrained import read_weights
 from raysim.plan.build import Plan
 from raysim.plan.check import check
+from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
 from raysim.terminal import LiveLine, out, say
@@ -206,7 +207,7 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
     trials = []
     for name, run in waiting.items():
         raw = run.config.model_dump()
-        trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum))
+        trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum, cost_of(run)))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
     with LiveLine() as line:

@@ -33,6 +33,7 @@ from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
+from raysim.tuning.reuse import finished_elsewhere, sources_of, take_over
 from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
@@ -78,11 +79,17 @@ def run_sweep(
         for name, faults in sweep.refused.items():
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
+        line.step("looking for equal runs in the storage")
+        if elsewhere := finished_elsewhere(sweep, waiting):
+            say(sources_of(sweep, elsewhere, len(sweep.trials)))
+            take_over(sweep, elsewhere)
+            before |= {trial.name: outcome(sweep, trial) for trial in waiting if trial.name in elsewhere}
+            waiting = [trial for trial in waiting if trial.name not in elsewhere]
         if waiting or (sweep.search and sweep.search.num_left):
             with ray_session(on_step=line.step):
                 nodes = ray_nodes()
                 check_room(sweep, nodes)
-                say(_opening(sweep, len(waiting)))
+                say(_opening(sweep, waiting))
                 line.step("looking for the shards of all trials")
                 made = make_ready([trial.config for trial in waiting], say)
                 line.step("starting the first trials")
@@ -113,12 +120,16 @@ def seal_stopped(folders: Sequence[Path]) -> None:
                 folder.seal_records()
 
 
-def _opening(sweep: Sweep, num_waiting: int) -> str:
+def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
     count = sweep.num_trials
-    num_left = num_waiting + count - len(sweep.trials)
+    num_left = len(waiting) + count - len(sweep.trials)
     left = f"{num_left} of {count} trials to run" if num_left < count else f"{count} trials"
     twins = sum(bool(trial.same_as) for trial in sweep.trials)
-    return f"{left} in {sweep.folder}" + (f" ({twins} only repeat another one)" if twins else "")
+    repeats = f" ({twins} only repeat another one)" if twins else ""
+    images = sum(trial.cost.total.images for trial in waiting)
+    scored = sum(trial.cost.scored for trial in waiting)
+    passes = f"; {images:,} images through local steps, {scored:,} scored" if waiting else ""
+    return f"{left} in {sweep.folder}{repeats}{passes}"
 
 
 def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:

@@ -30,6 +30,9 @@ from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
 
+#: Begins the message of a trial that is a finished run of another place.
+TAKEN_OVER = "taken over from"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -117,7 +120,7 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     last_value = values[-1][0] if values else None
     score = accuracies[settings.metric] if settings.metric in SUMMARY_METRICS else last_value
     status = folder.status
-    message = "" if status.name == "completed" else status.message
+    message = "" if status.name == "completed" and not status.message.startswith(TAKEN_OVER) else status.message
     if trial.same_as and status.name == "unfinished":
         message = f"the same run as {trial.same_as}"
     seconds = sum(float(row["system/round_s"]) for row in rows)
@@ -189,20 +192,24 @@ def fill_twins(sweep: Sweep) -> None:
             continue
         first, own = RunFolder(sweep.folder / trial.same_as), RunFolder(sweep.folder / trial.name)
         if first.status.is_finished and not own.status.is_finished:
-            _fill(first, own, trial)
+            fill(first, own, trial, f"the same run as {trial.same_as}")
 
 
-def _fill(first: RunFolder, own: RunFolder, trial: SweepTrial) -> None:
+def fill(first: RunFolder, own: RunFolder, trial: SweepTrial, message: str, *, links: bool = True) -> None:
+    """Give a trial the results of a finished run. links: its files stand in both folders; else those that a longer run
+    would write on are copied.
+    """
     shutil.rmtree(own.path, ignore_errors=True)
-    own.path.mkdir()
+    own.path.mkdir(parents=True)
     for path in first.results():
+        copy = _link if links or path == first.model else shutil.copy2
         if path.is_dir():
-            shutil.copytree(path, own.path / path.name, copy_function=_link)
+            shutil.copytree(path, own.path / path.name, copy_function=copy)
         else:
-            _link(path, own.path / path.name)
+            copy(path, own.path / path.name)
     own.write_config(trial.config.model_dump(mode="json"))
     mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
-    own.mark(mark, f"the same run as {trial.same_as}\n")  # last: it makes the run whole
+    own.mark(mark, f"{message}\n")  # last: it makes the run whole
 
 
 def _link(source: str | Path, target: str | Path) -> None:

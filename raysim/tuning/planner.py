@@ -11,10 +11,12 @@ from pathlib import Path
 from raysim.config import Config, sweep
 from raysim.config.counting import value_at
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.own_code import words
 from raysim.core.seeding import derive_seed
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.plan.build import Plan
 from raysim.plan.check import check
+from raysim.plan.cost import RunCost, cost_of
 from raysim.plan.find import MAPPINGS
 from raysim.plan.splitting import uses_validation
 
@@ -29,6 +31,8 @@ class SweepTrial:
     Attributes:
       values: axis -> what was chosen or drawn.
       raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
+      identity: shared by trials that differ in nothing that counts; empty where code of the user's own counts, which may
+        change while its name stays.
       same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
     """
 
@@ -38,6 +42,8 @@ class SweepTrial:
     config: Config
     num_rounds: int
     partition_sha256: str
+    cost: RunCost
+    identity: str = ""
     same_as: str = ""
 
 
@@ -77,9 +83,20 @@ class Planner:
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = check({**single.raw, **place}, self._source, validates=self._validates)
         plan = with_whole_files(plan)
-        original = self._first.setdefault(identity(plan), name)
-        same_as = "" if original == name else original
-        return SweepTrial(name, dict(values), single.raw, plan.config, plan.num_rounds, plan.manifest.checksum, same_as)
+        checksum = plan.manifest.checksum
+        text = identity(plan.config, checksum)
+        original = self._first.setdefault(text, name)
+        return SweepTrial(
+            name,
+            dict(values),
+            single.raw,
+            plan.config,
+            plan.num_rounds,
+            checksum,
+            cost_of(plan),
+            "" if names_own_code(plan.config) else text,
+            "" if original == name else original,
+        )
 
     def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
         """Key -> reason, of settings that were left out of some trial and have an effect in none."""
@@ -124,24 +141,30 @@ def with_whole_files(plan: Plan) -> Plan:
 IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
 
 
-def identity(plan: Plan) -> str:
-    """A text that two runs share if nothing that counts tells them apart.
+def identity(config: Config, checksum: str) -> str:
+    """A text that two runs share if nothing that counts tells them apart. checksum: of the partition.
 
     Labels and names do not count. Resources do: time hangs on them, and bits on the kind of device. Of the partition its rows
     count and not the keys that they come from, such as alpha for joint training; of the cohort its size, and no share of work
     where nobody straggles.
     """
-    config = plan.config.model_dump(mode="json")
-    counts = {key: value for key, value in config.items() if key not in (*FREE_KEYS, "partition")}
-    counts["resources"] = config["resources"]
-    counts["stop"] = config["stop"]  # a resumed run may change it; two runs that differ in it are two
-    counts["data"] = {key: value for key, value in config["data"].items() if key not in IN_MANIFEST}
+    dumped = config.model_dump(mode="json")
+    counts = {key: value for key, value in dumped.items() if key not in (*FREE_KEYS, "partition")}
+    counts["resources"] = dumped["resources"]
+    counts["stop"] = dumped["stop"]  # a resumed run may change it; two runs that differ in it are two
+    counts["data"] = {key: value for key, value in dumped["data"].items() if key not in IN_MANIFEST}
     cohort = counts.pop("cohort")
-    if not plan.config.is_joint:
+    if not config.is_joint:
         ineffective = {"size", "fraction"} | (set() if cohort["stragglers"] else {"straggler_work"})
         counts["cohort"] = {key: value for key, value in cohort.items() if key not in ineffective}
-        counts["cohort_size"] = plan.config.cohort_size
-    return json.dumps([counts, plan.manifest.checksum], sort_keys=True)
+        counts["cohort_size"] = config.cohort_size
+    return json.dumps([counts, checksum], sort_keys=True)
+
+
+def names_own_code(config: Config) -> bool:
+    """Whether a setting that counts names a function of the user's own."""
+    counts = config.model_dump(mode="json", exclude=set(FREE_KEYS))
+    return any(":" in text for text in words(counts))
 
 
 def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:

@@ -1,0 +1,167 @@
+"""`raysim run --plan` and `raysim tune --plan`: what it will cost, before it starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from raysim.api import checked_run, checked_sweep
+from raysim.config import Config, methods_label
+from raysim.core.settings import Raw, Settings
+from raysim.plan.build import Plan
+from raysim.plan.check import check
+from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
+from raysim.plan.resources import resolve_resources
+from raysim.terminal import LiveLine, command_began, out, print_table
+from raysim.tuning.outcome import outcome
+from raysim.tuning.planner import SweepTrial
+from raysim.tuning.reuse import finished_elsewhere, sources_of
+
+#: Lines of the table and of the lists below it.
+MOST_ROWS = 10
+
+#: Starts of a process beside the trials of a sweep, for each of which this command's own is the measure: the command, Ray,
+#: the first process of trials. On Ray a run starts trainers, too.
+STARTS_OF_SWEEP, STARTS_ON_RAY = 3.0, 1.0
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A run with its price: seconds of its own, and of the machine, where so many of its kind run at once."""
+
+    config: Config
+    cost: RunCost
+    rates: Sequence[Rates]
+    seconds: float
+    at_once: int = 1
+
+    def mb(self, way: str) -> float:
+        """MB of all rounds, "up" or "down"."""
+        pairs = zip(self.cost.work, self.rates, strict=True)
+        return sum(work.clients * float(getattr(rate, f"{way}_mb")) for work, rate in pairs)
+
+
+def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
+    """Print what a run costs. Raises as `raysim.api.checked_run`."""
+    with line:
+        plan = checked_run(raw, source, line)
+        start_s = time.monotonic() - command_began()
+        cost = cost_of(plan)
+        rates, _ = measure_all([(cost, lambda: plan)], line.step)
+    wanted = plan.config.resources
+    trainers = 1 if wanted.backend == "serial" else resolve_resources(plan.config, [_machine()]).trainers
+    starts = 1 + (0 if wanted.backend == "serial" else 1 + STARTS_ON_RAY)
+    seconds = seconds_of(cost, rates[cost.pair], trainers)
+    _print([Priced(plan.config, cost, rates[cost.pair], seconds)], seconds + starts * start_s, source)
+
+
+def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
+    """Print what the trials of a sweep cost that are still to run. Raises as `raysim.api.checked_sweep`."""
+    with line:
+        sweep = checked_sweep(raw, source, line)
+        start_s = time.monotonic() - command_began()
+        firsts = [trial for trial in sweep.trials if not trial.same_as]
+        waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]
+        line.step("looking for equal runs in the storage")
+        elsewhere = finished_elsewhere(sweep, waiting)
+        trials = [trial for trial in waiting if trial.name not in elsewhere]
+        if sweep.search:  # what it will choose lies between its ends
+            ends = sweep.search.ends
+            trials += [ends[index % len(ends)] for index in range(sweep.search.num_left)]
+        rates, num_unmeasured = measure_all([(trial.cost, partial(_plan, trial)) for trial in trials], line.step)
+    priced = [_priced(trial, rates[trial.cost.pair], sweep.base.tune.max_concurrent, start_s) for trial in trials]
+    longest = max((each.seconds for each in priced), default=0.0)
+    seconds = max(longest, sum(each.seconds / min(each.at_once, len(priced)) for each in priced))
+    counts = {
+        "to run": len(trials),
+        "finished": len(firsts) - len(waiting),
+        "taken over": len(elsewhere),
+        "only repeat another one": len(sweep.trials) - len(firsts),
+        "refused": len(sweep.refused),
+    }
+    total = sweep.num_trials + len(sweep.refused)
+    out.print(
+        f"{total} trials: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}", markup=False
+    )
+    if elsewhere:
+        out.print(sources_of(sweep, elsewhere, len(sweep.trials)), markup=False)
+    for name, faults in list(sweep.refused.items())[:MOST_ROWS]:
+        out.print(f"refused: {name}: {'; '.join(map(str, faults))}", markup=False)
+    if len(sweep.refused) > MOST_ROWS:
+        out.print(f"refused: {len(sweep.refused) - MOST_ROWS} more")
+    if priced:
+        _print(priced, seconds + STARTS_OF_SWEEP * start_s, source)
+    if num_unmeasured:
+        out.print(
+            f"{num_unmeasured} pairs of network and methods have the mean of their network: measuring took too long"
+        )
+    if sweep.base.tune.scheduler:
+        out.print(f"{sweep.base.tune.scheduler} may stop trials early: these are the most that it can be")
+
+
+def _plan(trial: SweepTrial) -> Plan:
+    return check(trial.config.model_dump(mode="json"), f"trial {trial.name}")
+
+
+def _machine() -> dict[str, float]:
+    """What this machine has, by Ray's names."""
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+
+
+def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s: float) -> Priced:
+    from raysim.tuning.resources import bundles_of  # loads Ray
+
+    machine = _machine()
+    bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]
+    taken = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in machine}
+    fits = min(int(machine[name] / each + 1e-9) for name, each in taken.items() if each)
+    is_serial = trial.config.resources.backend == "serial"
+    seconds = (
+        seconds_of(trial.cost, rates, 1 if is_serial else len(bundles)) + (not is_serial) * STARTS_ON_RAY * start_s
+    )
+    return Priced(trial.config, trial.cost, rates, seconds, max(1, min(fits, most or fits)))
+
+
+def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
+    """A row for each pair of network and methods, dearest first, and one for all."""
+    groups: dict[tuple[str, str], list[Priced]] = defaultdict(list)
+    for each in priced:
+        groups[each.config.model.name, methods_label(each.config.methods)].append(each)
+    table = Table(title=escape(f"{source}: {text_of(seconds)} on this machine"))
+    columns = ("runs", "rounds", "local steps", "images trained", "images scored", "MB up", "MB down", "time of runs")
+    for column in ("network", "methods", *columns):
+        table.add_column(column, justify="right" if column in columns else "left")
+    order = sorted(groups.items(), key=lambda group: -sum(each.seconds for each in group[1]))
+    for (network, methods), some in order[:MOST_ROWS]:
+        table.add_row(escape(network), escape(methods), *_cells(some))
+    if len(order) > 1:
+        more = f"{len(order) - MOST_ROWS} more of them above" if len(order) > MOST_ROWS else ""
+        table.add_row("all", more, *_cells(priced))
+    print_table(table)
+
+
+def _cells(some: Sequence[Priced]) -> list[str]:
+    totals = [each.cost.total for each in some]
+    counts = [len(some), *(sum(getattr(t, name) for t in totals) for name in ("rounds", "steps", "images"))]
+    counts.append(sum(each.cost.scored for each in some))
+    sent = (f"{sum(each.mb(way) for each in some):,.1f}" for way in ("up", "down"))
+    return [*(f"{count:,}" for count in counts), *sent, text_of(sum(each.seconds for each in some))]
+
+
+def text_of(seconds: float) -> str:
+    """Seconds as a reader takes them: "40 s", "12 min", "3.5 h"."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,243 @@
+"""What a run will cost: counts that need no training, and seconds from a few short rounds on its own shards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
+from statistics import fmean
+
+import numpy as np
+
+from raysim.core.seeding import derive_seed
+from raysim.engine.round_metrics import RoundRecord
+from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
+from raysim.engine.trainer import SerialPool
+from raysim.plan.build import Plan, cached_skeleton, make_phases, make_server, make_trainer
+from raysim.plan.start import serial_recipe
+from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
+
+#: Seconds of a run beside its rounds, and of a round beside training, sum and scores: records, pictures, the final model.
+#: Measured with the digits on a machine of two cores.
+RUN_S, ROUND_S = 0.6, 0.002
+
+#: Local steps of the rounds that are measured: their distance is the price of a step.
+FEW, MANY = 2, 8
+
+#: Seconds that a round of the measurement may take where more clients make it truer, and that all rounds of a phase are
+#: to take: beside other work on the machine a short look says little.
+ROUND_LIMIT_S, PHASE_S = 0.5, 4.0
+
+#: Seconds after which further pairs of network and method are no longer measured.
+LIMIT_S = 60.0
+
+#: Parts of groups that no second of a step depends on.
+TIMELESS = {
+    "local": ("lr", "lr_decay", "schedule", "epochs", "steps"),
+    "data": ("root", "files", "split", "split_within_clients"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one phase: its rounds, and of all of them together clients, local steps and the images in these."""
+
+    rounds: int
+    clients: int
+    steps: int
+    images: int
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run does, if nothing ends it early.
+
+    Attributes:
+      work: of each phase.
+      scored: images in evaluations, and in those that clients make for their methods; a rough count of the latter.
+      pair: runs that share it share the seconds of a step: network, inputs, batch size, methods; network: a part of it.
+    """
+
+    work: tuple[Work, ...]
+    evaluations: int
+    scored: int
+    pair: str
+    network: str
+
+    @property
+    def total(self) -> Work:
+        return Work(*(sum(column) for column in zip(*map(astuple, self.work), strict=True)))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one phase on this machine: seconds of a step, of a client beside its steps, of an evaluation; MB of a client."""
+
+    step_s: float
+    client_s: float
+    evaluation_s: float
+    up_mb: float
+    down_mb: float
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+def cost_of(plan: Plan) -> RunCost:
+    """What a plan does, counted from the sizes of its clients."""
+    config, phases = plan.config, make_phases(plan.config, plan.methods)
+    skips_single = needs_two_examples(cached_skeleton(replace(plan.spec, pretrained=None)))
+    work, first = [], 0
+    for phase in phases:
+        work.append(_work(phase, plan.manifest.sizes, config.seed, first, skips_single))
+        first += phase.rounds
+    every, rounds = config.evaluation.every, plan.num_rounds
+    evaluations = (rounds // every if every else 0) + (every == 0 or rounds % every > 0)
+    num_test, num_validation = len(plan.manifest.test), len(plan.manifest.validation)
+    held_out = num_test + num_validation + sum(len(other.rows) for other in plan.manifest.test_sets)
+    scored = evaluations * held_out
+    for phase, done in zip(phases, work, strict=True):
+        scored += done.clients * num_validation * ("validation-set" in phase.stack.needs)
+        scored += done.clients * num_test * ("test-set" in phase.stack.needs)
+    network = json.dumps([config.model.model_dump(mode="json"), plan.info.shape, len(plan.info.classes)])
+    counts = {"methods": config.methods, "evaluation": config.evaluation.model_dump(mode="json"), "held_out": held_out}
+    for group, parts in TIMELESS.items():
+        counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
+    threads = [config.resources.cpus, config.resources.gpus_per_trainer]
+    return RunCost(tuple(work), evaluations, scored, json.dumps([network, counts, threads], sort_keys=True), network)
+
+
+def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
+    turns = _turns(len(sizes), phase.cohort_size, phase.rounds, first, seed, phase.dropout)
+    if phase.stragglers:  # the share of a client is drawn for each round
+        pairs = [(index, client) for index, cohort in enumerate(turns, first) for client in cohort]
+    else:
+        pairs = [(first, client) for client in range(len(sizes))]
+    steps = [phase.num_steps(client, int(sizes[client]), skips_single, seed, index) for index, client in pairs]
+    images = [
+        images_of(count, int(sizes[client]), phase.settings, skips_single)
+        for count, (_, client) in zip(steps, pairs, strict=True)
+    ]
+    chosen = np.concatenate(turns) if turns else np.empty(0, np.int64)
+    times = np.ones(len(pairs), np.int64) if phase.stragglers else np.bincount(chosen, minlength=len(sizes))
+    return Work(phase.rounds, len(chosen), int(times @ np.array(steps)), int(times @ np.array(images)))
+
+
+@lru_cache(maxsize=64)  # the trials of a sweep have few different cohorts
+def _turns(population: int, size: int, rounds: int, first: int, seed: int, dropout: float) -> list[np.ndarray]:
+    """The cohort of each round."""
+    cohorts = (choose_cohort(population, size, seed=seed, round_index=first + index) for index in range(rounds))
+    return [
+        without_dropouts(cohort, dropout, seed=seed, round_index=first + index) for index, cohort in enumerate(cohorts)
+    ]
+
+
+def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_single: bool) -> int:
+    """Images in the local steps of a client: the last batch of an epoch may be short."""
+    batches = [end - start for start, end in batch_bounds(num_examples, settings.batch_size, skip_single=skips_single)]
+    return 0 if not batches else steps // len(batches) * sum(batches) + sum(batches[: steps % len(batches)])
+
+
+# --- seconds ----------------------------------------------------------------------------------------------------------
+
+
+def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
+    """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards."""
+    recipe = serial_recipe(plan)
+    trainer = make_trainer(recipe)
+    server = make_server(recipe, SerialPool(lambda: trainer, plan.keeps_memory))
+    sizes, played = plan.manifest.sizes, 0
+
+    def round_of(phase: Phase, steps: int | None, num_clients: int, mean_images: float) -> RoundRecord:
+        nonlocal played
+        settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
+        one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
+        # Behind phases of no round it has another number: trainers keep what they got for a round and a phase.
+        server.phases = trainer.phases = (*[replace(one, rounds=0)] * played, one)
+        server.seed = _like_all(sizes, num_clients, phase.settings.batch_size, mean_images, plan.config.seed)
+        played += 1
+        return server.run_round(0)
+
+    rates = []
+    for phase, work in zip(make_phases(plan.config, plan.methods), cost.work, strict=True):
+        mean_images = work.images / max(1, work.steps)
+        few, many = (0, 0) if phase.settings.steps == 0 else (FEW, MANY)
+        count = min(2, phase.cohort_size)
+        trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
+        guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
+        count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
+        began = time.perf_counter()
+        pairs: list[list[RoundRecord]] = []
+        while not pairs or time.perf_counter() - began < PHASE_S:
+            pairs.append([round_of(phase, steps, count, mean_images) for steps in (few, many)])
+        rates.append(rates_of(*(_mean(records) for records in zip(*pairs, strict=True))))
+    return tuple(rates)
+
+
+def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
+    """One round with the mean of each metric: of times, for what the rest of the machine does is a part of the price."""
+    metrics = {key: fmean(record.metrics[key] for record in records) for key in records[0].metrics}
+    return replace(records[0], metrics=metrics)
+
+
+def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float, seed: int) -> int:
+    """A seed whose first cohort has batches as large as those of the whole run, for clients differ."""
+    batches = np.minimum(sizes, batch_size)
+    seeds = [derive_seed(seed, "cost", number) for number in range(64)]
+    return min(
+        seeds,
+        key=lambda each: abs(batches[choose_cohort(len(sizes), count, seed=each, round_index=0)].mean() - mean_images),
+    )
+
+
+def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:
+    """The price of a step is the slope between two rounds of the same clients, that of a client what is left of the first."""
+    clients = len(few.clients["client"])
+    steps = [int(record.clients["num_steps"].sum()) for record in (few, many)]
+    train = [record.metrics["system/train_s"] for record in (few, many)]
+    more = steps[1] - steps[0]
+    step_s = max(0.0, (train[1] - train[0]) / more) if more else 0.0
+    left_s = max(0.0, train[0] - steps[0] * step_s) + few.metrics["system/aggregate_s"]
+    up, down = (few.metrics[f"comm/{way}_mb"] / clients for way in ("up", "down"))
+    evaluation_s = fmean(record.metrics["system/evaluate_s"] for record in (few, many))
+    return Rates(step_s, left_s / clients, evaluation_s, up, down)
+
+
+def seconds_of(cost: RunCost, rates: Sequence[Rates], trainers: int = 1) -> float:
+    """Seconds of a run with so many trainers at once."""
+    seconds = RUN_S + cost.evaluations * rates[0].evaluation_s / trainers
+    for work, rate in zip(cost.work, rates, strict=True):
+        at_once = max(1.0, min(trainers, work.clients / max(1, work.rounds)))
+        seconds += (work.clients * rate.client_s + work.steps * rate.step_s) / at_once + work.rounds * ROUND_S
+    return seconds
+
+
+def measure_all(
+    runs: Sequence[tuple[RunCost, Callable[[], Plan]]],
+    on_step: Callable[[str], None] = lambda _: None,
+    limit_s: float = LIMIT_S,
+) -> tuple[dict[str, tuple[Rates, ...]], int]:
+    """(pair -> its rates, how many pairs were left to the mean of their network, since measuring took too long).
+
+    Args:
+      runs: (cost, what makes the plan) of each; one run stands for all of its pair.
+    """
+    pairs = {cost.pair: (cost, make_plan) for cost, make_plan in runs}
+    networks = {cost.network: cost.pair for cost, _ in pairs.values()}  # one of each is measured whatever it takes
+    order = dict.fromkeys([*networks.values(), *pairs])
+    rates: dict[str, tuple[Rates, ...]] = {}
+    began = time.perf_counter()
+    for number, pair in enumerate(order):
+        cost, make_plan = pairs[pair]
+        if number < len(networks) or time.perf_counter() - began < limit_s:
+            on_step(f"measuring a few local steps: {number + 1} of {len(pairs)} pairs of network and methods")
+            rates[pair] = measured(make_plan(), cost)
+    num_measured = len(rates)
+    for pair, (cost, _) in pairs.items():
+        if pair not in rates:
+            alike = [found[0] for known, found in rates.items() if pairs[known][0].network == cost.network]
+            mean = Rates(*(fmean(column) for column in zip(*map(astuple, alike), strict=True)))
+            rates[pair] = (mean,) * len(cost.work)
+    return rates, len(pairs) - num_measured

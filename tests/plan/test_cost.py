@@ -1,0 +1,121 @@
+"""What a run will cost: counts beside the records of the run itself, prices from made-up clocks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from raysim.engine.round_metrics import RoundRecord
+from raysim.folders.run_folder import RunFolder
+from raysim.plan import cost as module
+from raysim.plan.cost import Rates, RunCost, Work, cost_of, measure_all, measured, rates_of, seconds_of
+from raysim.training.local import batch_bounds
+from tests.support.runs import a_plan, quietly
+
+RATES = Rates(step_s=2.0, client_s=3.0, evaluation_s=5.0, up_mb=7.0, down_mb=11.0)
+
+
+def a_record(clients, steps, train_s, aggregate_s=0.0, evaluate_s=0.0):
+    metrics = {"comm/up_mb": 4.0, "comm/down_mb": 6.0, "system/train_s": train_s}
+    metrics |= {"system/aggregate_s": aggregate_s, "system/evaluate_s": evaluate_s}
+    columns = {"client": np.arange(clients), "num_steps": np.full(clients, steps)}
+    return RoundRecord(0, metrics, columns, np.zeros((clients, 1)))
+
+
+def naive_images(rows, sizes, batch_size):
+    """Every batch of every client of every round, one after the other."""
+    count = 0
+    for client, steps in rows:
+        bounds = batch_bounds(int(sizes[client]), batch_size, skip_single=False)
+        for step in range(steps):
+            start, end = bounds[step % len(bounds)]
+            count += end - start
+    return count
+
+
+@pytest.mark.parametrize(
+    ("methods", "groups"),
+    [
+        ([], {}),
+        (["scaffold", "ccvr"], {"evaluation": {"every": 2}}),
+        (["fedvg"], {"cohort": {"size": 5, "dropout": 0.4, "stragglers": 0.5, "straggler_work": 0.2}}),
+        ([], {"local": {"epochs": 2.5}, "evaluation": {"every": 0}}),
+        ([], {"partition": {"scheme": "joint"}}),
+    ],
+)
+def test_counts_are_those_that_the_run_records(root, tmp_path, methods, groups):
+    plan = a_plan(root, tmp_path, methods, **groups)
+    cost = cost_of(plan)
+    quietly(plan)
+    folder = RunFolder(tmp_path / "a")
+    table, progress = folder.client_rows(), folder.progress_rows()
+    rows = list(zip(table["client"].to_pylist(), table["num_steps"].to_pylist(), strict=True))
+    assert cost.total.rounds == len(progress)
+    assert cost.total.clients == len(rows)
+    assert cost.total.steps == sum(steps for _, steps in rows)
+    assert cost.total.images == naive_images(rows, plan.manifest.sizes, plan.config.local.batch_size)
+    assert cost.evaluations == sum(bool(row["server/accuracy"]) for row in progress)
+    if not methods:
+        assert cost.scored == cost.evaluations * (len(plan.manifest.test) + len(plan.manifest.validation))
+    if methods == ["fedvg"]:  # its clients score the validation set, too
+        assert cost.scored > len(rows) * len(plan.manifest.validation)
+    rates = measured(plan, cost)
+    for way in ("up", "down"):
+        expected = sum(w.clients * getattr(r, f"{way}_mb") for w, r in zip(cost.work, rates, strict=True))
+        assert expected == pytest.approx(sum(float(row[f"comm/{way}_mb"]) for row in progress), rel=1e-6)
+    assert all(rate.client_s > 0 for rate in rates)
+    assert rates[0].step_s > 0
+
+
+def test_a_step_costs_the_slope_and_a_client_what_is_left():
+    few = a_record(2, 2, train_s=2 * (2 * 0.5 + 3.0), aggregate_s=0.4, evaluate_s=1.0)
+    many = a_record(2, 8, train_s=2 * (8 * 0.5 + 3.0), aggregate_s=0.4, evaluate_s=2.0)
+    found = rates_of(few, many)
+    assert found.step_s == pytest.approx(0.5)
+    assert found.client_s == pytest.approx(3.0 + 0.2)
+    assert found.evaluation_s == 1.5
+    assert (found.up_mb, found.down_mb) == (2.0, 3.0)
+
+
+def test_a_phase_without_steps_has_clients_that_cost_and_steps_that_do_not():
+    found = rates_of(a_record(4, 0, train_s=8.0), a_record(4, 0, train_s=9.0))
+    assert (found.step_s, found.client_s) == (0.0, 2.0)
+
+
+def test_a_clock_that_ran_backwards_gives_no_price_below_0():
+    found = rates_of(a_record(2, 2, train_s=3.0), a_record(2, 8, train_s=1.0))
+    assert (found.step_s, found.client_s) == (0.0, 1.5)
+
+
+def test_seconds_add_up_over_phases_and_share_out_over_trainers(monkeypatch):
+    monkeypatch.setattr(module, "RUN_S", 0.5)
+    monkeypatch.setattr(module, "ROUND_S", 0.25)
+    cost = RunCost((Work(10, 40, 100, 0), Work(1, 2, 0, 0)), 10, 0, "p", "n")
+    rates = (RATES, Rates(0.0, 1.0, 0.0, 0.0, 0.0))
+    assert seconds_of(cost, rates) == 0.5 + 10 * 5 + (40 * 3 + 100 * 2 + 10 * 0.25) + (2 * 1 + 0.25)
+    # Four clients a round keep four trainers busy, two clients two.
+    assert seconds_of(cost, rates, 4) == 0.5 + 10 * 5 / 4 + (320 / 4 + 2.5) + (2 / 2 + 0.25)
+
+
+def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(monkeypatch):
+    asked = []
+
+    def fake(plan, cost):
+        asked.append(plan)
+        return (Rates(*[float(plan)] * 5),)
+
+    monkeypatch.setattr(module, "measured", fake)
+    runs = [
+        (RunCost((Work(1, 1, 1, 1),), 1, 1, pair, network), partial(int, number))
+        for number, (pair, network) in enumerate([("a", "x"), ("b", "x"), ("c", "y"), ("a", "x")])
+    ]
+    rates, num_left = measure_all(runs, limit_s=0.0)
+    assert (len(asked), num_left) == (2, 1)
+    assert rates["a"] == rates["b"]  # of the same network
+    assert rates["c"][0].step_s == 2.0
+    asked.clear()
+    rates, num_left = measure_all(runs, limit_s=60.0)
+    assert (len(asked), num_left) == (3, 0)
+    assert rates["b"][0].step_s == 1.0

@@ -1,0 +1,160 @@
+"""Trials that equal a finished run elsewhere in the storage; what `--plan` says of a run and of a sweep."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from raysim.cli.main import app
+from raysim.folders.run_folder import RunFolder
+from raysim.plan.check import check
+from raysim.running.runner import execute
+from raysim.tuning.reuse import finished_elsewhere
+from tests.support.federations import raw_config
+from tests.support.sweeps import a_sweep, digest, run
+
+SPACE = {"local.lr": {"grid_search": [0.1]}}
+
+
+def a_run(root, tmp_path, name="single", **groups):
+    """A finished run in the storage of `a_sweep`, which has its configuration; its folder."""
+    raw = raw_config(root, [], storage=str(tmp_path / "runs"), name=name, **groups)
+    execute(check(raw, "a test"))
+    return tmp_path / "runs" / name
+
+
+def reused(sweep):
+    return {name: folder.path for name, folder in finished_elsewhere(sweep, sweep.trials).items()}
+
+
+def test_a_trial_that_is_a_finished_run_takes_it_over_whole(root, tmp_path):
+    single = a_run(root, tmp_path)
+    sweep = a_sweep(root, tmp_path, SPACE)
+    outcomes, lines = run(sweep)  # nothing is left to train, so Ray is not needed
+    (trial,) = sweep.trials
+    folder = RunFolder(sweep.folder / trial.name)
+    assert digest(folder.path) == digest(single)
+    assert outcomes[trial.name].message == "taken over from single"
+    assert outcomes[trial.name].seconds == sum(
+        float(row["system/round_s"]) for row in RunFolder(single).progress_rows()
+    )
+    assert lines[0] == "1 of 1 trials are finished runs: taken over from single runs; tune.reuse=false trains them"
+    assert folder.status.name == "completed"
+    assert {path.name for path in RunFolder(single).results()} == {path.name for path in folder.results()}
+    assert folder.read_config()["labels"] == {"lr": 0.1}
+    folder.check_unchanged(folder.progress, folder.model)
+    with open(sweep.folder / "results.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row["message"] == "taken over from single"
+    assert run(sweep)[0] == outcomes  # and the same command again shows it
+
+
+def test_a_longer_run_of_the_first_leaves_what_was_taken_over_as_it_was(root, tmp_path):
+    a_run(root, tmp_path)
+    sweep = a_sweep(root, tmp_path, SPACE)
+    run(sweep)
+    folder = RunFolder(sweep.folder / sweep.trials[0].name)
+    before = folder.progress.read_bytes()
+    a_run(root, tmp_path, rounds=5)
+    assert len(RunFolder(tmp_path / "runs" / "single").progress_rows()) == 5
+    assert folder.progress.read_bytes() == before
+    folder.check_unchanged(folder.progress, folder.model, *folder.client_parts())
+
+
+def test_only_sound_runs_of_the_same_code_are_taken_over(root, tmp_path):
+    single = RunFolder(a_run(root, tmp_path))
+    sweep = a_sweep(root, tmp_path, SPACE)
+    (name,) = [trial.name for trial in sweep.trials]
+    assert reused(sweep) == {name: single.path}
+    assert reused(a_sweep(root, tmp_path, SPACE, {"reuse": False})) == {}
+    assert reused(a_sweep(root, tmp_path, SPACE, rounds=4)) == {}
+    environment, progress = single.environment.read_text(), single.progress.read_bytes()
+    mark = (single.path / "COMPLETED").read_text()
+    facts = json.loads(environment)
+    older = {**facts, "packages": {**facts["packages"], "torch": "0.0"}}
+    for other in (older, {**facts, "sources": "0" * 64}, {key: facts[key] for key in facts if key != "sources"}):
+        single.environment.write_text(json.dumps(other))
+        assert reused(sweep) == {}
+    single.environment.write_text(environment)
+    single.progress.write_bytes(progress + b"\n")
+    assert reused(sweep) == {}
+    single.progress.write_bytes(progress)
+    (single.path / "COMPLETED").write_text(f"on_round returned stop{mark}")
+    assert reused(sweep) == {}
+    (single.path / "COMPLETED").rename(single.path / "STOPPED")
+    assert reused(sweep) == {}
+    (single.path / "STOPPED").unlink()
+    (single.path / "COMPLETED").write_text(mark)
+    assert reused(sweep) == {name: single.path}
+
+
+def test_a_damaged_run_in_the_storage_is_passed_over(root, tmp_path):
+    single = RunFolder(a_run(root, tmp_path))
+    sweep = a_sweep(root, tmp_path, SPACE)
+    single.config.write_text("rounds: [")
+    assert reused(sweep) == {}
+    single.partition.write_bytes(b"\xff\xfe")
+    assert reused(sweep) == {}
+
+
+@pytest.mark.ray
+def test_without_reuse_the_trial_is_trained(root, tmp_path, ray_cluster):
+    single = a_run(root, tmp_path, rounds=1)
+    sweep = a_sweep(root, tmp_path, SPACE, {"reuse": False}, rounds=1)
+    outcomes, lines = run(sweep)
+    assert not [line for line in lines if "taken over" in line]
+    (trial,) = sweep.trials
+    assert outcomes[trial.name].message == ""
+    assert outcomes[trial.name].seconds != sum(
+        float(row["system/round_s"]) for row in RunFolder(single).progress_rows()
+    )
+    assert digest(sweep.folder / trial.name) == digest(single)
+    assert f"{trial.cost.total.images:,} images through local steps" in lines[0]
+
+
+# --- what --plan prints -------------------------------------------------------------------------------------------------
+
+
+def planned(tmp_path, monkeypatch, verb, raw):
+    """What `--plan` prints, and its exit status; nothing but the cache of shards may be new."""
+    monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "file.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    before = {each for each in tmp_path.rglob("*") if "cache" not in each.parts}
+    result = CliRunner().invoke(app, [verb, str(path), "--plan"])
+    assert {each for each in tmp_path.rglob("*") if "cache" not in each.parts} == before
+    return result
+
+
+def test_plan_of_a_run_trains_nothing_and_leaves_no_folder(root, tmp_path, monkeypatch):
+    raw = raw_config(root, ["fedvg"], storage=str(tmp_path / "runs"), name="one")
+    result = planned(tmp_path, monkeypatch, "run", raw)
+    assert result.exit_code == 0, result.output
+    assert "on this machine" in result.output
+    assert "fedvg" in result.output
+
+
+def test_plan_of_a_sweep_counts_what_is_left_and_says_what_is_refused(root, tmp_path, monkeypatch):
+    a_run(root, tmp_path)
+    raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="s")
+    space = {"local.lr": {"grid_search": [0.1, 0.01]}, "cohort.size": {"grid_search": [7, 99]}}
+    raw["tune"] = {"param_space": space, "skip_refused": True}
+    result = planned(tmp_path, monkeypatch, "tune", raw)
+    assert result.exit_code == 0, result.output
+    assert "4 trials: 1 to run, 1 taken over, 2 refused" in result.output
+    assert "taken over from single runs" in result.output
+    refused = [line for line in result.output.splitlines() if line.startswith("refused: ")]
+    assert len(refused) == 2, result.output
+    assert all(line.startswith("refused: size=99_lr=") and "cohort.size: 99 clients" in line for line in refused)
+
+
+def test_plan_of_a_sweep_that_is_refused_ends_as_the_sweep_would(root, tmp_path, monkeypatch):
+    raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="s")
+    raw["tune"] = {"param_space": {"cohort.size": {"grid_search": [7, 99]}}}
+    result = planned(tmp_path, monkeypatch, "tune", raw)
+    assert result.exit_code != 0
+    assert "cohort.size" in str(result.exception)
