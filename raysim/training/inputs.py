@@ -88,13 +88,7 @@ class InputTransform:
         """
         assert self.function is not None
         x = self._to_unit(self._central(images))
-        augmented = self.function(images=x, generator=generator)
-        if not isinstance(augmented, Tensor) or augmented.shape != x.shape or augmented.dtype != x.dtype:
-            found = type(augmented).__name__
-            if isinstance(augmented, Tensor):
-                found = f"{tuple(augmented.shape)} {augmented.dtype}"
-            what = f"an augmentation returned {found} for images {tuple(x.shape)} {x.dtype}"
-            raise OwnCodeError(what, place_of(self.function), "return a batch of the same shape and type")
+        augmented = alike(self.function(images=x, generator=generator), x, "an augmentation", self.function)
         return self._normalised(augmented)
 
     def _central(self, images: Tensor) -> Tensor:
@@ -152,6 +146,21 @@ class InputTransform:
             x.sub_(torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1))
             x.div_(torch.tensor(self.std, device=x.device).view(1, -1, 1, 1))
         return x
+
+
+def alike(result: object, given: Tensor, kind: str, function: Callable[..., object]) -> Tensor:
+    """What a function of the user's own made of images, if it has their shape and type.
+
+    Args:
+      kind: what the function is, for the message.
+    Raises:
+      OwnCodeError: it returned something else.
+    """
+    if isinstance(result, Tensor) and result.shape == given.shape and result.dtype == given.dtype:
+        return result
+    found = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+    what = f"{kind} returned {found} for images {tuple(given.shape)} {given.dtype}"
+    raise OwnCodeError(what, place_of(function), "return a batch of the same shape and type")
 
 
 def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import DataError, OwnCodeError
-from raysim.core.own import place_of
+from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, torch_generator
+from raysim.training.inputs import alike
 
 
 def noise(images: Tensor, *, client: int, num_clients: int, generator: torch.Generator, std: float = 0.1) -> Tensor:
@@ -52,13 +52,8 @@ class Shift:
         """(n, height, width, channels) uint8 of one client -> float32 in the same units, on the same device."""
         generator = torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client))
         x = images.cpu().permute(0, 3, 1, 2).float() / 255
-        shifted = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
-        if not isinstance(shifted, Tensor) or shifted.shape != x.shape or shifted.dtype != x.dtype:
-            found = type(shifted).__name__
-            if isinstance(shifted, Tensor):
-                found = f"{tuple(shifted.shape)} {shifted.dtype}"
-            what = f"a shift returned {found} for images {tuple(x.shape)} {x.dtype}"
-            raise OwnCodeError(what, place_of(self.function), "return images of the same shape and type")
+        result = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
+        shifted = alike(result, x, "a shift", self.function)
         return (shifted * 255).permute(0, 2, 3, 1).contiguous().to(images.device)
 
     def of_held_out(self, images: Tensor, purpose: str, sizes: Sequence[int] | np.ndarray | None) -> Tensor:
