@@ -166,9 +166,13 @@ class Recorder:
 
     def close(self) -> None:
         """Flush and close all files."""
-        self.flush()
-        self._csv.close()
-        self._board.close()
+        try:
+            self.flush()
+            self._csv.close()
+            self._board.close()
+        except FileNotFoundError:
+            if self.folder.path.is_dir():
+                raise  # else the run ends since the directory is gone, which is then what is told
 
     def _open_progress(self) -> None:
         self.folder.write_progress(self.rows, self._columns)

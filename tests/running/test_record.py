@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import subprocess
 import sys
 
@@ -129,6 +130,22 @@ def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
         assert [row[1:] for row in csv.reader(file)][1:] == RECORDS[5].confusion.astype(str).tolist()
     assert len(RunFolder(tmp_path).client_rows()) == 6 * 5
     recorder.close()
+
+
+def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsewhere(tmp_path, monkeypatch):
+    def gone():
+        raise FileNotFoundError("events.out.tfevents")
+
+    for is_there in (False, True):
+        folder = RunFolder(tmp_path / str(is_there))
+        recorder = Recorder(folder, first_round=0, num_rounds=1, hyperparameters={}, blocks=["p"], classes=["a", "b"])
+        monkeypatch.setattr(recorder._board, "flush", gone)  # as TensorBoard's thread says it, sooner or later
+        if is_there:
+            with pytest.raises(FileNotFoundError):
+                recorder.close()
+        else:
+            shutil.rmtree(folder.path)
+            recorder.close()
 
 
 def test_client_rows_are_those_that_arrow_makes_of_the_columns():
