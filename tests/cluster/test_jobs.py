@@ -89,7 +89,8 @@ def test_exit_status_of_the_job_follows_the_run(cluster, clone):
     assert f"no prepared set 'cifar10' in {cluster.home}/data/cifar10/cifar10.arrow" in result.stdout
     assert "a folder that the cluster has, or to a URI such as s3://bucket/data" in result.stdout
     raises = "methods=[{tests.support.toys:raises: {client: 3, round_index: 1}}]"
-    result = cluster.submit(CONFIG, *TINY, raises, "cohort.size=20", "name=raises", cwd=clone)
+    everyone = [word.replace("cohort.size=4", "cohort.size=20") for word in TINY]
+    result = cluster.submit(CONFIG, *everyone, raises, "name=raises", cwd=clone)
     assert result.returncode == 1
     assert "failed with exit code 1" in result.stdout
     assert "client 3 failed in round 2" in result.stdout
