@@ -57,8 +57,8 @@ def univarfl(
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
       spread, uniformity: "deviation" (standard deviation; unbiased there) and "kernel" (see `gaussian_kernel`) are the
         terms of FedUV, which this method descends from (Son et al., CVPR 2024).
-      warmup: rounds over which mu grows (ours): mu min(1, t / warmup) in round t, from 0. 0: whole from the start. lam
-        does not wait.
+      warmup: mu grows over this many rounds (ours): mu min(1, t / warmup) in round t, counted from 0. With 0 it is whole
+        from the start. lam does not wait.
     Raises:
       ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """

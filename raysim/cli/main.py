@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
@@ -175,26 +173,13 @@ def partition(
     out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
-    from raysim.cli.partitions import partitions, write
+    from raysim.cli.partitions import draw_and_print
     from raysim.config import path_to_write
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=_note)
     folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
-    with LiveLine() as line:
-        line.step(f"drawing the partitions of {config}")
-        drawn = partitions(raw, config)
-    table = Table(title=escape(f"{config}: {len(drawn)} partitions" if len(drawn) > 1 else config))
-    for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
-        table.add_column(column, justify="right" if column else "left")
-    for each in drawn:
-        manifest, sizes = each.manifest, each.manifest.sizes
-        counts = (len(sizes), sizes.sum(), sizes.min(), sizes.max())
-        write(each, folder)
-        others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
-        table.add_row(each.name, *map(str, (*counts, *others)))
-    print_table(table)
-    out.print(f"partitions: {folder}", markup=False)
+    draw_and_print(raw, config, folder)
 
 
 @app.command()

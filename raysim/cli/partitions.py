@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Table
+
 from raysim.config import sweep
 from raysim.config.clashes import clashes
 from raysim.core.errors import DataError, explained, refuse
@@ -16,6 +19,7 @@ from raysim.plan.check import check_partition
 from raysim.plan.splitting import uses_validation
 from raysim.running.pictures import partition_pictures, png
 from raysim.running.runner import write_partition
+from raysim.terminal import LiveLine, out, print_table
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,24 @@ class DrawnPartition:
     name: str
     info: SetInfo
     manifest: Manifest
+
+
+def draw_and_print(raw: Mapping[str, object], source: str, folder: Path) -> None:
+    """Draw the partitions, write them below the folder, and print their numbers. Raises as `partitions` and `write`."""
+    with LiveLine() as line:
+        line.step(f"drawing the partitions of {source}")
+        drawn = partitions(raw, source)
+    table = Table(title=escape(f"{source}: {len(drawn)} partitions" if len(drawn) > 1 else source))
+    for column in ("", "clients", "examples", "least", "most", "draws", "validation", "test"):
+        table.add_column(column, justify="right" if column else "left")
+    for each in drawn:
+        manifest, sizes = each.manifest, each.manifest.sizes
+        counts = (len(sizes), sizes.sum(), sizes.min(), sizes.max())
+        write(each, folder)
+        others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
+        table.add_row(each.name, *map(str, (*counts, *others)))
+    print_table(table)
+    out.print(f"partitions: {folder}", markup=False)
 
 
 def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:

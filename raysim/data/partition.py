@@ -105,13 +105,8 @@ def labels_each(
         first = client % len(classes)
         others = rng.permutation(np.delete(np.arange(len(classes)), first))[: labels_per_client - 1]
         has[[first, *others], client] = True
-    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for row, cls in enumerate(classes):
-        owners = np.flatnonzero(has[row])
-        pieces = np.array_split(rng.permutation(np.flatnonzero(labels == cls)), len(owners))
-        for owner, piece in zip(owners, pieces, strict=True):
-            parts[owner].append(piece)
-    return _checked([np.sort(np.concatenate(part)) for part in parts], min_samples, "labels")
+    owners = [np.flatnonzero(clients) for clients in has]
+    return _checked(_cut_evenly(labels, owners, num_clients, rng), min_samples, "labels")
 
 
 def quantity(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
@@ -139,7 +134,8 @@ def domain(
 
     With as many clients as domains and one each, client k is the k-th domain (UniVarFL on PACS and HAM10000).
     """
-    names = np.unique(_known(domains, "domain"))
+    known = _known(domains, "domain")
+    names = np.unique(known)
     slots = np.arange(num_clients * domains_per_client) % len(names)
     if domains_per_client > len(names):
         what = f"{domains_per_client} domains a client of a set that has {len(names)}"
@@ -148,13 +144,8 @@ def domain(
         what = f"{num_clients} clients with {domains_per_client} each cannot hold all {len(names)} domains"
         enough = f"partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client"
         raise DataError(what, "partition domain", f"raise {enough}")
-    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for index, name in enumerate(names):
-        owners = np.flatnonzero(slots == index) // domains_per_client
-        pieces = np.array_split(rng.permutation(np.flatnonzero(domains == name)), len(owners))
-        for owner, piece in zip(owners, pieces, strict=True):
-            parts[owner].append(piece)
-    return _checked([np.sort(np.concatenate(part)) for part in parts], min_samples, "domain")
+    owners = [np.flatnonzero(slots == index) // domains_per_client for index in range(len(names))]
+    return _checked(_cut_evenly(known, owners, num_clients, rng), min_samples, "domain")
 
 
 def natural(
@@ -243,6 +234,16 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
         positions = rng.permutation(np.flatnonzero(labels == cls))
         for client, part in enumerate(np.split(positions, np.cumsum(counts[row]))[:-1]):
             parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _cut_evenly(column: np.ndarray, owners: Sequence[np.ndarray], num_clients: int, rng: Generator) -> Parts:
+    """Positions of the i-th value of a column in equal pieces to the clients owners[i], who gets which at random."""
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for value, clients in zip(np.unique(column), owners, strict=True):
+        pieces = np.array_split(rng.permutation(np.flatnonzero(column == value)), len(clients))
+        for client, piece in zip(clients, pieces, strict=True):
+            parts[client].append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 

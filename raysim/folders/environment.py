@@ -21,15 +21,19 @@ PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "
 
 def environment(resources: Mapping[str, object]) -> Settings:
     """Versions, commit, machine, and the resources that the run took."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "packages": {"raysim": __version__, **{name: version(name) for name in PACKAGES}},
         "git_commit": git_commit(),
         "sources": sources(),
-        "machine": {"cpus": os.cpu_count(), "gpus": gpus},
+        "machine": {"cpus": os.cpu_count(), "gpus": gpu_names()},
         "resources": dict(resources),
     }
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that this process sees."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 @cache

@@ -137,11 +137,14 @@ def _recorded(
     runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
 ) -> list[ReportedRun]:
     """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback; all where none did. The others become a note."""
-    recorded = [run for run in runs if any(metric.score(run) is not None for _, metric in metrics)]
-    if not recorded or len(recorded) == len(runs):
+    recorded: list[ReportedRun] = []
+    lacking: list[ReportedRun] = []
+    for run in runs:
+        (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
+    if not (recorded and lacking):
         return runs
-    rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in runs if run not in recorded)
-    count = f"{len(runs) - len(recorded)} of {len(runs)} runs"
+    rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in lacking)
+    count = f"{len(lacking)} of {len(runs)} runs"
     notes.append(f"`report.metric`: {count} did not record it and are left out: {', '.join(rows)}.")
     return recorded
 

@@ -68,10 +68,9 @@ class ReportedRun:
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
         flat = flatten(self.config)
-        named = {
-            key[:end] for key in flat for end, letter in enumerate(key) if letter == "."
-        }  # `data.shift` in {noise: ...}
-        return {key: value for key, value in default_settings().items() if key not in named} | flat
+        # A default such as `data.shift: none` does not stand beside `data.shift.noise.std`.
+        above = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}
+        return {key: value for key, value in default_settings().items() if key not in above} | flat
 
     def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
         """What the configuration has at these dotted keys, without nulls."""

@@ -1,4 +1,4 @@
-"""Feature shift: what makes one client's inputs differ from another's, beside the classes and the numbers that it has."""
+"""Feature shift: a difference between clients' inputs that is neither of classes nor of numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.errors import DataError
-from raysim.core.seeding import derive_seed, torch_generator
+from raysim.core.seeding import derive_seed, numpy_generator, torch_generator
 from raysim.training.inputs import alike
 
 
@@ -64,7 +64,7 @@ class Shift:
           sizes: rows of each client, one client's after the other's; None: rows are dealt to clients at random, evenly.
         """
         if sizes is None:
-            rng = np.random.default_rng(derive_seed(self.seed, f"shift {purpose}"))
+            rng = numpy_generator(derive_seed(self.seed, f"shift {purpose}"))
             owners = rng.permutation(np.arange(len(images)) % self.num_clients)
         else:
             owners = np.repeat(np.arange(self.num_clients), sizes)

@@ -14,7 +14,7 @@ from raysim.config import Config
 from raysim.core.errors import DataError
 from raysim.core.uri import is_uri
 from raysim.engine.simulation import ENDED_BY_CALL
-from raysim.folders.environment import sources
+from raysim.folders.environment import gpu_names, sources
 from raysim.folders.run_folder import RunFolder
 from raysim.models.pretrained import weights_sha256
 from raysim.tuning.outcome import TAKEN_OVER, fill
@@ -31,8 +31,8 @@ _CHECKSUM = '{"checksum": "'
 def finished_elsewhere(sweep: Sweep, trials: Sequence[SweepTrial]) -> dict[str, RunFolder]:
     """Trial -> a completed run of the same storage that it would repeat; the sweep's settings may forbid it.
 
-    Only local folders are looked at. A run counts if this code of raysim and this version of PyTorch recorded it, no call
-    from Python ended it early, and its files are as they were sealed.
+    Only local folders are looked at. A run counts if this code of raysim, this version of PyTorch and the same GPUs, if
+    any, recorded it, no call from Python ended it early, and its files are as they were sealed.
     """
     wanted = {trial.identity: trial for trial in trials if trial.identity}
     if not wanted or is_uri(sweep.place) or not sweep.base.tune.reuse:
@@ -92,9 +92,9 @@ def _is_sound(folder: RunFolder, config: Config) -> bool:
         files = [path for result in folder.results() for path in (result.rglob("*") if result.is_dir() else [result])]
         folder.check_unchanged(*files)
         facts = json.loads(folder.environment.read_text())
-        code = facts["sources"], facts["packages"]["torch"]
+        made_by = facts["sources"], facts["packages"]["torch"], facts["machine"]["gpus"]
         is_whole = all(path.is_file() for path in (folder.progress, folder.summary, folder.model))
         same_weights = folder.weights.read_text() == weights_sha256(config.model.pretrained)
     except (DataError, OSError, ValueError, TypeError, KeyError):
         return False
-    return is_whole and same_weights and code == (sources(), version("torch"))
+    return is_whole and same_weights and made_by == (sources(), version("torch"), gpu_names())

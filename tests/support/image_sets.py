@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import ImageSet, in_batches, write_set
 from raysim.data.sources import prepare, set_path
 
 RNG = np.random.default_rng(0)
@@ -59,3 +59,16 @@ def class_tree(root, classes, each=3, shape=(10, 12, 3), ending="png"):
             labels.append(label)
             save_png(root / name / f"img_{i}.{ending}", images[-1])
     return np.stack(images), np.array(labels)
+
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+
+
+def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3), domains=None, splits=None):
+    """`per_class` random images of each class, with columns that not every set has."""
+    labels = np.arange(per_class * len(classes), dtype=np.int64) % len(classes)
+    images = np.random.default_rng(1).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
+    path, names = set_path(folder, name), () if domains is None else [f"domain {d}" for d in range(domains.max() + 1)]
+    write_set(path, name, classes, in_batches(images, labels, domains=domains, splits=splits), domains=names)
+    return ImageSet(path)

@@ -76,7 +76,9 @@ def test_only_sound_runs_of_the_same_code_are_taken_over(root, tmp_path):
     mark = (single.path / "COMPLETED").read_text()
     facts = json.loads(environment)
     older = {**facts, "packages": {**facts["packages"], "torch": "0.0"}}
-    for other in (older, {**facts, "sources": "0" * 64}, {key: facts[key] for key in facts if key != "sources"}):
+    elsewhere = {**facts, "machine": {**facts["machine"], "gpus": ["NVIDIA H100"]}}
+    unsaid = {key: facts[key] for key in facts if key != "sources"}
+    for other in (older, elsewhere, unsaid, {**facts, "sources": "0" * 64}):
         single.environment.write_text(json.dumps(other))
         assert reused(sweep) == {}
     single.environment.write_text(environment)

@@ -94,7 +94,11 @@ def test_trainer_without_memory_makes_room_for_the_others(root, tmp_path, ray_cl
 
 def test_a_short_limit_is_looked_at_four_times(monkeypatch):
     pauses_s, asked = [], {"answer": Watched("trainer", Process("a", 1, -1), "training")}
-    wait = lambda refs, timeout, **_: pauses_s.append(timeout) or (refs[:1], refs[1:])  # noqa: E731
+
+    def wait(refs, timeout, **_):
+        pauses_s.append(timeout)
+        return refs[:1], refs[1:]
+
     monkeypatch.setattr("raysim.engine.ray.watch.ray.wait", wait)
     for limit_s in (4.0, 600.0, None):
         Watch(timeout_s=limit_s).first(asked)
