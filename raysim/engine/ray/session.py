@@ -45,6 +45,9 @@ LOOPBACK = "ENABLE_RAY_CLUSTER"
 #: Seconds in which the head of a cluster must take a connection.
 REACH_S = 10.0
 
+#: How often a local Ray is started before its own limit of 30 s, which cannot be set, is an error; and what Ray then says.
+STARTS, SLOW_START = 3, "timed out during startup"
+
 
 class Node(TypedDict):
     """Ray's record of a node, as far as it is used here."""
@@ -123,14 +126,27 @@ def _start(num_cpus: int | None = None) -> None:
         _check_reachable(address)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
-    with _on_loopback() if is_ours else contextlib.nullcontext():
-        ray.init(
-            address or "local",
-            num_cpus=num_cpus if is_ours else None,
-            include_dashboard=False if is_ours else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    for attempts_left in reversed(range(STARTS)):
+        try:
+            with _on_loopback() if is_ours else contextlib.nullcontext():
+                ray.init(
+                    address or "local",
+                    num_cpus=num_cpus if is_ours else None,
+                    include_dashboard=False if is_ours else None,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            return
+        except Exception as error:  # Ray raises no class of its own here
+            if SLOW_START not in str(error):
+                raise
+            ray.shutdown()
+            if not attempts_left:
+                load, cpus = os.getloadavg()[0], os.cpu_count()
+                mend = f"the machine has {cpus} CPUs and a load of {load:.0f}: start again when it is less busy"
+                raise RaysimError(
+                    f"Ray did not start in {STARTS} attempts of 30 s", "Ray on this machine", mend
+                ) from error
 
 
 @contextlib.contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pytest
+
+from raysim.core.errors import RaysimError
 from raysim.engine.ray import session
 
 
@@ -19,3 +23,37 @@ def test_what_a_task_holds_is_taken_off_its_own_node_alone(monkeypatch):
 
     held.get_assigned_resources = driver
     assert session.offered() == [{"CPU": 4.0, "GPU": 2.0}] * 2
+
+
+@pytest.mark.parametrize(("slow", "starts"), [(0, 1), (2, 3), (3, None)])
+def test_a_ray_that_is_slow_to_start_is_started_again(monkeypatch, slow, starts):
+    calls = []
+
+    def init(*args, **options):
+        calls.append(args)
+        if len(calls) <= slow:
+            raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(session.ray, "init", init)
+    monkeypatch.setattr(session.ray, "shutdown", lambda: None)
+    expected = pytest.raises(RaysimError, match="start again when it is less busy") if starts is None else nullcontext()
+    with expected, session.ray_session():
+        pass
+    assert len(calls) == (starts or session.STARTS)
+
+
+def test_another_error_of_the_start_is_not_tried_again(monkeypatch):
+    calls = []
+
+    def init(*args, **options):
+        calls.append(args)
+        raise Exception("no space left")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(session.ray, "init", init)
+    with pytest.raises(Exception, match="no space left"), session.ray_session():
+        pass
+    assert len(calls) == 1
