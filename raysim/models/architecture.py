@@ -14,7 +14,7 @@ from raysim.models.lora import LoraSpec
 Options = Mapping[str, Any]
 
 #: Height, width and channels of the inputs.
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)

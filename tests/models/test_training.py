@@ -20,7 +20,7 @@ from raysim.models import (
     try_model,
 )
 from raysim.models.registry import prefers_channels_last
-from raysim.training.model import cross_entropy
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run
 from tests.support.models import TINY, batch_of, bound, spec_of
 
@@ -106,7 +106,7 @@ def test_shared_and_zero_dimensional_parameters_train_as_in_torch():
     for _ in range(3):
         model.descend(cross_entropy, batch, 0.3)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(plain(batch.images), batch.labels).backward()
+        nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
         optimizer.step()
     for name, value in plain.named_parameters():
         assert torch.equal(value, dict(module.named_parameters())[name]), name
