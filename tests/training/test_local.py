@@ -331,10 +331,10 @@ def test_slices_of_an_evaluation_join():
         for a, b in ((0, 20), (20, 50))
     ]
     total = joined(parts)
-    assert (total.predictions == whole.predictions).all()
+    assert (total.columns["predictions"] == whole.columns["predictions"]).all()
     assert (total.labels == data.targets.numpy()).all()
     assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)
-    assert np.allclose(total.confidences, torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
+    assert np.allclose(total.columns["confidences"], torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
     assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
     assert evaluate(model, data, InputTransform()).logits is None
     model.module.eval()
