@@ -137,7 +137,8 @@ def inspect_model(
 
     Args:
       settings: of the config's model group.
-      size: height and width of the images; those that the model was made for, if None.
+      size: height and width of the images, or length of the sequences; those that the model was made for, if None.
+      classes: for a model that reads tokens also how many different ones there are.
     Raises:
       ConfigError: unknown name, unknown or unfit settings.
     """
@@ -147,7 +148,9 @@ def inspect_model(
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
     side = size or architecture.size
-    spec = spec_of(config.model, classes, (side, side, channels))
+    reads_tokens = architecture.inputs == "tokens"
+    shape = (side,) if reads_tokens else (side, side, channels)
+    spec = spec_of(config.model, classes, shape, vocabulary=classes if reads_tokens else 0)
     refuse(_check_model(spec), "the command line")
     return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
@@ -286,7 +289,8 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     except OwnCodeError as error:
         return [Fault("model", str(error))]
     except ValueError as error:
-        text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
+        kind, resize = ("images", " and data.resize") if len(spec.input_shape) == 3 else ("inputs", "")
+        text = f"cannot be built on {kind} of shape {spec.input_shape} ({error}); check its options{resize}"
         return [Fault("model", text)]
     except ModelError as error:
         return [Fault("model.pretrained", str(error))]
