@@ -69,7 +69,7 @@ def causal_lm(path: Path, shape: Shape, classes: int, vocabulary: int) -> nn.Mod
         mend = "prepare the text with the tokens of the model"
         raise unfit_option(f"{path} knows {config.vocab_size} tokens, and the data have {vocabulary}; {mend}")
     is_read = path.is_dir() and not torch.empty(0).is_meta
-    module = _read(path, vocabulary) if is_read else _made(config, vocabulary)
+    module = _read(path, config, vocabulary) if is_read else _made(config, vocabulary)
     module.config.use_cache = False
     _make_linear_(module)
     module.register_forward_hook(_logits)
@@ -78,11 +78,15 @@ def causal_lm(path: Path, shape: Shape, classes: int, vocabulary: int) -> nn.Mod
 
 def _config(path: Path) -> PretrainedConfig:
     try:
-        return library("transformers").AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = library("transformers").AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:  # what is no JSON, has no or another model_type, ...
         first, _, _ = str(error).partition("\n")
         text = f"{path} is no configuration that transformers can read ({first}); give one with a model_type it knows"
         raise ConfigError([Fault("model.name", text)]) from error
+    config.is_decoder = True  # else BERT and its kin look at later tokens, too
+    return config
 
 
 def _made(config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
@@ -94,29 +98,44 @@ def _made(config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
     return library("transformers").AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def _read(path: Path, vocabulary: int) -> PreTrainedModel:
+def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
     """The model with the weights of its folder."""
     library("transformers.utils.logging").disable_progress_bar()
     module, report = library("transformers").AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        path,
+        config=config,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
     )
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:8])
         raise unfit_option(f"the weights in {path} lack {names}; save the whole model with its output layer")
-    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
-    if head.weight is embedding.weight:
-        head.weight = nn.Parameter(head.weight.detach().clone())
-    module.config.tie_word_embeddings = False
-    if len(embedding.weight) != vocabulary:
+    if len(module.get_input_embeddings().weight) != vocabulary:
         module.resize_token_embeddings(vocabulary)
+    _untie_(module)
+    module.config.tie_word_embeddings = False
     return module
+
+
+def _untie_(module: nn.Module) -> None:
+    """Give each layer parameters of its own, with the values of those that it shared."""
+    seen: set[int] = set()
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if id(parameter) in seen:
+            layer, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(layer), leaf, nn.Parameter(parameter.detach().clone()))
+        seen.add(id(parameter))
 
 
 def _make_linear_(module: nn.Module) -> None:
     """Put nn.Linear in the place of GPT-2's own kind of linear layer, whose weight is [in, out]: methods and adapters know it."""
+    conv1d = library("transformers.pytorch_utils").Conv1D
     for name, layer in list(module.named_modules()):
-        if isinstance(layer, library("transformers.pytorch_utils").Conv1D):
-            linear = nn.Linear(*layer.weight.shape, device="meta")
+        if isinstance(layer, conv1d):
+            inputs, outputs = layer.weight.shape
+            linear = nn.Linear(inputs, outputs, device="meta")
             linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias
             module.set_submodule(name, linear)
 
