@@ -53,8 +53,8 @@ def layout(spec, blocks="residual"):
     return layout_of(build_skeleton(spec), head=head_of(spec), blocks=blocks)
 
 
-def bound(module, head, *, channels_last=False):
-    return BoundModel(module, layout_of(module, head=head, channels_last=channels_last), head=head)
+def bound(module, head, *, channels_last=False, trained=None):
+    return BoundModel(module, layout_of(module, head=head, channels_last=channels_last, trained=trained), head=head)
 
 
 def batch_of(spec, count=8, seed=0):
