@@ -253,7 +253,8 @@ def methods(
         )
         print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
         out.print(
-            "\nThe names of timm are further models. `raysim methods --model NAME` shows the layer blocks of any."
+            "\nThe names of timm and transformers:FOLDER are further models. `raysim methods --model NAME` shows the layer "
+            "blocks of any."
         )
         print_functions({"Models": {known: architecture.build for known, architecture in MODELS.items()}})
 

@@ -47,6 +47,14 @@ def with_whole_path(name: str) -> str:
     return f"{PREFIX}{_path_of(name).absolute()}" if name.startswith(PREFIX) else name
 
 
+def model_files(name: str) -> list[Path]:
+    """The files that a name with `transformers:` stands for: configuration and weights, all in one folder; else none."""
+    if not name.startswith(PREFIX):
+        return []
+    path = _path_of(name)
+    return [path / "config.json", *sorted(path.glob("*.safetensors"))] if path.is_dir() else [path]
+
+
 def _path_of(name: str) -> Path:
     return Path(name.removeprefix(PREFIX)).expanduser()
 

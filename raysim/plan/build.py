@@ -133,10 +133,10 @@ class Plan:
     @property
     def weights_sha256(self) -> str:
         """Of the user's own file of weights; "" where none is given, or the library's are."""
-        given = self.config.model.pretrained
-        return (
-            self.ready.made.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
-        )
+        given, name = self.config.model.pretrained, self.config.model.name
+        if self.ready and given not in (None, "default"):
+            return self.ready.made.weights.sha256 + weights_sha256(None, name)
+        return weights_sha256(given, name)
 
     @property
     def keeps_memory(self) -> bool:

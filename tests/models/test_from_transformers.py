@@ -15,6 +15,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.method import Batch
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, find_architecture, head_of, try_model
 from raysim.models.from_transformers import with_whole_path
+from raysim.models.pretrained import weights_sha256
 from raysim.plan.check import inspect_model
 from tests.support.models import bound, layout
 
@@ -175,6 +176,20 @@ def test_paths_become_whole_and_the_command_line_knows_them(tmp_path, monkeypatc
     assert (spec.input_shape, spec.vocabulary) == ((8,), 40)
     assert made.blocks[-1] == "lm_head"
     assert text.startswith("A causal language model of transformers")
+
+
+def test_a_resumed_run_would_see_that_the_folder_changed(tmp_path):
+    saved("gpt2", tmp_path)
+    name = f"transformers:{tmp_path}"
+    assert weights_sha256(None, "gpt") == ""
+    digests = [weights_sha256(None, name), weights_sha256(None, f"{name}/config.json")]
+    for file in ("model.safetensors", "config.json"):
+        (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + b" ")
+        digests.append(weights_sha256(None, name))
+    assert len(set(digests)) == 4
+    assert weights_sha256(str(tmp_path / "config.json"), "gpt") + digests[-1] == weights_sha256(
+        str(tmp_path / "config.json"), name
+    )
 
 
 def test_what_lies_at_the_path_is_looked_at(tmp_path):

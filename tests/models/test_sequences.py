@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from raysim.cli.main import app
@@ -190,6 +192,14 @@ def test_adapters_find_the_layers_of_gpt_by_default():
     assert trained == adapters | {"head.weight", "head.bias"}
     module = build_model(spec, seed=3).eval()
     assert torch.equal(module(tokens_of()), build_model(spec_of("gpt"), seed=3).eval()(tokens_of()))
+
+
+def test_adapters_go_on_a_gpt_that_was_trained_before(tmp_path):
+    trained, path = module_of("gpt"), tmp_path / "model.safetensors"
+    save_file(trained.state_dict(), path)
+    spec = replace(spec_of("gpt", lora=LoraSpec(rank=2)), pretrained=str(path))
+    try_model(spec)
+    assert torch.allclose(build_model(spec, seed=9).eval()(tokens_of()), trained(tokens_of()), atol=1e-6)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
