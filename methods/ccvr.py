@@ -112,7 +112,7 @@ def ccvr(
         report=report,
         server_update=server_update,
         claims=frozenset({"weights:@head.*"}) if when == "end" else frozenset(),
-        needs=frozenset({"features", "linear-head"}),
+        needs=frozenset({"classes", "features", "linear-head"}),
         is_phase=when == "end",
     )
 

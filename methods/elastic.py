@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from raysim.core.errors import MethodError
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, ServerView, State, Vector
+from raysim.core.method import Batch, ClientView, Method, Outputs, ServerView, State, Vector
 from raysim.core.weights import RightMap, normalised
-from raysim.training.model import cross_entropy
 
 
 def elastic(
@@ -65,7 +64,6 @@ def elastic(
         granularity, reference, signal = "tensor", "clients", "loss"
     if reference == "clients" and granularity == "element":
         raise ValueError("elastic: reference 'clients' needs granularity 'tensor'; set it, or use reference 'model'")
-    loss: LossFn = cross_entropy if signal == "loss" else output_norm
     by_element = granularity == "element"
 
     def report(client: ClientView) -> dict[str, Tensor | Vector]:
@@ -73,7 +71,9 @@ def elastic(
         mean = torch.zeros_like(client.start) if by_element else torch.zeros(len(layout.params), dtype=torch.float64)
         if client.num_steps:
             for batch in sample(client, sample_ratio):
-                gradient = client.model.gradient(loss, client.start, batch)
+                gradient = client.model.gradient(
+                    client.model.criterion if signal == "loss" else output_norm, client.start, batch
+                )
                 size = gradient.abs_() if by_element else layout.norms(gradient).pow(2 if as_in else 1)
                 mean.mul_(mu).add_(size, alpha=1 - mu)
         return {"omega": Vector(mean) if by_element else mean}
@@ -145,12 +145,12 @@ def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
     rest: Batch | None = None  # at most a batch and one more
     begin = 0
     for batch in client.batches():
-        end = begin + len(batch.labels)
-        is_drawn = chosen[begin:end].to(batch.labels.device)
+        end = begin + len(batch.targets)
+        is_drawn = chosen[begin:end].to(batch.targets.device)
         begin = end
-        images, labels = batch.images[is_drawn], batch.labels[is_drawn]
+        images, labels = batch.inputs[is_drawn], batch.targets[is_drawn]
         if rest is not None:
-            images, labels = torch.cat([rest.images, images]), torch.cat([rest.labels, labels])
+            images, labels = torch.cat([rest.inputs, images]), torch.cat([rest.targets, labels])
         while len(labels) > client.batch_size + 1:
             yield Batch(images[: client.batch_size], labels[: client.batch_size])
             images, labels = images[client.batch_size :], labels[client.batch_size :]

@@ -48,14 +48,14 @@ def fedlc(
         def value(outputs: Outputs, batch: Batch) -> Tensor:
             logits = outputs.logits if margin is None else outputs.logits - margin
             return (
-                literal_loss(logits, batch.labels)
+                literal_loss(logits, batch.targets)
                 if form == "literal"
                 else inner(outputs._replace(logits=logits), batch)
             )
 
         return inner if margin is None and form == "usable" else value
 
-    return Method("fedlc", loss=loss, claims=frozenset({"criterion"}))
+    return Method("fedlc", loss=loss, claims=frozenset({"criterion"}), needs=frozenset({"classes"}))
 
 
 def literal_loss(logits: Tensor, labels: Tensor) -> Tensor:

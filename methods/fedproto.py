@@ -70,7 +70,7 @@ def fedproto(
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:
             assert outputs.features is not None
-            return inner(outputs, batch) + strength * term(outputs.features, batch.labels, table, is_known)
+            return inner(outputs, batch) + strength * term(outputs.features, batch.targets, table, is_known)
 
         return value
 
@@ -87,7 +87,7 @@ def fedproto(
         loss=loss,
         report=client_prototypes,
         server_update=server_update,
-        needs=frozenset({"features", "linear-head"} | ({"client-memory"} if share == "nothing" else set())),
+        needs=frozenset({"classes", "features", "linear-head"} | ({"client-memory"} if share == "nothing" else set())),
         base_weights="uniform" if as_in == "fed-mammoth" else "examples",
     )
 

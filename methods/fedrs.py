@@ -55,7 +55,7 @@ def fedrs(
 
         return value
 
-    return Method("fedrs", loss=loss, claims=frozenset({"criterion"}), needs=frozenset({"linear-head"}))
+    return Method("fedrs", loss=loss, claims=frozenset({"criterion"}), needs=frozenset({"classes", "linear-head"}))
 
 
 def class_scale(presence: Tensor, alpha: float) -> Tensor:

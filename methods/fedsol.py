@@ -56,7 +56,7 @@ def fedsol(
             return inner
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
-            reference = client.model.apply(client.start_state, batch.images, train=reference_mode == "train")
+            reference = client.model.apply(client.start_state, batch.inputs, train=reference_mode == "train")
             proximal = distillation(reference.logits, temperature)
             uphill = client.model.gradient(proximal, params, batch, moves_buffers=True)
             moved = perturbation(
@@ -66,7 +66,7 @@ def fedsol(
 
         return gradient
 
-    return Method("fedsol", grads=grads)
+    return Method("fedsol", grads=grads, needs=frozenset({"classes"}))
 
 
 def distillation(reference: Tensor, temperature: float) -> LossFn:

@@ -113,16 +113,18 @@ def fisher_sum(client: ClientView, kind: str, num_examples: int | None = None) -
     with _eval_mode(client.model.module):
         for batch in client.batches():
             batch = batch if num_examples is None else Batch(*(part[: num_examples - count] for part in batch))
-            if not len(batch.labels):
+            if not len(batch.targets):
                 break
-            count += len(batch.labels)
-            probabilities = client.model.apply(client.params, batch.images).logits.softmax(1)
+            count += len(batch.targets)
+            probabilities = client.model.apply(client.params, batch.inputs).logits.softmax(1)
             classes = probabilities.shape[1]
-            choices = [torch.full_like(batch.labels, c) for c in range(classes)] if kind == "exact" else [batch.labels]
+            choices = (
+                [torch.full_like(batch.targets, c) for c in range(classes)] if kind == "exact" else [batch.targets]
+            )
             for labels in choices:
                 chosen = probabilities.gather(1, labels[:, None])[:, 0]
                 weights = torch.ones_like(chosen) if kind == "empirical" else chosen
-                _add_squares(total, client.layout, gradients, Batch(batch.images, labels), weights)
+                _add_squares(total, client.layout, gradients, Batch(batch.inputs, labels), weights)
     return total, count
 
 
@@ -136,7 +138,7 @@ def _add_squares(
     step = max(1, GRADIENT_ENTRIES // max(1, layout.num_params))
     for start in range(0, len(weights), step):
         part = slice(start, start + step)
-        for name, values in gradients(batch.images[part], batch.labels[part]).items():
+        for name, values in gradients(batch.inputs[part], batch.targets[part]).items():
             leaf = layout.by_name[name]
             squares = torch.einsum("b,b...->...", weights[part].double(), values.double().square())
             total[leaf.offset : leaf.end] += layout.pack(leaf, squares)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView
-from raysim.training.model import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ def local_features(client: ClientView, point: Tensor | None = None, *, is_normal
     """
     parts = []
     for batch in client.batches(is_normalised=is_normalised):
-        outputs = client.model.apply(client.params if point is None else point, batch.images)
+        outputs = client.model.apply(client.params if point is None else point, batch.inputs)
         assert outputs.features is not None
-        parts.append((outputs.features, batch.labels, outputs.logits.argmax(1) == batch.labels))
+        parts.append((outputs.features, batch.targets, outputs.logits.argmax(1) == batch.targets))
     values, labels, is_correct = (torch.cat(part) for part in zip(*parts, strict=True))
     return Features(values, labels, is_correct)
 
@@ -46,8 +45,8 @@ def mean_gradient(client: ClientView, point: Tensor) -> Tensor:
     """[num_params]: gradient of the mean cross-entropy over the client's examples at `point`, in the model's mode."""
     total = torch.zeros_like(point)
     for batch in client.batches():
-        gradient = client.model.gradient(cross_entropy, point, batch)
-        total.add_(gradient, alpha=len(batch.labels) / client.num_examples)
+        gradient = client.model.gradient(client.model.criterion, point, batch)
+        total.add_(gradient, alpha=len(batch.targets) / client.num_examples)
     return total
 
 

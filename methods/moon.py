@@ -52,7 +52,7 @@ def moon(
             return inner
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:
-            towards, away = (client.model.apply(point, batch.images) for point in (client.start_state, previous))
+            towards, away = (client.model.apply(point, batch.inputs) for point in (client.start_state, previous))
             contrast = contrastive(_of(outputs), _of(towards), _of(away), temperature=temperature)
             return inner(outputs, batch) + mu * contrast
 

@@ -85,7 +85,7 @@ def gram_matrices(client: ClientView) -> tuple[dict[str, Tensor], dict[str, int]
     handles = [module.get_submodule(leaf.layer).register_forward_pre_hook(counter(leaf.name)) for leaf in layers]
     try:
         for batch in client.batches():
-            client.model.apply(client.params, batch.images)
+            client.model.apply(client.params, batch.inputs)
     finally:
         for handle in handles:
             handle.remove()

@@ -91,7 +91,7 @@ def univarfl(
 
         return value
 
-    return Method("univarfl", loss=loss, needs=frozenset({"features"}))
+    return Method("univarfl", loss=loss, needs=frozenset({"classes", "features"}))
 
 
 def classifier_variance(shares: Tensor, *, variance: Variance = "biased", spread: Spread = "variance") -> Tensor:

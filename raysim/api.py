@@ -17,7 +17,7 @@ from raysim.config.counting import value_at
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, explained, refuse
+from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, refuse
 from raysim.core.own import place_in, place_of, words_of
 from raysim.core.own_code import named, note_of_values
 from raysim.core.rounds import round_name
@@ -152,35 +152,37 @@ def _folders_of(runs: Run | Runs | str | Path) -> list[Path]:
 
 
 def arrays(
-    images: np.ndarray,
-    labels: np.ndarray,
+    inputs: np.ndarray,
+    targets: np.ndarray,
     *,
     name: str,
     classes: Sequence[str] | None = None,
     domains: np.ndarray | None = None,
+    splits: np.ndarray | None = None,
+    task: str | None = None,
+    vocabulary: int | None = None,
     root: str | Path = "data",
 ) -> SetInfo:
     """Write arrays as a prepared set; `data={"name": name}` trains on it. The same arrays again change nothing.
 
     Args:
-      images: (n, height, width) or (n, height, width, channels) uint8.
-      labels: (n,) integers, 0 to classes - 1.
-      classes: names of the classes; their numbers if not given.
-      domains: (n,) integers, or None.
+      inputs: (n, height, width) or (n, height, width, channels) uint8: images; (n, ...) floats, such as rows of a table;
+        (n, length) other integers: tokens.
+      targets: (n,) integers, 0 to classes - 1; (n, labels) 0 or 1, several labels a row; (n,) or (n, numbers) floats to be
+        predicted; (n, length) tokens, each the one after that of the input.
+      classes: names of the outputs: classes, labels, numbers or tokens; their numbers if not given.
+      domains: (n,) integers, or None; splits: (n,) 0 train, 1 validation, 2 test, or None.
+      task: None: as the targets' type and shape say; `module:function` for one of your own.
+      vocabulary: how many tokens there are; None: as many as occur.
       root: folder of prepared sets, `data.root`.
     Raises:
-      DataError: other types or shapes, labels outside the classes.
+      DataError: other types or shapes, targets outside the classes, numbers that are not finite.
     """
-    import numpy as np
-
     _refuse_others("name", name, str)
     _refuse_others("root", root, str | Path)
-    given = {"images": images, "labels": labels, "domains": domains}
-    with explained("arrays that are not rectangular", "raysim.arrays", "give every row as many numbers", ValueError):
-        columns = {key: None if values is None else np.asarray(values) for key, values in given.items()}
-    contents = array_contents(**columns, where=name, classes=classes)
+    contents = array_contents(inputs, targets, name, classes, domains, splits, task, vocabulary)
     path = set_path(path_to_write(root), name)
-    return write_set(path, name, contents.classes, contents.batches, "arrays", domains=contents.domains)
+    return write_set(path, name, contents.classes, contents.batches, "arrays", **contents.about)
 
 
 def _refuse_others(name: str, value: object, kind: Any) -> None:

@@ -111,7 +111,7 @@ def livar(
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
     claims |= {"server-optimizer"} if is_override else set()
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
-    needs |= {"features", "linear-head"} if has_head else set()
+    needs |= {"classes", "features", "linear-head"} if has_head else set()
     return Method(
         "livar",
         init=init,

@@ -274,6 +274,9 @@ class Config(Group):
         "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
         "docs/storage.md",
     )
+    task: str | Settings | None = key(
+        None, "classes, labels, regression, tokens, or module:function of your own; null: what the set is prepared for"
+    )
     seed: int = key(0, "seed of every random draw; it and the configuration decide the result", ge=0)
     rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
     resume: Literal["auto", "never"] = key("auto", "auto: an unfinished run of this name goes on from its checkpoint")

@@ -101,7 +101,10 @@ class DataGroup(Group):
     preprocess: PreprocessGroup | None = key(
         None, "done to every image once, before it is stored; data.resize and the like act on every batch"
     )
-    normalise: str = key("none", "name of the channel statistics that normalise inputs")
+    normalise: str = key(
+        "none",
+        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows",
+    )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",

@@ -7,8 +7,8 @@ from typing import Literal
 
 Direction = Literal["max", "min"]
 
-#: Metrics of which smaller values are better: losses, calibration errors, seconds, megabytes.
-SMALLER = re.compile(r"loss|calibration_error|_(s|mb)$")
+#: Metrics of which smaller values are better: losses, errors, perplexities, seconds, megabytes.
+SMALLER = re.compile(r"loss|calibration_error|rmse|\bmae|perplexity|_(s|mb)$")
 
 #: The same for users.
 BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"

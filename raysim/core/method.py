@@ -47,14 +47,31 @@ State = dict[str, Value]
 
 
 class Batch(NamedTuple):
-    """images: (B, channels, height, width) float32, ready for the model; labels: (B,) int64."""
+    """Inputs ready for the model, and their targets.
 
-    images: Tensor
-    labels: Tensor
+    inputs: images as (B, channels, height, width) float32, other arrays as (B, ...) float32, tokens as (B, length) int64;
+    targets: (B,) int64 classes; (B, labels) uint8; (B,) or (B, numbers) float32; (B, length) int32 tokens.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def images(self) -> Tensor:
+        """Older name of `inputs`."""
+        return self.inputs
+
+    @property
+    def labels(self) -> Tensor:
+        """Older name of `targets`."""
+        return self.targets
 
 
 class Outputs(NamedTuple):
-    """logits: (B, classes); features: (B, width), the head's input, or None if no method needs "features"."""
+    """logits: (B, outputs), of tokens (B, length, vocabulary); features: (B, ..., width), the head's input, or None.
+
+    There are features where a method needs "features".
+    """
 
     logits: Tensor
     features: Tensor | None
@@ -94,11 +111,15 @@ LayerOp = Callable[[nn.Module, Tensor], Tensor]
 
 
 class Model(Protocol):
-    """The client's model as hooks may use it: at any point, without disturbing the training point."""
+    """The client's model as hooks may use it: at any point, without disturbing the training point.
+
+    criterion: the task's mean loss of a batch, to which no method has added anything.
+    """
 
     module: nn.Module
+    criterion: LossFn
 
-    def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:
+    def apply(self, point: Tensor, inputs: Tensor, *, train: bool = False) -> Outputs:
         """Outputs at a point without gradients; (B, ...). `point` is [num_params] or, with buffers, [num_state]."""
         ...
 
@@ -260,7 +281,8 @@ class Method:
         "weights:<leaf>", "backward:<layer>",
         "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
         it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
-      needs: "validation-set", "test-set", "client-order" (of the validation rows), "sgd", "features", "linear-head",
+      needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd", "features",
+        "linear-head",
         "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
       excludes: hook -> why no other method of the run may have that hook.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"

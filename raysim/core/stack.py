@@ -252,6 +252,7 @@ REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 HEAD = "@head"
 
 REMEDY = {
+    "classes": "take a set with one class a row, or drop it: it reads classes",
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
     "test-set": "set data.test above 0, so that there are test rows",
     "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",

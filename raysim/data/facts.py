@@ -81,7 +81,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
         for batch in contents.batches:
             batch = SetRows(*batch)
             counts.update(_counts(batch, contents.domains, facts))
-            shape = batch.images.shape[1:]
+            shape = batch.inputs.shape[1:]
             if facts.shape and not is_resized and shape != facts.shape:
                 what = f"images of {_by(shape)}, {_by(facts.shape)} expected"
                 raise DataError(
@@ -101,7 +101,7 @@ def _counts(batch: SetRows, domains: Sequence[str], facts: Facts) -> dict[str, i
         return {SPLITS[code]: int((batch.splits == code).sum()) for code in np.unique(batch.splits)}
     if set(facts.examples) & set(domains) and batch.domains is not None:
         return {domains[code]: int((batch.domains == code).sum()) for code in np.unique(batch.domains)}
-    return {"": len(batch.labels)}
+    return {"": len(batch.targets)}
 
 
 def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:

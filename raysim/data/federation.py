@@ -15,14 +15,14 @@ from filelock import FileLock
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json
-from raysim.data.arrow import ImageSet, describe
+from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import CLIENTS_PER_SHARD, Write, shard_plan, write_files, write_serially
 from raysim.folders.files import part_of
 
 #: Of the index; folders of another form are built again.
-FORM = 2
+FORM = 3
 
 
 def build_shards(manifest: Manifest, cache: Path, write: Write = write_serially) -> Path:
@@ -73,7 +73,7 @@ def is_sound(folder: Path, manifest: Manifest) -> bool:
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return False
         for path in sorted(folder.glob("*.arrow")):
-            ImageSet(path).verify()
+            PreparedSet(path).verify()
     except (OSError, ValueError, KeyError, AttributeError, DataError):
         return False
     return True
@@ -153,11 +153,11 @@ class Federation:
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """(images (n, height, width, channels) uint8, labels (n,) int64) of one client: read-only views, no copy."""
+        """(inputs (n, ...), targets (n, ...)) of one client, see `SetRows`: read-only views, no copy."""
         shard = client // self._per_shard
-        images, labels = self.held_out(f"clients-{shard:05d}")
+        inputs, targets = self.held_out(f"clients-{shard:05d}")
         start, end = self._starts[client : client + 2] - self._starts[shard * self._per_shard]
-        return images[start:end], labels[start:end]
+        return inputs[start:end], targets[start:end]
 
     def test_range(self, client: int) -> tuple[int, int]:
         """(start, end) of the client's own test rows; all of them where nobody has own ones."""
@@ -167,12 +167,12 @@ class Federation:
         return end - int(self.test_sizes[client]), end
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(images, labels) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
+        """(inputs, targets) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
         if name not in self._maps:
             self._maps[name] = self._open(name).whole()
         return self._maps[name]
 
-    def _open(self, name: str) -> ImageSet:
+    def _open(self, name: str) -> PreparedSet:
         """A file of the federation; one that was fetched is verified when this process first maps it."""
         path = self.folder / f"{name}.arrow"
         for attempt in range(2):
@@ -181,14 +181,14 @@ class Federation:
             if self._fetch is None:  # the run that started here verified the folder
                 break
             try:
-                ImageSet(path).verify()
+                PreparedSet(path).verify()
                 break
             except DataError:
                 if attempt:
                     raise
                 path.unlink(missing_ok=True)
                 describe(path).unlink(missing_ok=True)
-        return ImageSet(path)
+        return PreparedSet(path)
 
     def _need(self, name: str) -> None:
         """Make sure that a file is on this node, at its length; several processes of a node fetch it once."""

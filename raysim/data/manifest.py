@@ -16,7 +16,7 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.partition import SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
@@ -72,7 +72,7 @@ class Manifest:
     """Rows of the set: per client, for the server's validation set (in its order) and for the test.
 
     Attributes:
-      class_counts: (num_clients, classes) int64.
+      class_counts: (num_clients, classes) int64; one column where the target is no class, as in all counts by class.
       validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
       external: (path, checksum) of the set that `validation` counts rows of; None: this set.
       validation_counts: (classes,) int64 of the validation set as it is scored.
@@ -120,7 +120,7 @@ class Manifest:
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
         if self.preprocess.is_any:
-            digest.update(f"preprocess {json.dumps(asdict(self.preprocess))}".encode())
+            digest.update(f"preprocess {json.dumps(self.preprocess.to_json())}".encode())
         return digest.hexdigest()
 
     @property
@@ -137,16 +137,16 @@ class Manifest:
             "spec": asdict(self.spec),
             "sizes": self.sizes,
             **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
-            **({"preprocess": asdict(self.preprocess)} if self.preprocess.is_any else {}),
+            **({"preprocess": self.preprocess.to_json()} if self.preprocess.is_any else {}),
         }
         return json.dumps(fields, default=np.ndarray.tolist) + "\n"
 
 
 def make_manifest(
-    images: ImageSet,
+    images: PreparedSet,
     spec: PartitionSpec,
-    external: ImageSet | None = None,
-    tests: Mapping[str, ImageSet] = MappingProxyType({}),
+    external: PreparedSet | None = None,
+    tests: Mapping[str, PreparedSet] = MappingProxyType({}),
 ) -> Manifest:
     """Split and partition a set: a pure function of its columns (labels, domains, splits) and the spec.
 
@@ -154,7 +154,7 @@ def make_manifest(
       external: the set that the validation set comes from; the rows that `spec.validation` holds out then stay unused.
       tests: further sets to test on, by name.
     """
-    labels, domains, num_classes = images.labels, images.domains, len(images.info.classes)
+    labels, domains, num_classes = images.labels, images.domains, len(images.info.groups)
     draws = [1]
     division = _divide(images, spec, draws.append)
     clients, validation, test = division.clients, division.validation, division.test
@@ -196,7 +196,7 @@ def make_manifest(
     return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
 
 
-def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Division:
+def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Division:
     fractions, file = {"test": spec.test, "validation": spec.validation}, None
     rng = numpy_generator(derive_seed(spec.seed, "split"))
     if spec.scheme == "file":
@@ -217,9 +217,9 @@ def _divide(images: ImageSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divisio
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
 
 
-def _mix_of(images: ImageSet, division: Division, validation: np.ndarray, chosen: Sequence[int]) -> Mix:
+def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, chosen: Sequence[int]) -> Mix:
     """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
-    num_classes, domains = len(images.info.classes), images.domains
+    num_classes, domains = len(images.info.groups), images.domains
     cells = images.labels if domains is None else domains * num_classes + images.labels
     rows = np.concatenate([division.clients[client] for client in chosen])
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
@@ -231,7 +231,7 @@ def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, 
     return np.stack([np.bincount(cells[rows], minlength=size).reshape(shape) for rows in clients]).astype(np.int64)
 
 
-def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
+def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     """The test rows of another set, all rows where it has no official split, for a model of this set's classes.
 
     Raises:
@@ -254,7 +254,7 @@ def other_test(name: str, other: ImageSet, images: ImageSet) -> OtherTest:
 
 
 def _partition(
-    images: ImageSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
+    images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
     known = {

@@ -37,7 +37,7 @@ Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes 
 
 
 class SetDatasource(Datasource):
-    """Rows of prepared sets, with the columns image, label and row: a read task for each window."""
+    """Rows of prepared sets, with the columns input, target and row: a read task for each window."""
 
     def __init__(self, windows: Sequence[Window]):
         super().__init__()

@@ -4,8 +4,8 @@
         ...
         return images                              # (n, ...) uint8 of any one height, width and number of channels
 
-A result may depend on its own image alone: images come in parts of any length. Shards hold pixels of 8 bits, so features
-of a frozen network, which are real numbers, have no place in them.
+It may return (n, ...) float32 instead, such as the features of a frozen network: then these are the inputs. A result may
+depend on its own image alone: images come in parts of any length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,11 +26,14 @@ from raysim.core.memory import memory_fault
 from raysim.core.own import place_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.folders.files import file_digest
 
 #: Images that a function of the user's own is tried on before anything is written.
 NUM_TRIED = 3
+
+#: What a function may return: the type, and whether it has four axes.
+FORMS = {("uint8", True), ("float32", True), ("float32", False)}
 
 NO_OPTIONS: Raw = MappingProxyType({})
 
@@ -43,33 +46,39 @@ class Preprocess:
       original: (height, width, channels) of the set that the federation is made of; fitted: what images of every set are
         fitted to first, see `fit_to`; shape: what comes out.
       own: `module:function` that gets the fitted images, or empty; options: its options, as JSON; made_by: digest of its file.
+      input_type: of what comes out.
     """
 
-    original: tuple[int, int, int]
-    fitted: tuple[int, int, int]
-    shape: tuple[int, int, int]
+    original: tuple[int, ...]
+    fitted: tuple[int, ...]
+    shape: tuple[int, ...]
     own: str = ""
     options: str = "{}"
     made_by: str = ""
+    input_type: str = "uint8"
 
     @property
     def is_any(self) -> bool:
         """Whether it does anything to the set that it was made for."""
         return bool(self.own) or self.fitted != self.original
 
+    def to_json(self) -> dict[str, object]:
+        """Its fields; the type only where it makes inputs of another than images."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("input_type", "uint8")}
+
     def work(self, images: np.ndarray) -> np.ndarray:
-        """(n, *shape) uint8 of (n, height, width, channels) uint8.
+        """(n, *shape) of (n, *original) inputs of any set that the federation has rows of.
 
         Raises:
           DataError, OwnCodeError: the function fails, or returns anything else.
         """
         images = fit_to(images, self.fitted)
         if not self.own or not len(images):
-            return np.empty((0, *self.shape), np.uint8) if not len(images) else images
+            return np.empty((0, *self.shape), self.input_type) if not len(images) else images
         found = _call(self.own, json.loads(self.options), images)
-        if found.shape[1:] != self.shape:
-            what = f"images of shape {found.shape[1:]} where its first ones were of shape {self.shape}"
-            raise DataError(what, _where(self.own), "return images of one shape")
+        if (found.shape[1:], str(found.dtype)) != (self.shape, self.input_type):
+            what = f"{found.dtype} of shape {found.shape[1:]} where its first ones were {self.input_type} of shape {self.shape}"
+            raise DataError(what, _where(self.own), "return arrays of one shape and type")
         return found
 
 
@@ -79,7 +88,7 @@ def find_preprocess(name: str) -> Callable[..., object]:
 
 
 def make_preprocess(
-    images: ImageSet, size: int | None = None, is_rgb: bool = False, own: str = "", options: Raw = NO_OPTIONS
+    images: PreparedSet, size: int | None = None, is_rgb: bool = False, own: str = "", options: Raw = NO_OPTIONS
 ) -> Preprocess:
     """The work on a set, tried on its first images.
 
@@ -88,6 +97,11 @@ def make_preprocess(
     Raises:
       DataError, OwnCodeError: the function fails, returns no such images, or another image where it gets one alone.
     """
+    if not images.info.is_images:
+        if size or is_rgb or own:
+            what = f"{images.info.name} holds {images.info.input_type} inputs of shape {images.info.shape}, no images"
+            raise DataError(what, "data.preprocess", "drop it; it is for images")
+        return Preprocess(images.info.shape, images.info.shape, images.info.shape, input_type=images.info.input_type)
     original = height, width, channels = images.info.shape
     fitted = (size or height, size or width, 3 if is_rgb and channels == 1 else channels)
     if text := memory_fault(5 * math.prod(fitted)):  # an image in bytes and in floats
@@ -99,23 +113,24 @@ def make_preprocess(
     if not (_call(own, options, few[-1:]) == found[-1:]).all():
         what = "an image has another result alone than in a batch"
         raise DataError(what, _where(own), "let each result depend on its own image alone")
-    height, width, channels = found.shape[1:]
-    text = json.dumps(options, sort_keys=True, default=str)
-    return Preprocess(original, fitted, (height, width, channels), own, text, _digest(own_function(own, "preprocess")))
+    text, made_by = json.dumps(options, sort_keys=True, default=str), _digest(own_function(own, "preprocess"))
+    return Preprocess(original, fitted, found.shape[1:], own, text, made_by, str(found.dtype))
 
 
 def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
     images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
     found = find_preprocess(name)(images=images, **options)
-    mend = "return (n, height, width, channels) uint8: shards hold pixels of 8 bits, no features"
+    mend = "return (n, height, width, channels) uint8, or (n, ...) float32"
     if not isinstance(found, np.ndarray):
         raise DataError(f"got {type(found).__name__} for {len(images)} images", _where(name), mend)
-    if found.dtype != np.uint8 or found.ndim != 4 or len(found) != len(images):
+    if (str(found.dtype), found.ndim == 4) not in FORMS or found.ndim < 2 or len(found) != len(images):
         got = f"an array of shape {found.shape} and type {found.dtype}"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
     if not found.size and len(images):
         raise DataError(f"got images of shape {found.shape[1:]}, without a pixel", _where(name), mend)
+    if found.dtype == np.float32 and not np.isfinite(found).all():
+        raise DataError("got numbers that are not finite", _where(name), "return finite numbers")
     return found
 
 
@@ -131,7 +146,7 @@ def _digest(function: Callable[..., object]) -> str:
         return source_digest(function)
 
 
-def fit_to(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+def fit_to(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """(n, H, W, C) uint8 in another shape: bilinear with antialiasing, as Pillow resizes; grey repeats to colours.
 
     Raises:

@@ -7,8 +7,9 @@ A set that a function of the user's own reads is prepared when it is first used:
         return images, labels                           # (n, height, width[, channels]) uint8, (n,) integers
 
 `data: {name: mine, reader: "my_data:read", files: FOLDER}` writes data/mine/mine.arrow by it. Instead of the pair it may
-return a mapping with `images`, `labels` and, where there are any, `classes` (names), `domains` and `splits` (integers, one
-an image; splits: 0 train, 1 validation, 2 test), or, for what does not fit into memory, a `reader_api.Contents`.
+return a mapping with `inputs`, `targets` and, where there are any, `classes` (names of the outputs), `domains` and `splits`
+(integers, one a row; splits: 0 train, 1 validation, 2 test), `task` and `vocabulary`, or, for what does not fit into memory, a
+`reader_api.Contents`. Inputs and targets of other kinds than images and classes: see `raysim.arrays`.
 
 The set is made anew when the function's file or options change, or a source file's name, size or time of change. Contents
 of source files are not read for that: a large set would take minutes at every start. What a run goes by is the checksum
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from raysim.core.errors import DataError, explained
 from raysim.core.own import own_errors, place_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
-from raysim.data.arrow import ImageSet, SetInfo, SetRows, damaged, in_batches, is_prepared, made_once, write_set
+from raysim.data.arrow import PreparedSet, SetInfo, SetRows, damaged, in_batches, is_prepared, made_once, write_set
 from raysim.folders.files import file_digest
 
 Item = TypeVar("Item")
@@ -114,6 +115,7 @@ class Request:
 class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
+    classes: names of the outputs, see `SetInfo`, as task and vocabulary.
     num_examples: for the progress bar; None where it is not known before the end.
     """
 
@@ -122,6 +124,13 @@ class Contents:
     files: Sequence[Path] = ()
     num_examples: int | None = None
     domains: tuple[str, ...] = ()
+    task: str = "classes"
+    vocabulary: int = 0
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What `write_set` is told beside classes and batches."""
+        return {"domains": self.domains, "task": self.task, "vocabulary": self.vocabulary}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:
@@ -208,7 +217,7 @@ def prepare_own(
     def there() -> SetInfo | None:
         """What is there, if it is what the function would write."""
         if is_prepared(path) and not again:
-            info = ImageSet(path).info
+            info = PreparedSet(path).info
             if not info.made_by:
                 what = f"there is a set {name!r} that no reader of yours wrote"
                 raise DataError(what, str(path), "choose another data.name")
@@ -222,8 +231,8 @@ def prepare_own(
     def make() -> SetInfo:
         with own_errors(read):  # batches may be made only now
             contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
-            about = {"source_checksum": files_checksum(contents.files), "made_by": made_by}
-            return write_set(path, name, contents.classes, contents.batches, source, domains=contents.domains, **about)
+            about = contents.about | {"source_checksum": files_checksum(contents.files), "made_by": made_by}
+            return write_set(path, name, contents.classes, contents.batches, source, **about)
 
     return made_once(path, there, make)
 
@@ -250,50 +259,91 @@ def _contents(found: object, read: Callable[..., object]) -> Contents:
     if isinstance(found, Contents):
         return found
     if isinstance(found, tuple) and len(found) == 2:
-        found = {"images": found[0], "labels": found[1]}
-    known = ("images", "labels", "classes", "domains", "splits")
-    if not isinstance(found, Mapping) or not {"images", "labels"} <= set(found) <= set(known):
-        what = f"a reader returned {sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}"
-        mend = f"return (images, labels), or a mapping with these and perhaps {', '.join(known[2:])}"
+        found = {"inputs": found[0], "targets": found[1]}
+    names = ("inputs", "targets", "classes", "domains", "splits", "task", "vocabulary")
+    if isinstance(found, Mapping):
+        found = {{"images": "inputs", "labels": "targets"}.get(str(name), str(name)): found[name] for name in found}
+    if not isinstance(found, Mapping) or not {"inputs", "targets"} <= set(found) <= set(names):
+        what = f"a reader returned {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
+        mend = f"return (inputs, targets), or a mapping with these and perhaps {', '.join(names[2:])}"
         raise DataError(what, where, mend)
-    with explained("arrays that are not rectangular", where, "give every row as many numbers", ValueError):
-        columns = {key: None if found.get(key) is None else np.asarray(found[key]) for key in known if key != "classes"}
-    return array_contents(**columns, where=where, classes=found.get("classes"))
+    return array_contents(**found, where=where)
+
+
+#: Task -> types that a target may have as numpy kinds, and how many axes one has; None: any.
+TARGETS = {"classes": ("iu", 1), "labels": ("biu", 2), "regression": ("iuf", None), "tokens": ("iu", 2)}
 
 
 def array_contents(
-    images: np.ndarray | None,
-    labels: np.ndarray | None,
+    inputs: object,
+    targets: object,
     where: str,
     classes: Sequence[str] | None = None,
-    domains: np.ndarray | None = None,
-    splits: np.ndarray | None = None,
+    domains: object = None,
+    splits: object = None,
+    task: str | None = None,
+    vocabulary: int | None = None,
 ) -> Contents:
     """Arrays as contents.
 
     Args:
-      images: (n, height, width) or (n, height, width, channels) uint8; labels, domains, splits: (n,) integers.
-      where: in messages; classes: names of the classes; their numbers if not given.
+      inputs: (n, height, width) or (n, height, width, channels) uint8 images; (n, ...) floats; (n, length) other integers:
+        tokens.
+      targets: (n,) integers: classes; (n, labels) 0 or 1; (n,) or (n, numbers) floats: regression; (n, length) tokens.
+      domains, splits: (n,) integers.
+      where: in messages; classes: names of the outputs; their numbers if not given.
+      task: None: "classes" for (n,) integers, "regression" for floats, "tokens" for targets as long as the inputs, else
+        "labels"; a task of the user's own keeps targets as they are.
+      vocabulary: how many tokens there are; None: the largest one and those below it.
     Raises:
       DataError: other types or shapes.
     """
-    if images is None or labels is None:
-        raise DataError(f"no {'images' if images is None else 'labels'}", where, "give images and labels as arrays")
-    if images.ndim not in (3, 4) or images.dtype != np.uint8:
-        shape = "(n, height, width) or (n, height, width, channels) uint8"
-        raise DataError(f"images of shape {images.shape} and type {images.dtype}", where, f"give them as {shape}")
-    images = images[..., None] if images.ndim == 3 else images
-    for column, values in (("labels", labels), ("domains", domains), ("splits", splits)):
-        if values is not None and (values.shape != (len(images),) or not np.issubdtype(values.dtype, np.integer)):
-            given = f"{column} of shape {values.shape} and type {values.dtype} for {len(images)} images"
-            raise DataError(given, where, "give one whole number an image")
-    names = classes if classes is not None else numbered(int(labels.max(initial=0)), where)
+    with explained("arrays that are not rectangular", where, "give every row as many numbers", ValueError):
+        x, y = (None if each is None else np.asarray(each) for each in (inputs, targets))
+        columns = {
+            name: np.asarray(each) for name, each in (("domains", domains), ("splits", splits)) if each is not None
+        }
+    if x is None or y is None:
+        raise DataError(f"no {'inputs' if x is None else 'targets'}", where, "give inputs and targets as arrays")
+    is_tokens = x.ndim == 2 and x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer)
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        x = x[..., None] if x.ndim == 3 else x
+    elif is_tokens:
+        x = x.astype(np.int32)
+    elif np.issubdtype(x.dtype, np.floating) and x.ndim > 1:
+        x = x.astype(np.float32)
+    else:
+        mend = "give images as (n, height, width[, channels]) uint8, tokens as (n, length) integers, others as (n, ...) floats"
+        raise DataError(f"inputs of shape {x.shape} and type {x.dtype}", where, mend)
+    for column, values in {"targets": y[:, 0] if y.ndim > 1 and y.shape[1] else y, **columns}.items():
+        if values.shape != (len(x),) or not (column == "targets" or np.issubdtype(values.dtype, np.integer)):
+            given = f"{column} of shape {values.shape} and type {values.dtype} for {len(x)} rows"
+            raise DataError(given, where, "give one whole number a row" if column != "targets" else "give one a row")
+    if task is None:
+        integers = "tokens" if is_tokens and y.shape == x.shape else "labels" if y.ndim > 1 else "classes"
+        task = "regression" if np.issubdtype(y.dtype, np.floating) else integers
+    if task in TARGETS:
+        kinds, axes = TARGETS[task]
+        if y.dtype.kind not in kinds or axes not in (None, y.ndim):
+            what = f"targets of shape {y.shape} and type {y.dtype} for the task {task}"
+            raise DataError(what, where, "give targets of that task, or name another one")
+        types = {"classes": np.int64, "labels": np.uint8, "regression": np.float32, "tokens": np.int32}
+        if task == "labels" and ((y < 0) | (y > 1)).any():
+            raise DataError("labels other than 0 and 1", where, "give 0 or 1 for each label of a row")
+        y = y.astype(types[task])
+    if is_tokens:
+        largest = int(max(x.max(initial=0), y.max(initial=0) if task == "tokens" else 0))
+        vocabulary = largest + 1 if vocabulary is None else vocabulary
+    sizes = {"classes": int(y.max(initial=0)) + 1, "tokens": vocabulary or 0} if y.dtype.kind in "iu" else {}
+    names = classes if classes is not None else numbered(sizes.get(task, y.shape[1] if y.ndim > 1 else 1) - 1, where)
     if isinstance(names, str) or not isinstance(names, Iterable):
         given = repr(names) if isinstance(names, str) else type(names).__name__
         raise DataError(f"classes are {given}", where, "give a list of names")
     return Contents(
         tuple(map(str, names)),
-        in_batches(images, labels, domains=domains, splits=splits),
-        num_examples=len(labels),
-        domains=() if domains is None else numbered(int(domains.max(initial=0)), where, "domain"),
+        in_batches(x, y, domains=columns.get("domains"), splits=columns.get("splits")),
+        num_examples=len(y),
+        domains=() if "domains" not in columns else numbered(int(columns["domains"].max(initial=0)), where, "domain"),
+        task=task,
+        vocabulary=vocabulary or 0,
     )

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError, explained
-from raysim.data.arrow import ImageSet, SetInfo, check_range, columns_of, describe, full_disk, record_of, update
+from raysim.data.arrow import PreparedSet, SetInfo, check_range, columns_of, describe, full_disk, record_of, update
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 #: Clients per shard file, which is mapped whole.
 CLIENTS_PER_SHARD = 64
 
-#: Of the pixels of a window, as they are read or as they are written, whichever are more; small sets are cut in eight.
+#: Of the inputs of a window, as they are read or as they are written, whichever are more; small sets are cut in eight.
 LEAST_WINDOW, MOST_WINDOW = 8 << 20, 64 << 20
 
-#: Of the pixels that are gathered for one write.
+#: Of the inputs that are gathered for one write.
 WRITE_BYTES = 4 << 20
 
 
@@ -51,7 +51,8 @@ class RowSource:
     path: str
     first: int
     starts: tuple[int, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    input_type: str = "uint8"
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,15 @@ class Window(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return (self.end - self.start) * math.prod(self.source.shape)
+        return (self.end - self.start) * math.prod(self.source.shape) * np.dtype(self.source.input_type).itemsize
 
 
 class Filled(NamedTuple):
-    """Rows that were written: (n,) number of the file, place in it, label."""
+    """Rows that were written: (n,) number of the file, place in it; (n, ...) target."""
 
     numbers: np.ndarray
     places: np.ndarray
-    labels: np.ndarray
+    targets: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class ShardPlan:
 
     Attributes:
       rows, numbers, places, labels: (m,), sorted by row: number of the row among those of all sources, number of the file,
-        place in it, and the label it gets there, -1 for its own. A row may go to many places, as in a sweep.
-      images_at: the byte of each file at which its first image begins.
+        place in it, and the class it gets there, -1 for its own target. A row may go to many places, as in a sweep.
+      info: of the federation's set; its shape and type are those of the inputs in the files.
+      inputs_at: the byte of each file at which its first input begins.
     """
 
     sources: tuple[RowSource, ...]
@@ -99,20 +101,21 @@ class ShardPlan:
     numbers: np.ndarray
     places: np.ndarray
     labels: np.ndarray
-    classes: tuple[str, ...]
+    info: SetInfo
     preprocess: Preprocess
-    images_at: int
+    inputs_at: int
 
     @property
     def has_work(self) -> bool:
-        """Whether the images of any source change on their way."""
+        """Whether the inputs of any source change on their way."""
         return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
 
     def windows(self) -> list[Window]:
         """What is to be read: the windows that hold any wanted row."""
         windows = []
         for source in self.sources:
-            row_bytes = max(math.prod(source.shape), math.prod(self.preprocess.shape))
+            sizes = (source.shape, source.input_type), (self.preprocess.shape, self.preprocess.input_type)
+            row_bytes = max(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in sizes)
             size = min(max(LEAST_WINDOW, source.starts[-1] * row_bytes // 8), MOST_WINDOW)
             length = max(1, size // row_bytes)
             for start in range(0, source.starts[-1], length):
@@ -162,13 +165,16 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
     first = 0
     for each, _ in wanted:
         if each.set_path not in sources:
-            images = ImageSet(Path(each.set_path))
-            sources[each.set_path] = RowSource(each.set_path, first, tuple(images.starts.tolist()), images.info.shape)
-            first += len(images)
+            rows_of = PreparedSet(Path(each.set_path))
+            starts, info = tuple(rows_of.starts.tolist()), rows_of.info
+            sources[each.set_path] = RowSource(each.set_path, first, starts, info.shape, info.input_type)
+            first += len(rows_of)
     rows = np.concatenate([each.rows + sources[each.set_path].first for each, _ in wanted])
     order = np.argsort(rows, kind="stable")
     labels = [np.full(len(each.rows), -1, np.int64) if each.labels is None else each.labels for each, _ in wanted]
     sizes = [len(each.rows) for each, _ in wanted]
+    info, preprocess = PreparedSet(Path(manifest.set_path)).info, manifest.preprocess
+    info = replace(info, shape=preprocess.shape, input_type=preprocess.input_type, domains=(), mean=(), deviation=())
     return ShardPlan(
         sources=tuple(sources.values()),
         files=tuple(ShardFile(str(path), len(each.rows), each.set_path) for each, path in wanted),
@@ -176,9 +182,9 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
         numbers=np.repeat(np.arange(len(wanted), dtype=np.int32), sizes)[order],
         places=np.concatenate([np.arange(size) for size in sizes])[order],
         labels=np.concatenate(labels)[order],
-        classes=ImageSet(Path(manifest.set_path)).info.classes,
-        preprocess=manifest.preprocess,
-        images_at=_image_place(manifest.preprocess.shape),
+        info=info,
+        preprocess=preprocess,
+        inputs_at=_input_place(info),
     )
 
 
@@ -186,7 +192,7 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
 
 
 def read_window(window: Window) -> pa.Table:
-    """Columns image, label and row (its number among those of all sources). The file is mapped, not copied."""
+    """Columns input, target and row (its number among those of all sources). The file is mapped, not copied."""
     source = window.source
     records = []
     with explained("cannot read the set", source.path, "look at the file", pa.ArrowInvalid, OSError):
@@ -194,17 +200,18 @@ def read_window(window: Window) -> pa.Table:
         for index, (start, end) in enumerate(pairwise(source.starts)):
             low, high = max(start, window.start), min(end, window.end)
             if low < high:
-                columns = columns_of(reader.get_batch(index).slice(low - start, high - low).select(["image", "label"]))
+                columns = columns_of(reader.get_batch(index).slice(low - start, high - low))
+                columns = {name: columns[name] for name in ("input", "target")}
                 records.append(record_of({**columns, "row": np.arange(source.first + low, source.first + high)}))
     return pa.Table.from_batches(records)
 
 
 def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
-    """The rows of a window with their images as the shards have them."""
+    """The rows of a window with their inputs as the shards have them."""
     records = []
     for record in table.to_batches():
         columns = columns_of(record)
-        records.append(record_of({**columns, "image": preprocess.work(columns["image"])}))
+        records.append(record_of({**columns, "input": preprocess.work(columns["input"])}))
     return pa.Table.from_batches(records)
 
 
@@ -223,23 +230,23 @@ def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
         for start, end in _runs(numbers):
             file = plan.files[numbers[start]]
             with full_disk(Path(file.path).parent):
-                _write_rows(file.path, plan.images_at, columns["image"], local[start:end], places[start:end])
-        labels = plan.labels[order]
-        written.append(Filled(numbers, places, np.where(labels < 0, columns["label"][local], labels)))
+                _write_rows(file.path, plan.inputs_at, columns["input"], local[start:end], places[start:end])
+        targets, given = columns["target"][local], plan.labels[order]
+        written.append(Filled(numbers, places, np.where(given < 0, targets, given) if (given >= 0).any() else targets))
     return Filled(*map(np.concatenate, zip(*written, strict=True)))
 
 
-def _write_rows(path: str, images_at: int, images: np.ndarray, local: np.ndarray, places: np.ndarray) -> None:
-    """Write images[local] to these places (rising) of a file whose first image begins at byte `images_at`."""
-    size, limit = images[0].nbytes, max(1, WRITE_BYTES // images[0].nbytes)
+def _write_rows(path: str, inputs_at: int, inputs: np.ndarray, local: np.ndarray, places: np.ndarray) -> None:
+    """Write inputs[local] to these places (rising) of a file whose first input begins at byte `inputs_at`."""
+    size, limit = inputs[0].nbytes, max(1, WRITE_BYTES // inputs[0].nbytes)
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for start, end in _runs(places - np.arange(len(places))):
             for low in range(start, end, limit):
                 chosen = local[low : min(low + limit, end)]
                 # A single row is written from where it lies.
-                pixels = images[chosen] if len(chosen) > 1 else images[chosen[0]]
-                _write_at(descriptor, pixels, images_at + int(places[low]) * size)
+                content = inputs[chosen] if len(chosen) > 1 else inputs[chosen[0]]
+                _write_at(descriptor, content, inputs_at + int(places[low]) * size)
     finally:
         os.close(descriptor)
 
@@ -276,19 +283,23 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
     """
     for file in plan.files:
         with full_disk(Path(file.path).parent):
-            _lay_out(file, plan.preprocess.shape)
-    labels = [np.full(file.count, -1, np.int64) for file in plan.files]
+            _lay_out(file, plan.info)
+    targets = [np.zeros((file.count, *plan.info.target_shape), plan.info.target_type) for file in plan.files]
+    is_filled = [np.zeros(file.count, bool) for file in plan.files]
     left, num_done = np.array([file.count for file in plan.files]), 0
     with ThreadPoolExecutor() as pool:
-        finished = [pool.submit(_finish, plan, number, labels[number]) for number in np.flatnonzero(left == 0).tolist()]
+        finished = [
+            pool.submit(_finish, plan, number, targets[number]) for number in np.flatnonzero(left == 0).tolist()
+        ]
         for filled in write(plan):
             for start, end in _runs(filled.numbers):
                 number, places = filled.numbers[start], filled.places[start:end]
-                num_new = np.count_nonzero(labels[number][places] < 0)
-                labels[number][places] = filled.labels[start:end]
+                num_new = np.count_nonzero(~is_filled[number][places])
+                targets[number][places] = filled.targets[start:end]
+                is_filled[number][places] = True
                 left[number] -= num_new
                 if num_new and not left[number]:
-                    finished.append(pool.submit(_finish, plan, number, labels[number]))
+                    finished.append(pool.submit(_finish, plan, number, targets[number]))
             num_done += len(filled.numbers)
             on_progress(num_done, len(plan.rows))
         if left.any():
@@ -298,24 +309,29 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
             future.result()
 
 
-def _lay_out(file: ShardFile, shape: tuple[int, int, int]) -> None:
-    """Write all but the pixels of a file with one record batch; its space is taken, so that a full disk shows at once."""
+def _lay_out(file: ShardFile, info: SetInfo) -> None:
+    """Write all but the inputs of a file with one record batch; its space is taken, so that a full disk shows at once."""
     with open(file.path, "wb+") as target:
-        size = file.count * math.prod(shape)
+        kind = np.dtype(info.input_type)
+        size = file.count * math.prod(info.shape) * kind.itemsize
         target.truncate(size)
         if size and hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(target.fileno(), 0, size)
-        zeros = np.zeros(0, np.uint8) if not size else np.memmap(target, np.uint8, "r", shape=(size,))
-        images = zeros.reshape(file.count, *shape)
-        record = record_of({"image": images, "label": np.zeros(file.count, np.int64)})
+        zeros = np.zeros(0, kind) if not size else np.memmap(target, kind, "r", shape=(size // kind.itemsize,))
+        record = record_of(_blank(zeros.reshape(file.count, *info.shape), info))
         target.seek(0)
         with pa.ipc.new_file(pa.PythonFile(_Sparse(target, size), "w"), record.schema) as writer:
             writer.write_batch(record)
         target.truncate()
 
 
+def _blank(inputs: np.ndarray, info: SetInfo) -> dict[str, np.ndarray]:
+    """The columns of a file with these inputs, whose targets are not known yet."""
+    return {"input": inputs, "target": np.zeros((len(inputs), *info.target_shape), info.target_type)}
+
+
 class _Sparse(io.RawIOBase):
-    """A file that skips what has the size of the pixels; few pixels are written, since anything could have their size."""
+    """A file that skips what has the size of the inputs; few inputs are written, since anything could have their size."""
 
     def __init__(self, file: BinaryIO, size: int):
         self._file, self._size = file, size
@@ -335,33 +351,37 @@ class _Sparse(io.RawIOBase):
         return size
 
 
-def _image_place(shape: tuple[int, int, int]) -> int:
-    """The byte at which the pixels of such a file begin: what stands before them has one length, whatever their number."""
+def _input_place(info: SetInfo) -> int:
+    """The byte at which the inputs of such a file begin: what stands before them has one length, whatever their number."""
     sink = pa.BufferOutputStream()
-    record = record_of({"image": np.zeros((1, *shape), np.uint8), "label": np.zeros(1, np.int64)})
+    record = record_of(_blank(np.zeros((1, *info.shape), info.input_type), info))
     with pa.ipc.new_file(sink, record.schema) as writer:
         writer.write_batch(record)
     content = sink.getvalue()
-    return _pixels(pa.ipc.open_file(content).get_batch(0)).address - content.address
+    return _entries(pa.ipc.open_file(content).get_batch(0), "input").address - content.address
 
 
-def _pixels(record: pa.RecordBatch) -> pa.Buffer:
-    return record["image"].storage.flatten().buffers()[1]
+def _entries(record: pa.RecordBatch, name: str) -> pa.Buffer:
+    column = record[name]
+    return (column.storage.flatten() if isinstance(column, pa.ExtensionArray) else column).buffers()[1]
 
 
-def _finish(plan: ShardPlan, number: int, labels: np.ndarray) -> None:
-    """Write the labels of a file whose images are there, and its description, with the checksum of what was read back."""
+def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
+    """Write the targets of a file whose inputs are there, and its description, with the checksum of what was read back."""
     file = plan.files[number]
     path = Path(file.path)
-    check_range(labels, len(plan.classes), f"{path.stem}, row")
+    if plan.info.groups is plan.info.classes:
+        check_range(targets, len(plan.info.classes), f"{path.stem}, row")
     with full_disk(path.parent):
         whole = pa.memory_map(str(path)).read_buffer()
         record = pa.ipc.open_file(whole).get_batch(0)
         if file.count:
-            assert _pixels(record).address - whole.address == plan.images_at, path
+            assert _entries(record, "input").address - whole.address == plan.inputs_at, path
             with open(path, "rb+") as target:
-                _write_at(target.fileno(), labels, record["label"].buffers()[1].address - whole.address)
+                _write_at(target.fileno(), targets, _entries(record, "target").address - whole.address)
         digest = hashlib.sha256()
         update(digest, columns_of(record))
-        info = SetInfo(path.stem, plan.classes, plan.preprocess.shape, file.count, digest.hexdigest(), file.source)
+        info = replace(
+            plan.info, name=path.stem, num_examples=file.count, checksum=digest.hexdigest(), source=file.source
+        )
         describe(path).write_text(info.to_json())

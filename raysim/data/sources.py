@@ -20,7 +20,6 @@ Image files are as easy: `read_folder` and its neighbours in trees.py only list 
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -32,7 +31,7 @@ from filelock import FileLock
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.names import name_fault
 from raysim.data import readers, trees
-from raysim.data.arrow import ImageSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
+from raysim.data.arrow import PreparedSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
 from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
 from raysim.data.shapes import read_shapes
@@ -222,7 +221,7 @@ def prepare(
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
-        images = ImageSet(path)
+        images = PreparedSet(path)
         if resizing:
             _check_resized(images.info, options)
         images.verify()
@@ -241,7 +240,7 @@ def prepare(
             contents.classes,
             _counted(contents, path.parent, partial(on_progress, "images")),
             source=source.description,
-            domains=contents.domains,
+            **contents.about,
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
             resize=resizing,
@@ -253,8 +252,8 @@ def prepare(
 def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
     """DataError where a set that is there was not resized as is now asked for."""
     if info.shape[:2] != (options.size, options.size) or info.resize not in ("", options.resizing):
-        height, width, _ = info.shape
-        what = f"it is there with images of {info.resize or f'{height} x {width}'}, and {options.resizing} is asked for"
+        there = info.resize or " x ".join(map(str, info.shape[:2]))
+        what = f"it is there with images of {there}, and {options.resizing} is asked for"
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
@@ -262,12 +261,12 @@ def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int |
     """The batches; DataError at the first one if the disk has no room for all of them."""
     done, count, free = 0, contents.num_examples, shutil.disk_usage(folder).free
     for batch in contents.batches:
-        size_bytes = math.prod(batch.images.shape[1:]) * (count or 0)
+        size_bytes = batch.inputs[:1].nbytes * (count or 0)
         if not done and size_bytes > free:
-            what = f"{count:,} images take {size_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
-            raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller images")
+            what = f"{count:,} inputs take {size_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+            raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller ones")
         yield batch
-        done += len(batch.labels)
+        done += len(batch.targets)
         on_progress(done, count)
 
 

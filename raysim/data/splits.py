@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.dirichlet import whole
 
 #: Values of a set's split column.
@@ -227,7 +227,7 @@ def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: Generator)
 
 
 def external_rows(
-    external: ImageSet, classes: Sequence[str], spec: ValidationSpec, rng: Generator
+    external: PreparedSet, classes: Sequence[str], spec: ValidationSpec, rng: Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows of another set, their labels in this set's classes): the training rows of every mapped class.
 

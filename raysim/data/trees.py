@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
-from raysim.data.arrow import KINDS, SetInfo, SetRows, batch_rows, check_range, damaged, describe
+from raysim.data.arrow import OLDER_NAMES, SetInfo, SetRows, batch_rows, check_range, damaged, describe
 from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRow
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
         known = {name: np.array(values) for name, values in columns if None not in values}
-        yield SetRows.of({"image": pixels, **known})
+        yield SetRows.of({"input": pixels, **known})
 
 
 def decode(
@@ -292,7 +292,7 @@ def read_table(request: Request) -> Contents:
     for path in files:
         with damaged(path):
             tables.append(dataset(regular_file(path), format="ipc" if kind == "arrow" else "parquet"))
-        if missing := {"image", "label"} - set(tables[-1].schema.names):
+        if missing := {"image", "label"} - set(_named(tables[-1].schema)):
             raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
         _check_types(tables[-1].schema, path)
     classes, domains = _names(tables, files[0])
@@ -301,14 +301,21 @@ def read_table(request: Request) -> Contents:
     return Contents(classes, chain.from_iterable(batches), files, sum(each.count_rows() for each in tables), domains)
 
 
+def _named(schema: pa.Schema) -> dict[str, str]:
+    """The columns that a table of others has -> their names in it; prepared sets say input and target."""
+    ours = {older: name for older, name in OLDER_NAMES.items() if name in schema.names}
+    return {name: name for name in ("image", "label", "domain", "split") if name in schema.names} | ours
+
+
 def _check_types(schema: pa.Schema, path: Path) -> None:
     """DataError for columns that would be cut, or read as something else than they are."""
-    for name in sorted((KINDS.keys() - {"image"}) & set(schema.names)):
-        kind = schema.field(name).type
+    columns = _named(schema)
+    for name in sorted({"label", "domain", "split"} & columns.keys()):
+        kind = schema.field(columns[name]).type
         if not pa.types.is_integer(kind):
             mend = "give whole numbers; those of the classes in the order of their names, from 0"
             raise DataError(f"a column {name!r} of type {kind}", str(path), mend)
-    kind = schema.field("image").type
+    kind = schema.field(columns["image"]).type
     cell = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
     is_encoded = pa.types.is_binary(cell) or pa.types.is_large_binary(cell)
     if not is_encoded and not isinstance(kind, pa.FixedShapeTensorType):
@@ -330,17 +337,19 @@ def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tup
 
 def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, ...]:
     """0 to the largest value of a column, in words; none without the column."""
-    if column not in tables[0].schema.names:
+    stored = _named(tables[0].schema).get(column)
+    if stored is None:
         return ()
-    largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
+    largest = [pc.max(table.to_table([stored])[stored]).as_py() for table in tables]
     return numbered(max((value for value in largest if value is not None), default=-1), path, column)
 
 
 def _table_batches(
     request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
 ) -> Iterator[SetRows]:
-    names = [name for name in KINDS if name in table.schema.names]
-    kind, size = table.schema.field("image").type, request.options.size
+    columns_of = {name: pc.field(column) for name, column in _named(table.schema).items()}
+    names = [name for name in columns_of if name != "image"]
+    kind, size = table.schema.field(_named(table.schema)["image"]).type, request.options.size
     is_pixels = isinstance(kind, pa.FixedShapeTensorType)
     if is_pixels and size is not None:
         mend = "drop --size, and let data.resize do it in every batch"
@@ -349,7 +358,7 @@ def _table_batches(
     # Encoded images are small in the file and large in memory: few at a time.
     rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows(shape) if shape else 128
     with damaged(path):
-        for record in table.to_batches(columns=names, batch_size=rows):
+        for record in table.to_batches(columns=columns_of, batch_size=rows):
             if not len(record):
                 continue
             if is_pixels:
@@ -360,11 +369,11 @@ def _table_batches(
                 encoded = [cell or b"" for cell in cells.to_pylist()]
                 pixels = decode(encoded, names=places, options=request.options, shape=shape)
                 shape = pixels.shape[1:]
-            for name in names[1:]:
+            for name in names:
                 if record[name].null_count:
                     row = first + record[name].is_null().index(True).as_py()
                     raise DataError(f"no {name} (null)", f"{path}, row {row}", f"give every row a {name}")
-            columns = {name: record[name].to_numpy(zero_copy_only=False) for name in names[1:]}
+            columns = {name: record[name].to_numpy(zero_copy_only=False) for name in names}
             if split is not None:
                 columns.setdefault("split", np.full(len(record), split, np.int8))
             check_range(columns["label"], num_classes, f"{path}, row", first=first)

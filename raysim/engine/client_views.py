@@ -37,7 +37,7 @@ class Bench(Protocol):
 
     layout: Layout
     head: str
-    num_classes: int
+    num_groups: int
     seed: int
     model: BoundModel
 
@@ -81,10 +81,17 @@ def client_views(
     )
     return {
         method.name: shared(
-            class_counts=torch.bincount(examples.labels, minlength=trainer.num_classes),
+            class_counts=_group_counts(examples, trainer.num_groups),
             message=current.fields.get(method.name, {}),
             memory=memory.get(method.name, {}),
             generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
         )
         for method in current.phase.methods
     }
+
+
+def _group_counts(examples: Examples, num_groups: int) -> Tensor:
+    """(groups,) int64: examples of each class; all of them where the target is no class."""
+    if num_groups == 1:
+        return torch.tensor([len(examples)], device=examples.targets.device)
+    return torch.bincount(examples.targets, minlength=num_groups)

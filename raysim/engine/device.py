@@ -12,7 +12,7 @@ import torch
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
 from raysim.engine.messages import Slice, readonly_tensor
-from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.shift import Shift
 
 #: Parameters of glibc's mallopt(3).
@@ -56,9 +56,7 @@ class DeviceData:
       shift: of clients' examples, of the validation set and of the test set; further test sets stay as they are.
     """
 
-    def __init__(
-        self, federation: Federation, transform: InputTransform, device: torch.device, shift: Shift | None = None
-    ):
+    def __init__(self, federation: Federation, transform: Transform, device: torch.device, shift: Shift | None = None):
         self.federation, self._transform, self._device, self._shift = federation, transform, device, shift
         self._held_out: dict[str, Examples] = {}
         self._ready: dict[int, list[Batch]] = {}
@@ -68,7 +66,7 @@ class DeviceData:
         examples = self._examples(*self.federation.client(client))
         if self._shift is None:
             return examples
-        return Examples(self._shift.of_client(examples.images, client), examples.labels)
+        return Examples(self._shift.of_client(examples.inputs, client), examples.targets)
 
     def held_out(self, name: str) -> Examples:
         """The "test" set, the "validation" set, or "test-NAME", a further test set."""
@@ -76,7 +74,7 @@ class DeviceData:
             examples = self._examples(*self.federation.held_out(name))
             if self._shift is not None and name in ("test", "validation"):
                 sizes = self.federation.test_sizes if name == "test" else None
-                examples = Examples(self._shift.of_held_out(examples.images, name, sizes), examples.labels)
+                examples = Examples(self._shift.of_held_out(examples.inputs, name, sizes), examples.targets)
             self._held_out[name] = examples
         return self._held_out[name]
 
@@ -91,9 +89,7 @@ class DeviceData:
           is_exact: in batches of just this size; else of at least it, as many as make the pass fast.
         """
         examples, transform = self.held_out("validation"), self._transform
-        height, width, channels = examples.images.shape[1:]
-        rows, columns = transform.output_size(height, width)
-        entries = rows * columns * (transform.channels or channels)
+        entries = transform.entries(examples.inputs.shape[1:])
         if not is_exact:
             batch_size = max(batch_size, scoring_batch(entries))
         if 4 * len(examples) * entries > KEPT_INPUT_BYTES:
@@ -102,8 +98,8 @@ class DeviceData:
             self._ready[batch_size] = list(passes(examples, transform, batch_size))
         return self._ready[batch_size]
 
-    def _examples(self, images: np.ndarray, labels: np.ndarray) -> Examples:
-        return Examples(readonly_tensor(images).to(self._device), readonly_tensor(labels).to(self._device))
+    def _examples(self, inputs: np.ndarray, targets: np.ndarray) -> Examples:
+        return Examples(readonly_tensor(inputs).to(self._device), readonly_tensor(targets).to(self._device))
 
 
 def scoring_batch(entries: int) -> int:

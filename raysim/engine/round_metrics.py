@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from raysim.core.direction import direction_of
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
@@ -20,6 +21,7 @@ from raysim.engine.messages import RoundMessage, num_bytes
 from raysim.training import metrics as of
 from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
+from raysim.training.tasks import CLASSES, Task
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class FederationSizes:
       domains: names; test_domains: (num_test,) domain of each test row, None for a set without domains.
       test_sizes: (N,) test rows that are the clients' own and lie client after client; None where nobody has own ones.
       test_sets: examples of each further test set.
+      outputs: of the model; None: as many as classes.
     """
 
     examples: np.ndarray
@@ -43,6 +46,11 @@ class FederationSizes:
     test_domains: np.ndarray | None = None
     test_sizes: np.ndarray | None = None
     test_sets: Mapping[str, int] = field(default_factory=dict)
+    outputs: int | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.class_counts.shape[1] if self.outputs is None else self.outputs
 
     @property
     def cells(self) -> np.ndarray:
@@ -75,7 +83,9 @@ class RoundRecord:
 # --- of the cohort --------------------------------------------------------------------------------------------------------
 
 
-def cohort_metrics(cohort: Cohort, message: RoundMessage, layout: Layout, sizes: FederationSizes) -> dict[str, float]:
+def cohort_metrics(
+    cohort: Cohort, message: RoundMessage, layout: Layout, sizes: FederationSizes, task: Task = CLASSES
+) -> dict[str, float]:
     """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models."""
     reports, count = cohort.reports, len(cohort.clients)
     up = num_bytes(reports.methods) + sum(
@@ -90,7 +100,7 @@ def cohort_metrics(cohort: Cohort, message: RoundMessage, layout: Layout, sizes:
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
     if reports.personal is not None and sizes.num_test:
-        metrics |= personal_metrics(reports.personal, cohort.clients, sizes)
+        metrics |= personal_metrics(reports.personal, cohort.clients, sizes, task)
     return metrics
 
 
@@ -126,7 +136,10 @@ def _per_client(weight: Tensor | RightMap) -> np.ndarray:
 
 
 def evaluation(
-    scores: Mapping[str, Score], sizes: FederationSizes, metrics: Mapping[str, Metric]
+    scores: Mapping[str, Score],
+    sizes: FederationSizes,
+    metrics: Mapping[str, Metric],
+    task: Task = CLASSES,
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """All metrics of a global model, and the confusion matrix of the test set if there is one.
 
@@ -138,72 +151,76 @@ def evaluation(
     confusion = None
     if "validation" in scores:
         score = scores["validation"]
-        numbers |= {"server/validation_accuracy": score.accuracy, "server/validation_loss": score.mean_loss}
+        main = task.metrics(score.columns, sizes.num_outputs)[task.main]
+        numbers |= {f"server/validation_{task.main}": main, "server/validation_loss": score.mean_loss}
     if "test" in scores:
         score = scores["test"]
-        confusion = of.confusion(score.labels, score.predictions, sizes.class_counts.shape[1])
-        numbers |= _of_test_set(score, confusion, sizes)
+        if "predictions" in score.columns and "labels" in score.columns:
+            confusion = of.confusion(score.labels, score.columns["predictions"], sizes.class_counts.shape[1])
+        numbers |= _of_test_set(score, sizes, task)
         if metrics:
             assert score.logits is not None
             labels = score.labels.astype(np.int64)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
-    numbers |= {f"server/accuracy_{name}": scores[f"test-{name}"].accuracy for name in sizes.test_sets}
+    for name in sizes.test_sets:
+        values = task.values(scores[f"test-{name}"].columns)
+        numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))
     return numbers, confusion
 
 
-def _of_test_set(score: Score, confusion: np.ndarray, sizes: FederationSizes) -> dict[str, float]:
+def _of_test_set(score: Score, sizes: FederationSizes, task: Task) -> dict[str, float]:
     """`server/*` and `clients/*` of a global model's score on the whole test set.
 
     `clients/accuracy_*` are measured on test rows of the clients' own. Where they have none, `clients/expected_accuracy_*`
     weigh the accuracies of every domain and class by what each client has of them for training: what is to be expected
     on its own mix, if nothing but domain and class sets its examples apart. All clients of the population count.
-
-    Args:
-      confusion: (classes, classes), of that score.
+    Other tasks have `Task.of_part` in the place of the accuracy.
     """
-    numbers = {
-        "server/accuracy": score.accuracy,
-        "server/loss": score.mean_loss,
-        "server/balanced_accuracy": of.balanced_accuracy(confusion),
-        "server/macro_f1": of.macro_f1(confusion),
-        "server/calibration_error": of.calibration_error(score.confidences, score.hits),
-    }
+    metrics = task.metrics(score.columns, sizes.num_outputs)
+    first = {task.main: metrics.pop(task.main), "loss": score.mean_loss}
+    numbers = {f"server/{name}": value for name, value in (first | metrics).items()}
+    values = task.values(score.columns)
     if sizes.test_domains is not None:
-        for index, name in enumerate(sizes.domains):
-            is_here = sizes.test_domains == index
-            if is_here.any():
-                numbers[f"server/accuracy_domain_{'_'.join(name.split())}"] = float(score.hits[is_here].mean())
+        means = task.finish(of.domain_means(values, sizes.test_domains, len(sizes.domains)))
+        for name, mean in zip(sizes.domains, means.tolist(), strict=True):
+            if not math.isnan(mean):
+                numbers[f"server/{task.of_part}_domain_{'_'.join(name.split())}"] = mean
     if sizes.test_sizes is not None:
-        return numbers | spread("clients/accuracy", of.own_accuracy(score.hits, sizes.test_sizes))
+        own = of.client_means(values, sizes.test_sizes)
+        return numbers | spread(f"clients/{task.of_part}", task.finish(own))
     cells = sizes.cells
-    table = of.cell_accuracy(score.hits, score.labels, sizes.test_domains, (cells.shape[1], cells.shape[2]))
-    return numbers | spread("clients/expected_accuracy", of.expected_accuracy(cells, table))
+    table = of.cell_means(values, score.labels, sizes.test_domains, (cells.shape[1], cells.shape[2]))
+    return numbers | spread(f"clients/expected_{task.of_part}", task.finish(of.expected_means(cells, table)))
 
 
-def spread(name: str, accuracies: np.ndarray) -> dict[str, float]:
-    """Mean, 10 % quantile and worst of the clients with an accuracy; nothing where no client has one."""
-    known = accuracies[~np.isnan(accuracies)]
-    if not len(known):
+def spread(name: str, scores: np.ndarray) -> dict[str, float]:
+    """Mean, worst, and the score that a tenth of the clients is worse than; nothing where no client has one."""
+    scored = scores[~np.isnan(scores)]
+    if not len(scored):
         return {}
+    is_low_worse = direction_of(name) == "max"
     return {
-        f"{name}_mean": float(known.mean()),
-        f"{name}_p10": float(np.quantile(known, 0.1)),
-        f"{name}_worst": float(known.min()),
+        f"{name}_mean": float(scored.mean()),
+        f"{name}_p10": float(np.quantile(scored, 0.1 if is_low_worse else 0.9)),
+        f"{name}_worst": float(scored.min() if is_low_worse else scored.max()),
     }
 
 
-def personal_metrics(tables: np.ndarray, clients: np.ndarray, sizes: FederationSizes) -> dict[str, float]:
-    """Mean and worst accuracy of the cohort's own models, where layers are personal.
+def personal_metrics(
+    tables: np.ndarray, clients: np.ndarray, sizes: FederationSizes, task: Task = CLASSES
+) -> dict[str, float]:
+    """Mean and worst score of the cohort's own models, where layers are personal.
 
     Args:
-      tables: (K, domains, classes) as `cell_accuracy` of each own model gives them; (K, 1, 1), the accuracy on the
-        client's own test rows, where it has some.
+      tables: (K, domains, classes) as `cell_means` of each own model gives them; (K, 1, 1), the mean over the client's own
+        test rows, where it has some.
     """
     if sizes.test_sizes is not None:
-        numbers = spread("clients/personal_accuracy", tables[:, 0, 0])
+        numbers = spread(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
     else:
-        numbers = spread("clients/expected_personal_accuracy", of.expected_accuracy(sizes.cells[clients], tables))
+        means = task.finish(of.expected_means(sizes.cells[clients], tables))
+        numbers = spread(f"clients/expected_personal_{task.of_part}", means)
     # A quantile of a few clients says little.
     return {name: value for name, value in numbers.items() if not name.endswith("p10")}

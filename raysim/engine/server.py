@@ -37,6 +37,7 @@ from raysim.engine.schedule import Phase, Queues, assign, choose_cohort, cut_blo
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
 from raysim.training.metrics import Metric
+from raysim.training.tasks import CLASSES, Task
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Server:
     evaluate_every: int = 1
     evaluation_batch: int = 256
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    task: Task = CLASSES
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
     _memories: dict[int, Handle] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Server:
         aggregated = time.perf_counter()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = time.perf_counter()
-        metrics = cohort_metrics(cohort, message, self.layout, self.sizes) | scores | views.numbers
+        metrics = cohort_metrics(cohort, message, self.layout, self.sizes, self.task) | scores | views.numbers
         metrics |= {
             "system/round_s": ended - began,
             "system/train_s": trained - began,
@@ -221,11 +223,13 @@ class Server:
         """Score the new global model, as the methods want it scored, on all held-out sets."""
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
         known = {} if override else views.validated(self.state)
-        return evaluation(self.scorer.scores(self.state, self.counters, override, known), self.sizes, self.metrics)
+        return evaluation(
+            self.scorer.scores(self.state, self.counters, override, known), self.sizes, self.metrics, self.task
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the global model on the held-out sets."""
-        return evaluation(self.scorer.scores(self.state, self.counters), self.sizes, self.metrics)[0]
+        return evaluation(self.scorer.scores(self.state, self.counters), self.sizes, self.metrics, self.task)[0]
 
     def _is_due(self, round_index: int) -> bool:
         """Whether this round is one to evaluate: every so many, and the last."""

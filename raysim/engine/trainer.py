@@ -44,13 +44,14 @@ from raysim.engine.messages import (
 from raysim.engine.schedule import ClientBlock, Phase, Queues
 from raysim.training.aggregate import fold
 from raysim.training.evaluate import Score, evaluate, features_of
-from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.local import train_locally
-from raysim.training.metrics import cell_accuracy, own_accuracy
-from raysim.training.model import BoundModel, cross_entropy, seed_global_stream, state_of
+from raysim.training.metrics import cell_means, client_means
+from raysim.training.model import BoundModel, seed_global_stream, state_of
 from raysim.training.nonfinite import Origin, first_nonfinite
 from raysim.training.shift import Shift
 from raysim.training.stacked import Stacker, Trained
+from raysim.training.tasks import CLASSES, Task
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
@@ -69,6 +70,7 @@ class Trainer:
       num_threads: of PyTorch in this process; part of what results may depend on.
       build: build(seed=...) makes such a module with the initial values of a seed, for `ClientView.initial_state`; only
         trainers that were made for other purposes have none.
+      num_groups: classes, or 1, see `SetInfo.groups`.
       keeps_logits: the score of the test set has the logits with it.
     """
 
@@ -77,8 +79,8 @@ class Trainer:
     head: str
     phases: Sequence[Phase]
     federation: Federation
-    transform: InputTransform
-    num_classes: int
+    transform: Transform
+    num_groups: int
     seed: int
     device: str = "cpu"
     num_threads: int = 1
@@ -86,6 +88,7 @@ class Trainer:
     build: Callable[..., nn.Module] | None = None
     keeps_logits: bool = False
     shift: Shift | None = None
+    task: Task = CLASSES
     _round: Round | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ class Trainer:
             device=self.device,
             features=any("features" in phase.stack.needs for phase in self.phases),
             precision=self.phases[0].settings.precision,
+            task=self.task,
         )
         self.data = DeviceData(self.federation, self.transform, self.model.device, self.shift)
         self._vectors = RoundVectors(self.layout)
@@ -155,7 +159,7 @@ class Trainer:
         examples = self.data.client(client)
         start, views = _begun(self, current, client, examples, packed)
         version = start._version
-        step = phase.stack.client_step(views, cross_entropy, model.gradient_function)
+        step = phase.stack.client_step(views, model.criterion, model.gradient_function)
         num_steps, mean_loss = _take_steps(self, current, client, examples, step, done)
         began -= done.seconds if done is not None else 0.0
         # Reports may ask how far the client got; until here the hooks saw 0.
@@ -180,7 +184,7 @@ class Trainer:
             peaks=peaks | more,
             counters={name: np.array([int(buffer)]) for name, buffer in model.counters.items()},
             methods=methods,
-            personal=self._personal_accuracy(client)[None] if is_scored else None,
+            personal=self._personal_score(client)[None] if is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
         seconds, origin = np.array([time.perf_counter() - began]), Origin()
@@ -199,22 +203,23 @@ class Trainer:
         # Personal leaves make this start the client's own; the update is taken from here.
         return self.model.state.clone()
 
-    def _personal_accuracy(self, client: int) -> np.ndarray:
-        """(domains, classes) float64: test accuracy of the client's own model, as it is now, by domain and class.
+    def _personal_score(self, client: int) -> np.ndarray:
+        """(domains, classes) float64: mean test value, see `Task`, of the client's own model by domain and class.
 
         (1, 1), on its own test rows, where clients have some. NaN where there is no example.
         """
         federation = self.federation
         start, end = federation.test_range(client)
         score = self._score(Slice("test", start, end))
+        values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:
-            return own_accuracy(score.hits, np.array([end - start]))[:, None]
-        shape = (max(1, len(federation.domains)), self.num_classes)
-        return cell_accuracy(score.hits, score.labels, federation.test_domains, shape)
+            return client_means(values, np.array([end - start]))[:, None]
+        shape = (max(1, len(federation.domains)), self.num_groups)
+        return cell_means(values, score.labels, federation.test_domains, shape)
 
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
         """See `ClientView.batches`."""
-        transform = self.transform if is_normalised else self.transform.pixels
+        transform = self.transform if is_normalised else self.transform.plain
         return passes(examples, transform, self.evaluation_batch)
 
     def initial_state(self, client: int) -> Tensor:
@@ -240,10 +245,11 @@ class Trainer:
         )
 
     def accuracy_on(self, held_out: str) -> float:
-        """Accuracy of the model as it is now on a held-out set; see `ClientView.accuracy`."""
+        """The task's score by example of the model as it is now on a held-out set; see `ClientView.accuracy`."""
         with self.model.at(self.model.state, train=False):
             examples = self.data.held_out(held_out)
-            return evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch).accuracy
+            score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
+        return float(self.task.finish(self.task.values(score.columns).mean()))
 
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
@@ -282,7 +288,7 @@ class Trainer:
                 features = features_of(self.model, examples, self.transform, batch_size=self.evaluation_batch)
                 # Anew for each slice: a function that writes to it would else tell the trainers apart.
                 shared = unpack(request.shared, self.model.device)
-                answers.append(pack(request.function(features, examples.labels, shared)))
+                answers.append(pack(request.function(features, examples.targets, shared)))
         return answers
 
     def validation_gradient(

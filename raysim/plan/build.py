@@ -33,13 +33,14 @@ from raysim.engine.trainer import Trainer
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
 from raysim.models.from_transformers import with_whole_path
 from raysim.models.pretrained import weights_sha256
-from raysim.plan.find import build_methods, find_augmentation, find_shift, further_metrics
+from raysim.plan.find import build_methods, find_augmentation, find_shift, find_task, further_metrics, made_task
 from raysim.plan.weights import NO_WEIGHTS, HeldWeights
 from raysim.training.augment import AUGMENTATIONS
-from raysim.training.inputs import NORMALISATIONS, InputTransform
+from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, InputTransform, Transform
 from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
 from raysim.training.shift import Shift
+from raysim.training.tasks import Task
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -79,8 +80,7 @@ class Recipe:
     """
 
     config: Config
-    num_classes: int
-    shape: tuple[int, int, int]
+    info: SetInfo
     made: Made
     num_threads: int = 1
     wants_gpu: bool = False
@@ -88,7 +88,7 @@ class Recipe:
 
     @property
     def spec(self) -> ModelSpec:
-        return with_weights(model_spec(self.config, self.num_classes, self.shape), self.made)
+        return with_weights(model_spec(self.config, self.info), self.made)
 
     def methods(self) -> list[Method]:
         methods, faults = build_methods(self.config.methods)
@@ -127,8 +127,11 @@ class Plan:
 
     @property
     def spec(self) -> ModelSpec:
-        spec = model_spec(self.config, len(self.info.classes), self.info.shape)
-        return with_weights(spec, self.ready.made if self.ready else None)
+        return with_weights(model_spec(self.config, self.info), self.ready.made if self.ready else None)
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.config, self.info)
 
     @property
     def weights_sha256(self) -> str:
@@ -157,24 +160,33 @@ class Plan:
 
     def recipe(self, made: Made, *, num_threads: int = 1, wants_gpu: bool = False) -> Recipe:
         """What crosses to the processes of this run."""
-        config, given, info = self.config, self.config.model.pretrained, self.info
+        config, given = self.config, self.config.model.pretrained
         places = {"name": with_whole_path(config.model.name)}  # actors may have another working directory
         if given not in (None, "default"):
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
         own = packed(config.model_dump(mode="json"))
-        return Recipe(config, len(info.classes), info.shape, made, num_threads, wants_gpu, own)
+        return Recipe(config, self.info, made, num_threads, wants_gpu, own)
 
 
-def model_spec(config: Config, num_classes: int, shape: tuple[int, int, int]) -> ModelSpec:
+def task_of(config: Config, info: SetInfo) -> Task:
+    """The task of the configuration, else the set's; raises LookupError where there is none of that name."""
+    name, options = name_and_options(config.task or info.task)
+    task = find_task(name)
+    return task if isinstance(task, Task) else made_task(task, options)
+
+
+def model_spec(config: Config, info: SetInfo) -> ModelSpec:
     """The model's view of the configuration; keys of the model group that are not raysim's are its options.
 
     Args:
-      shape: (height, width, channels) of the stored images; the model gets that of the inputs made of them.
+      info: of the set as it is stored; the model gets the shape of the inputs made of it.
     """
-    data = config.data
-    height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
-    return spec_of(config.model, num_classes, (height, width, data.channels or shape[2]))
+    data, shape = config.data, info.shape
+    if info.is_images:
+        height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
+        shape = (height, width, data.channels or shape[2])
+    return spec_of(config.model, len(info.classes), shape, vocabulary=info.vocabulary)
 
 
 def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
@@ -199,7 +211,7 @@ def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...], *
     )
 
 
-def input_transform(config: Config, *, channels_last: bool = False) -> InputTransform:
+def input_transform(config: Config, info: SetInfo, *, channels_last: bool = False) -> Transform:
     """The input pipeline of the configuration; unknown names (checked elsewhere) count as none.
 
     Raises:
@@ -208,6 +220,10 @@ def input_transform(config: Config, *, channels_last: bool = False) -> InputTran
     data = config.data
     augment, options = name_and_options(data.augment)
     mean, std = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
+    if data.normalise == STANDARD:
+        mean, std = info.mean, info.deviation
+    if not info.is_images:
+        return ArrayTransform(mean, std)
     return InputTransform(
         mean=mean,
         std=std,
@@ -305,8 +321,9 @@ def make_trainer(recipe: Recipe) -> Trainer:
         head=head_of(spec),
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
-        transform=input_transform(config, channels_last=uses_channels_last(config.model, spec)),
-        num_classes=recipe.num_classes,
+        transform=input_transform(config, recipe.info, channels_last=uses_channels_last(config.model, spec)),
+        num_groups=len(recipe.info.groups),
+        task=task_of(config, recipe.info),
         seed=config.seed,
         device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
         num_threads=recipe.num_threads,
@@ -328,17 +345,18 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         layout=layout,
         state=state_of(module, layout),
         phases=make_phases(config, methods),
-        sizes=sizes_of(open_federation(recipe)),
+        sizes=replace(sizes_of(open_federation(recipe)), outputs=len(recipe.info.classes)),
         seed=config.seed,
         skips_single=needs_two_examples(module),
         on_nonfinite=config.on_nonfinite,
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
         metrics=further_metrics(config),
+        task=task_of(config, recipe.info),
     )
 
 
 def sizes_of(federation: Federation) -> FederationSizes:
     """The federation in numbers, as the server needs it."""
-    shared = [part.name for part in fields(FederationSizes) if part.name != "examples"]
+    shared = [part.name for part in fields(FederationSizes) if part.name not in ("examples", "outputs")]
     return FederationSizes(federation.sizes, **{name: getattr(federation, name) for name in shared})

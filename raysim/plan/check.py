@@ -6,6 +6,7 @@ Every step returns what it makes, or faults; `check` alone decides whether to go
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,7 @@ from raysim.plan.build import (
     layout_for,
     model_spec,
     spec_of,
+    task_of,
     with_weights,
 )
 from raysim.plan.check_data import Sets, draw_partition, open_sets, or_faults
@@ -50,8 +52,9 @@ from raysim.plan.find import build_methods, check_metrics, check_own, logger_fau
 from raysim.plan.resources import check_resources
 from raysim.plan.splitting import uses_validation, with_split
 from raysim.training.augment import AUGMENTATIONS
-from raysim.training.inputs import NORMALISATIONS
+from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
 from raysim.training.local import needs_two_examples
+from raysim.training.tasks import fits
 
 T = TypeVar("T")
 
@@ -93,20 +96,20 @@ def check(
         config, split_faults = _split(config, sets, raw, validates)
         faults += split_faults
     info = sets.info
-    if size_faults := memory_faults(config, info.shape):
+    if size_faults := memory_faults(config, info):
         raise ConfigError(faults + size_faults, source)
-    spec = with_weights(model_spec(config, len(info.classes), info.shape), ready.made if ready else None)
+    spec = with_weights(model_spec(config, info), ready.made if ready else None)
     manifest, partition_faults = or_faults(
         lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
     )
-    faults += _check_inputs(config, info.shape) + _check_model(spec) + partition_faults
+    faults += _check_inputs(config, info) + _check_model(spec) + _check_task(config, info) + partition_faults
     if faults or manifest is None:
         raise ConfigError(faults, source)
-    faults += memory_faults(config, info.shape, manifest)
+    faults += memory_faults(config, info, manifest)
     faults += [*stop_faults(config, methods, num_test=len(manifest.test)), *training_faults(config, spec)]
     refuse(faults, source)
     layout, texts = _fit(
-        config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest)
+        config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest, info)
     )
     if texts or layout is None:
         raise ConfigError([Fault("methods", text) for text in texts], source)
@@ -172,14 +175,33 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
-    """Whether the input pipeline fits images of this shape."""
-    data = config.data
+#: Keys of `data` that are for images alone, and their values that do nothing.
+FOR_IMAGES = {"resize": None, "crop": None, "channels": None, "augment": "none", "shift": "none"}
+
+
+def _check_inputs(config: Config, info: SetInfo) -> list[Fault]:
+    """Whether the input pipeline fits the set's inputs."""
+    data, shape = config.data, info.shape
+    if data.normalise == STANDARD and not info.mean:
+        text = "the set has no mean and deviation written down; prepare it again"
+        return [Fault("data.normalise", "tokens have no mean; drop it" if info.vocabulary else text)]
+    if not info.is_images:
+        faults = [
+            Fault(
+                f"data.{key}",
+                f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; drop it",
+            )
+            for key, nothing in FOR_IMAGES.items()
+            if getattr(data, key) != nothing
+        ]
+        if data.normalise not in ("none", STANDARD):
+            faults.append(Fault("data.normalise", f"{data.normalise!r} is for images; take standard, or drop it"))
+        return faults
     augment, _ = name_and_options(data.augment)
     faults = [
         Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
         for key, name, known in (
-            ("normalise", data.normalise, NORMALISATIONS),
+            ("normalise", data.normalise, {**NORMALISATIONS, STANDARD: ()}),
             ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
         )
         if name not in known
@@ -201,7 +223,9 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
     pixels = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     trials: dict[str, Callable[[], torch.Tensor]] = {}
     if ":" in augment:
-        trials["augment"] = partial(input_transform(config).by_function, pixels, torch.Generator().manual_seed(0))
+        transform = input_transform(config, info)
+        assert isinstance(transform, InputTransform)
+        trials["augment"] = partial(transform.by_function, pixels, torch.Generator().manual_seed(0))
     if (shift := feature_shift(config)) is not None:
         trials["shift"] = partial(shift.of_client, pixels, config.num_clients - 1)
     for key, trial in trials.items():
@@ -212,6 +236,26 @@ def _check_inputs(config: Config, shape: tuple[int, int, int]) -> list[Fault]:
             name, _ = name_and_options(getattr(data, key))
             faults.append(Fault(f"data.{key}", f"{name} gives images that are not finite, for random pixels; mend it"))
     return faults
+
+
+#: Task -> the type of the targets that it reads; one of the user's own reads what it likes.
+TARGET_TYPES = {"classes": "int64", "labels": "uint8", "regression": "float32", "tokens": "int32"}
+
+
+def _check_task(config: Config, info: SetInfo) -> list[Fault]:
+    """Whether the task can read the set's targets."""
+    name, _ = name_and_options(config.task or info.task)
+    try:
+        task = task_of(config, info)
+    except (LookupError, OwnCodeError) as error:
+        return [Fault("task", str(error))]
+    if info.target_type != TARGET_TYPES.get(name, info.target_type):
+        text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
+        return [Fault("task", text)]
+    sequence = info.target_shape if info.target_type == "int32" else ()
+    targets = torch.zeros(2, *info.target_shape, dtype=getattr(torch, info.target_type))
+    text = fits(task, torch.zeros(2, *sequence, len(info.classes)), targets)
+    return [Fault("task", text)] if text else []
 
 
 # --- training and stopping --------------------------------------------------------------------------------------------
@@ -239,25 +283,30 @@ def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> 
         yield Fault("stop", text)
 
 
-def memory_faults(config: Config, shape: tuple[int, int, int], manifest: Manifest | None = None) -> list[Fault]:
+def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = None) -> list[Fault]:
     """Batches of inputs that this machine cannot hold, by a lower bound: float32 of the images as they are resized.
 
     Args:
-      shape: (height, width, channels) of the stored images.
-      manifest: None: it is not known yet, and a batch has one image at least.
+      manifest: None: it is not known yet, and a batch has one example at least.
     """
-    data = config.data
-    height, width = (data.resize, data.resize) if data.resize else shape[:2]
-    pixels = height * width * (data.channels or shape[2])
+    data, shape, kind = config.data, info.shape, "inputs"
+    if info.is_images:
+        height, width = (data.resize, data.resize) if data.resize else shape[:2]
+        shape, kind = (height, width, data.channels or shape[2]), "images"
+    entries = math.prod(shape)
     training, tested = (1, 1) if manifest is None else (int(manifest.sizes.max()), len(manifest.test))
     batches = {
         "local.batch_size": min(config.local.batch_size, training),
         "evaluation.batch_size": min(config.evaluation.batch_size, tested),
     }
     key = "data.resize" if manifest is None else ""
-    texts = {name: memory_fault(4 * count * pixels) for name, count in batches.items()}
+    form = " x ".join(map(str, shape[:2]))
+    texts = {name: memory_fault(4 * count * entries) for name, count in batches.items()}
     return [
-        Fault(key or name, f"a batch of {batches[name]} images of {height} x {width} {text}; lower it, or data.resize")
+        Fault(
+            key or name,
+            f"a batch of {batches[name]} {kind} of {form} {text}; lower it, or data.resize",
+        )
         for name, text in texts.items()
         if text
     ][: 1 if key else None]
@@ -297,10 +346,11 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     return faults
 
 
-def _available(config: Config, spec: ModelSpec, manifest: Manifest) -> tuple[str, ...]:
+def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInfo) -> tuple[str, ...]:
     """What methods may need and this run has."""
     local = config.local
     needs = {
+        "classes": info.groups is info.classes,
         "features": True,
         "linear-head": True,
         "client-memory": True,

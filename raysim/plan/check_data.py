@@ -15,7 +15,7 @@ from raysim.core.commands import command
 from raysim.core.errors import DataError, Fault, OwnCodeError, explained
 from raysim.core.settings import name_and_options
 from raysim.core.uri import is_uri
-from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.sources import SOURCES, fetch_set, prepare, set_path
@@ -30,9 +30,9 @@ T = TypeVar("T")
 class Sets:
     """The prepared sets of a run: its own, the one that the validation set comes from, further test sets by name."""
 
-    images: ImageSet
-    external: ImageSet | None
-    tests: Mapping[str, ImageSet]
+    images: PreparedSet
+    external: PreparedSet | None
+    tests: Mapping[str, PreparedSet]
     preprocess: Preprocess
 
     @property
@@ -68,7 +68,7 @@ def open_sets(config: Config) -> Sets:
     )
 
 
-def _preprocess(config: Config, images: ImageSet) -> Preprocess:
+def _preprocess(config: Config, images: PreparedSet) -> Preprocess:
     group = config.data.preprocess
     if group is None:
         return make_preprocess(images)
@@ -76,11 +76,11 @@ def _preprocess(config: Config, images: ImageSet) -> Preprocess:
     return make_preprocess(images, group.resize, group.rgb, own, options)
 
 
-def _open_set(config: Config, name: str) -> ImageSet:
-    return _sound(ImageSet(_set_file(config, name)))
+def _open_set(config: Config, name: str) -> PreparedSet:
+    return _sound(PreparedSet(_set_file(config, name)))
 
 
-def _sound(images: ImageSet) -> ImageSet:
+def _sound(images: PreparedSet) -> PreparedSet:
     """A set that has the checksum of its description."""
     state = images.path.stat()
     _verify(images.path, state.st_size, state.st_mtime_ns)
@@ -90,7 +90,7 @@ def _sound(images: ImageSet) -> ImageSet:
 @lru_cache(maxsize=256)
 def _verify(path: Path, size: int, changed: int) -> None:
     """Read a set whole: once in a process while its file stays as it is."""
-    ImageSet(path).verify()
+    PreparedSet(path).verify()
 
 
 def _set_file(config: Config, name: str) -> Path:
@@ -137,7 +137,7 @@ def draw_partition(config: Config, sets: Sets) -> Manifest:
       DataError: it cannot be drawn.
     """
 
-    def source(images: ImageSet) -> _Source:
+    def source(images: PreparedSet) -> _Source:
         return images.path, images.info.checksum
 
     external = source(sets.external) if sets.external else None
@@ -152,9 +152,9 @@ def draw_partition(config: Config, sets: Sets) -> Manifest:
 def _manifest_of(
     spec: PartitionSpec, images: _Source, external: _Source | None, tests: tuple[tuple[str, _Source], ...]
 ) -> Manifest | DataError:
-    others = {name: ImageSet(path) for name, (path, _) in tests}
+    others = {name: PreparedSet(path) for name, (path, _) in tests}
     try:
-        return make_manifest(ImageSet(images[0]), spec, ImageSet(external[0]) if external else None, others)
+        return make_manifest(PreparedSet(images[0]), spec, PreparedSet(external[0]) if external else None, others)
     except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
         return error
 

@@ -18,13 +18,14 @@ from raysim.core.method import Method
 from raysim.core.own import own_errors, place_in, place_of, words_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Settings, name_and_options
-from raysim.data.arrow import ImageSet, SetInfo
+from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.partition import find_scheme
 from raysim.data.preprocess import find_preprocess
 from raysim.data.reader_api import find_reader, prepare_own
 from raysim.data.sources import SOURCES, set_path
 from raysim.training.metrics import METRICS, Metric
 from raysim.training.shift import SHIFTS
+from raysim.training.tasks import TASKS, Task
 
 T = TypeVar("T")
 
@@ -90,6 +91,25 @@ def find_shift(name: str) -> Callable[..., object]:
     return with_given(find(name, SHIFTS, "shift"), ("images",), ("client", "num_clients", "generator"))
 
 
+def find_task(name: str) -> Task | Callable[..., object]:
+    """The task of that name, or the user's own function that makes one; raises as `find`."""
+    return find(name, TASKS, "task")
+
+
+def made_task(make: Callable[..., object], options: Settings) -> Task:
+    """What a function of the user's own makes.
+
+    Raises:
+      OwnCodeError: it fails, or returns no Task.
+    """
+    with own_errors(make):
+        task = make(**options)
+    if not isinstance(task, Task):
+        text = f"a task's function returned {type(task).__name__}"
+        raise OwnCodeError(text, place_of(make), "return a raysim.Task")
+    return task
+
+
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """What a name stands for, or what `module:function` names where it is the user's own.
 
@@ -147,6 +167,11 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
     faults = own_faults("partition.scheme", config.partition.scheme, find_scheme)
+    faults += (
+        own_faults("task", config.task, cast("Callable[[str], Callable[..., object]]", find_task))
+        if config.task
+        else []
+    )
     faults += own_faults("data.augment", config.data.augment, find_augmentation)
     if config.data.shift != "none":
         faults += own_faults("data.shift", config.data.shift, find_shift, SHIFTS)
@@ -187,7 +212,7 @@ def own_faults(
         return [Fault(key, str(error))]
 
 
-def open_own_set(config: Config) -> ImageSet:
+def open_own_set(config: Config) -> PreparedSet:
     """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
     data = config.data
     name, options = name_and_options(data.reader)
@@ -198,7 +223,7 @@ def open_own_set(config: Config) -> ImageSet:
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
     prepare_own(data.name, own_function(name, "reader"), path, files, options)
-    return ImageSet(path)
+    return PreparedSet(path)
 
 
 def prepare_by_name(

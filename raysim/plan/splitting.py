@@ -13,14 +13,14 @@ from raysim.config.counting import idle_options, mappings
 from raysim.config.schema_data import DataGroup
 from raysim.core.errors import DataError, Fault, SettingIgnored
 from raysim.core.settings import Raw, Settings
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.division import read_division
 from raysim.data.manifest import Manifest
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 from raysim.plan.find import build_methods
 
 
-def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
+def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
     """(the configuration with `data.split` decided, settings that then have no effect).
 
     Rows are held out for validation only if something uses them, unless the configuration says how many. A partition file
@@ -45,7 +45,7 @@ def with_split(config: Config, images: ImageSet, *, uses_validation: bool) -> tu
     return config.model_copy(update={"data": data.model_copy(update=changes)}), faults
 
 
-def _file_has_splits(config: Config, images: ImageSet) -> bool:
+def _file_has_splits(config: Config, images: PreparedSet) -> bool:
     """Whether the partition's file says what is held out; what is wrong with it is told where the partition is drawn."""
     part = config.partition
     if part.scheme != "file" or part.file is None:

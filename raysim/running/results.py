@@ -114,13 +114,14 @@ class Run:
         return rounds
 
     def model(self) -> nn.Module:
-        """The network with the final global weights, in eval mode, for images as the run normalised them.
+        """The network with the final global weights, in eval mode, for inputs as the run normalised them.
 
         Raises:
           DataError: the run is not completed, or a file of it is damaged.
         """
         from safetensors.torch import load_file
 
+        from raysim.data.arrow import SetInfo
         from raysim.models import build_model
         from raysim.plan.build import model_spec
 
@@ -130,8 +131,10 @@ class Run:
             config = Config.model_validate(self._files.read_config())
         with _sound(self._files.summary):
             facts = self._files.read_json(self._files.summary)
-            height, width, channels = facts["image_shape"]
-            spec = model_spec(config, facts["num_classes"], (height, width, channels))
+            shape, kind = facts.get("input_shape") or facts["image_shape"], facts.get("input_type", "uint8")
+            outputs, vocabulary = tuple(map(str, range(facts["num_classes"]))), facts.get("vocabulary", 0)
+            info = SetInfo("", outputs, tuple(shape), 0, "", input_type=kind, vocabulary=vocabulary)
+            spec = model_spec(config, info)
         module = build_model(spec, seed=config.seed)
         self._files.check_unchanged(self._files.model)
         with _sound(self._files.model):

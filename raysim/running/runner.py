@@ -155,7 +155,10 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
         "stopped_by": reason,
         "num_clients": plan.config.num_clients,
         "num_classes": len(plan.info.classes),
-        "image_shape": list(plan.info.shape),
+        "input_shape": list(plan.info.shape),
+        "input_type": plan.info.input_type,
+        "vocabulary": plan.info.vocabulary,
+        "main_metric": plan.task.main,
         "params_sha256": server.params_sha256(),
         "partition_sha256": plan.manifest.checksum,
     }

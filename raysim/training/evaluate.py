@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from raysim.core.errors import MethodError
-from raysim.training.inputs import Examples, InputTransform, passes
+from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.model import BoundModel
 
 
@@ -18,40 +18,33 @@ class Score:
     """Results of examples in their order.
 
     Attributes:
-      labels, predictions: (n,) int32.
-      confidences: (n,) float32, probability of the predicted class.
-      loss: summed cross-entropy.
-      logits: (n, classes) float32 where they were asked for, else None.
+      columns: what the task keeps of each example, (n, ...) each, see `Task.measure`.
+      loss: summed over the examples.
+      logits: (n, ...) float32 where they were asked for, else None.
     """
 
-    labels: np.ndarray
-    predictions: np.ndarray
-    confidences: np.ndarray
+    columns: Mapping[str, np.ndarray]
     loss: float
     logits: np.ndarray | None = None
 
-    @property
-    def hits(self) -> np.ndarray:
-        """(n,) bool: whether the predicted class is the true one."""
-        hits: np.ndarray = self.predictions == self.labels
-        return hits
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
 
     @property
-    def accuracy(self) -> float:
-        return float(self.hits.sum()) / max(1, len(self.labels))
+    def labels(self) -> np.ndarray:
+        """(n,) int: the group of each example, its class, or 0 where it has none; see `SetInfo.groups`."""
+        return self.columns["labels"] if "labels" in self.columns else np.zeros(len(self), np.int32)
 
     @property
     def mean_loss(self) -> float:
-        return self.loss / max(1, len(self.labels))
+        return self.loss / max(1, len(self))
 
 
 def joined(parts: list[Score]) -> Score:
     """The score of slices that follow each other, in their order; at least one."""
     logits = [part.logits for part in parts if part.logits is not None]
     return Score(
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.predictions for part in parts]),
-        np.concatenate([part.confidences for part in parts]),
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
         sum(part.loss for part in parts),
         np.concatenate(logits) if logits else None,
     )
@@ -61,32 +54,31 @@ def joined(parts: list[Score]) -> Score:
 def evaluate(
     model: BoundModel,
     examples: Examples,
-    transform: InputTransform,
+    transform: Transform,
     *,
     batch_size: int = 256,
     keeps_logits: bool = False,
 ) -> Score:
     """Score of the model's current point, in eval mode, over all examples."""
     model.module.eval()
-    losses, confidences, predictions, kept = [], [], [], []
+    losses, kept = [], []
+    columns: dict[str, list[torch.Tensor]] = {}
     for batch in passes(examples, transform, batch_size):
-        logits = model.forward(batch.images).logits.float()
-        losses.append(F.cross_entropy(logits, batch.labels, reduction="sum"))
-        predictions.append(logits.argmax(1))
-        confidences.append(logits.softmax(1).amax(1))
+        logits = model.forward(batch.inputs).logits.float()
+        losses.append(model.task.total(logits, batch.targets))
+        for name, values in model.task.measure(logits, batch.targets).items():
+            columns.setdefault(name, []).append(values)
         if keeps_logits:
             kept.append(logits)
     return Score(
-        examples.labels.int().cpu().numpy(),
-        _numpy(predictions, torch.int32),
-        _numpy(confidences, torch.float32),
+        {name: torch.cat(parts).cpu().numpy() for name, parts in columns.items()},
         sum(torch.stack(losses).tolist()) if losses else 0.0,  # one copy from the device, added in float64
-        _numpy(kept, torch.float32) if keeps_logits else None,
+        torch.cat(kept).cpu().numpy() if kept else None,
     )
 
 
 @torch.no_grad()
-def features_of(model: BoundModel, examples: Examples, transform: InputTransform, *, batch_size: int) -> torch.Tensor:
+def features_of(model: BoundModel, examples: Examples, transform: Transform, *, batch_size: int) -> torch.Tensor:
     """(n, width): the head's input at the model's current point, in eval mode.
 
     Raises:
@@ -95,13 +87,8 @@ def features_of(model: BoundModel, examples: Examples, transform: InputTransform
     model.module.eval()
     parts = []
     for batch in passes(examples, transform, batch_size):
-        features = model.forward(batch.images).features
+        features = model.forward(batch.inputs).features
         if features is None:
             raise MethodError("map_features found no features", "its hooks", 'declare needs={"features"}')
         parts.append(features.flatten(1))
     return torch.cat(parts)
-
-
-def _numpy(parts: list[torch.Tensor], dtype: torch.dtype) -> np.ndarray:
-    array: np.ndarray = (torch.cat(parts) if parts else torch.empty(0)).to("cpu", dtype).numpy()
-    return array

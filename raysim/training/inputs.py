@@ -1,9 +1,11 @@
-"""From stored pixels to model inputs, on the device that trains."""
+"""From stored inputs to those of the model, on the device that trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,20 +28,83 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
+#: `normalise: standard` takes the mean and deviation of the set's own training rows.
+STANDARD = "standard"
+
 
 @dataclass(frozen=True)
 class Examples:
-    """A set of examples on a device. images: (n, height, width, channels) uint8, or float32 of that scale; labels: (n,) int64."""
+    """A set of examples on a device.
 
-    images: Tensor
-    labels: Tensor
+    inputs: images as (n, height, width, channels) uint8, or float32 of that scale; others as stored; targets: see `Batch`.
+    """
+
+    inputs: Tensor
+    targets: Tensor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def part(self, start: int, end: int) -> Examples:
         """Examples start..end, without copying."""
-        return Examples(self.images[start:end], self.labels[start:end])
+        return Examples(self.inputs[start:end], self.targets[start:end])
+
+
+class Transform(Protocol):
+    """From stored inputs to those of the model."""
+
+    @property
+    def augmentation(self) -> Augmentation | None: ...
+    @property
+    def function(self) -> Callable[..., object] | None: ...
+    @property
+    def plain(self) -> Transform:
+        """The same inputs, neither normalised nor cropped."""
+        ...
+
+    def __call__(self, inputs: Tensor) -> Tensor: ...
+    def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
+        """Some of the inputs that `__call__` made, in the same memory order. chosen: (B,) int64."""
+        ...
+
+    def entries(self, shape: Sequence[int]) -> int:
+        """Numbers of one input of the model that is made of a stored one of this shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayTransform:
+    """Inputs that are no images: numbers as stored, or (x - mean) / deviation; tokens become int64.
+
+    Attributes:
+      mean, std: for each entry of the last axis; empty: as stored.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augmentation: Augmentation | None = None
+    function: Callable[..., object] | None = None
+
+    @property
+    def plain(self) -> Transform:
+        return ArrayTransform()
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(B, ...) float32 or int32 -> (B, ...) float32 or int64."""
+        if not inputs.is_floating_point():
+            return inputs.long()
+        if not self.mean:
+            return inputs.clone()  # own: a model may work in place
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64, device=inputs.device) for values in (self.mean, self.std)
+        )
+        return ((inputs.double() - mean) / std).float()
+
+    def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
+        return inputs.index_select(0, chosen)
+
+    def entries(self, shape: Sequence[int]) -> int:
+        return math.prod(shape)
 
 
 @dataclass(frozen=True)
@@ -70,9 +135,9 @@ class InputTransform:
     interpolation: Interpolation = "bilinear"
     function: Callable[..., object] | None = None
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
-        return self._finish(self._central(images))
+        return self._finish(self._central(inputs))
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
         """Some of the inputs that `__call__` made, in the same memory order. chosen: (B,) int64."""
@@ -100,7 +165,7 @@ class InputTransform:
         return images
 
     @property
-    def pixels(self) -> InputTransform:
+    def plain(self) -> Transform:
         """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
         return replace(
             self, mean=(), std=(), resize=self.crop or self.resize, crop=None, augmentation=None, function=None
@@ -123,6 +188,12 @@ class InputTransform:
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the inputs made of images of this size."""
         return self.crop or self.resize or (height, width)
+
+    def entries(self, shape: Sequence[int]) -> int:
+        """Numbers of an input that is made of a stored image (height, width, channels)."""
+        height, width, channels = shape
+        rows, columns = self.output_size(height, width)
+        return rows * columns * (self.channels or channels)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
         """The random numbers for `count` stored images of this size."""
@@ -172,10 +243,10 @@ def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation 
     return x.clamp(0, 255) if interpolation == "bicubic" else x  # it overshoots; Pillow's bytes cannot
 
 
-def passes(examples: Examples, transform: InputTransform, batch_size: int) -> Iterator[Batch]:
+def passes(examples: Examples, transform: Transform, batch_size: int) -> Iterator[Batch]:
     """One pass in stored order, see `bounds_of`."""
     for start, end in bounds_of(len(examples), batch_size):
-        yield Batch(transform(examples.images[start:end]), examples.labels[start:end])
+        yield Batch(transform(examples.inputs[start:end]), examples.targets[start:end])
 
 
 def bounds_of(count: int, size: int) -> list[tuple[int, int]]:

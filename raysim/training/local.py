@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.core.method import Batch, GradFn, LossFn
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.training.inputs import Examples, InputTransform
+from raysim.training.inputs import Examples, InputTransform, Transform
 from raysim.training.model import BoundModel
 
 #: Floats that are gathered at once for the coming batches: 1 MiB.
@@ -90,7 +90,7 @@ def num_local_steps(num_examples: int, settings: LocalSettings, *, skip_single: 
 
 def training_batches(
     examples: Examples,
-    transform: InputTransform,
+    transform: Transform,
     settings: LocalSettings,
     *,
     num_steps: int,
@@ -105,41 +105,38 @@ def training_batches(
     the same examples with and without it.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
-    _, height, width, channels = examples.images.shape
-    rows, columns = transform.output_size(height, width)
-    entries = max(1, height * width, rows * columns) * channels * settings.batch_size
+    shape = examples.inputs.shape[1:]
+    entries = max(1, math.prod(shape), transform.entries(shape)) * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
     augments = transform.augmentation is not None or transform.function is not None
     own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
     is_due_again = num_steps > len(bounds) <= group
-    ready = transform(examples.images) if is_due_again and own is None else None
+    ready = transform(examples.inputs) if is_due_again and own is None else None
     done = 0
     while done < num_steps:
-        order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
-        draws = (
-            transform.draw(len(examples), height, width, own).to(order.device)
-            if own and transform.augmentation
-            else None
-        )
+        order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
+        draws = None
+        if own is not None and isinstance(transform, InputTransform) and transform.augmentation is not None:
+            draws = transform.draw(len(examples), shape[0], shape[1], own).to(order.device)
         due = bounds[: num_steps - done]
         for first in range(0, len(due), group):
             part = due[first : first + group]
             base = part[0][0]
             chosen = order[base : part[-1][1]]
-            labels = examples.labels.index_select(0, chosen)
-            stored = examples.images.index_select(0, chosen) if ready is None else transform.rows(ready, chosen)
-            if own is not None and transform.function is not None:
+            targets = examples.targets.index_select(0, chosen)
+            stored = examples.inputs.index_select(0, chosen) if ready is None else transform.rows(ready, chosen)
+            if own is not None and isinstance(transform, InputTransform) and transform.function is not None:
                 # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
                 for start, end in part:
                     batch = slice(start - base, end - base)
-                    yield Batch(transform.by_function(stored[batch], own), labels[batch])
+                    yield Batch(transform.by_function(stored[batch], own), targets[batch])
                 continue
-            if draws is not None:
-                images = transform.augmented(stored, draws.part(base, part[-1][1]))
+            if draws is not None and isinstance(transform, InputTransform):
+                inputs = transform.augmented(stored, draws.part(base, part[-1][1]))
             else:
-                images = transform(stored) if ready is None else stored
+                inputs = transform(stored) if ready is None else stored
             for start, end in part:
-                yield Batch(images[start - base : end - base], labels[start - base : end - base])
+                yield Batch(inputs[start - base : end - base], targets[start - base : end - base])
         done += len(bounds)
 
 
@@ -195,7 +192,7 @@ def train_locally(
     loss: LossFn,
     gradient: GradFn | None,
     examples: Examples,
-    transform: InputTransform,
+    transform: Transform,
     settings: LocalSettings,
     *,
     lr: float,

@@ -80,25 +80,30 @@ def auroc(labels: np.ndarray, logits: np.ndarray) -> float:
 METRICS: dict[str, Metric] = {"auroc": auroc}
 
 
-def cell_accuracy(
-    hits: np.ndarray, labels: np.ndarray, domains: np.ndarray | None, shape: tuple[int, int]
+def cell_means(
+    values: np.ndarray, labels: np.ndarray, domains: np.ndarray | None, shape: tuple[int, int]
 ) -> np.ndarray:
-    """(domains, classes) float64: accuracy on the examples of each domain and class, NaN where there is none.
+    """(domains, classes) float64: mean value of the examples of each domain and class, NaN where there is none.
 
     Args:
-      hits: (n,) bool; labels: (n,); domains: (n,), None for a set without domains, whose `shape` is (1, classes).
+      values: (n,), such as hits; labels: (n,); domains: (n,), None for a set without domains, whose `shape` is (1, classes).
     """
     cells = labels if domains is None else domains * shape[1] + labels
-    count = np.bincount(cells, minlength=shape[0] * shape[1])
-    right = np.bincount(cells[hits], minlength=shape[0] * shape[1])
-    return np.where(count > 0, right / np.maximum(1, count), np.nan).reshape(shape)
+    return _means(cells, values, shape[0] * shape[1]).reshape(shape)
 
 
-def expected_accuracy(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(N,) float64: accuracy to be expected on each client's own mix of domains and classes.
+def _means(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndarray:
+    """(groups,) float64: mean of the (n,) values of each group, in one pass; NaN where there is none."""
+    count = np.bincount(groups, minlength=num_groups)
+    total = np.bincount(groups, weights=values, minlength=num_groups)
+    return np.where(count > 0, total / np.maximum(1, count), np.nan)
+
+
+def expected_means(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(N,) float64: mean to be expected on each client's own mix of domains and classes.
 
     Args:
-      counts: (N, domains, classes) examples of the clients; table: (domains, classes) or (N, domains, classes), accuracies,
+      counts: (N, domains, classes) examples of the clients; table: (domains, classes) or (N, domains, classes), means,
         NaN where unknown: what a client has there does not count. NaN for a client of which nothing is known.
     """
     weights = np.where(np.isnan(table), 0.0, counts)
@@ -107,8 +112,11 @@ def expected_accuracy(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.where(total > 0, right / np.maximum(total, 1), np.nan)
 
 
-def own_accuracy(hits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(N,) float64: accuracy on each client's own test examples, which lie client after client; NaN without any."""
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    right = np.bincount(owners, weights=hits, minlength=len(sizes))
-    return np.where(sizes > 0, right / np.maximum(1, sizes), np.nan)
+def client_means(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """(N,) float64: mean value of each client's own test examples, which lie client after client; NaN without any."""
+    return _means(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
+
+
+def domain_means(values: np.ndarray, domains: np.ndarray, num_domains: int) -> np.ndarray:
+    """(domains,) float64: mean value of each domain's examples; NaN where there is none."""
+    return _means(domains, values, num_domains)

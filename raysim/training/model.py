@@ -6,16 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core.layout import Layout, integer_buffers
 from raysim.core.method import Batch, GradFn, LayerOp, LossFn, Outputs
-
-
-def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean cross-entropy of a batch: the base loss of every run. Scalar."""
-    return F.cross_entropy(outputs.logits, batch.labels)
+from raysim.training.tasks import CLASSES, Task
 
 
 def state_of(module: nn.Module, layout: Layout) -> Tensor:
@@ -31,6 +26,7 @@ class BoundModel:
     is built once per trainer and lives as long as it. `loss` holds the last training loss (scalar, detached).
 
     Args:
+      task: whose loss the validation set is measured by; `criterion` is its mean over a batch.
       precision: of forward and backward passes: "float32", or "bfloat16" (autocast). Parameters, gradients, losses and
         what hooks get (logits, features) are float32 in both.
     """
@@ -44,10 +40,12 @@ class BoundModel:
         device: str = "cpu",
         features: bool = False,
         precision: str = "float32",
+        task: Task = CLASSES,
     ):
         self.module = module.to(device)
         self.layout = layout
         self.precision = precision
+        self.task, self.criterion = task, task.criterion
         self.device = torch.device(device)
         self.state = torch.empty(layout.num_state, device=self.device)
         self.params = self.state[: layout.num_params]
@@ -105,17 +103,17 @@ class BoundModel:
             for name, parameter in parameters.items():
                 parameter.data, parameter.grad = kept[name]
 
-    def forward(self, images: Tensor) -> Outputs:
+    def forward(self, inputs: Tensor) -> Outputs:
         """One forward pass at the current point, in the module's current mode."""
-        return self._outputs(self.module, images)
+        return self._outputs(self.module, inputs)
 
-    def _outputs(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Outputs:
+    def _outputs(self, module: Callable[[Tensor], Tensor], inputs: Tensor) -> Outputs:
         if self.precision == "bfloat16":
             with torch.autocast(self.device.type, torch.bfloat16):
-                logits = module(images).float()
+                logits = module(inputs).float()
             features = self._features.float() if self._features is not None else None
         else:
-            logits, features = module(images), self._features
+            logits, features = module(inputs), self._features
         self._features = None
         return Outputs(logits, features)
 
@@ -146,7 +144,7 @@ class BoundModel:
 
     def _differentiate(self, loss: LossFn, batch: Batch) -> list[Tensor]:
         """The gradient of each trained parameter, as autograd made it: handed over, not added into a zeroed vector."""
-        value = loss(self.forward(batch.images), batch)
+        value = loss(self.forward(batch.inputs), batch)
         for parameter in self._parameters:
             parameter.grad = None
         torch.autograd.backward(value)
@@ -173,7 +171,7 @@ class BoundModel:
         return grad
 
     def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
-        """[num_params]: gradient of the mean cross-entropy over all batches at the current point.
+        """[num_params]: gradient of the mean loss over all batches at the current point.
 
         FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
         buffers, counters, mode and the random streams of training.
@@ -181,17 +179,17 @@ class BoundModel:
         with self._aside(train=train, seed=seed), self._gradient_kept():
             self.grad.zero_()
             for batch in batches:
-                logits = self.forward(batch.images).logits
-                torch.autograd.backward(F.cross_entropy(logits, batch.labels, reduction="sum") / num_examples)
+                logits = self.forward(batch.inputs).logits
+                torch.autograd.backward(self.task.total(logits, batch.targets) / num_examples)
             return self.grad.clone()
 
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> float:
-        """Mean cross-entropy over all batches at the current point; see `mean_gradient`."""
+        """Mean loss over all batches at the current point; see `mean_gradient`."""
         with self._aside(train=train, seed=seed):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             for batch in batches:
-                total += F.cross_entropy(self.forward(batch.images).logits, batch.labels, reduction="sum")
+                total += self.task.total(self.forward(batch.inputs).logits, batch.targets)
         return float(total) / num_examples
 
     @contextmanager
@@ -202,7 +200,7 @@ class BoundModel:
             yield
 
     @torch.no_grad()
-    def apply(self, point: Tensor, images: Tensor, *, train: bool = False) -> Outputs:
+    def apply(self, point: Tensor, inputs: Tensor, *, train: bool = False) -> Outputs:
         """Outputs at a point, without gradients; buffers of `point` are used if it is [num_state].
 
         Nothing of the model is written, so a `loss` hook may ask for it between the forward and the backward pass.
@@ -214,7 +212,7 @@ class BoundModel:
         mode = self.module.training
         self.module.train(train)
         try:
-            return self._outputs(lambda x: torch.func.functional_call(self.module, values, (x,)), images)
+            return self._outputs(lambda x: torch.func.functional_call(self.module, values, (x,)), inputs)
         finally:
             self.module.train(mode)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raysim.core.method import Batch, ClientView, GradFn, LossFn, Outputs
 from raysim.core.stack import ClientStep, Stack
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
 
 #: Numbers of which an overflow is no surprise: parameters this large, or so many times as large as the client got them.
 #: Inputs this large: pixels are below 10, whatever the normalisation.
@@ -103,7 +103,7 @@ class StepWatch:
 
         def watched(outputs: Outputs, batch: Batch) -> Tensor:
             self._begin(batch)
-            self._look(Suspect.INPUTS, batch.images)
+            self._look(Suspect.INPUTS, batch.inputs)
             self._look(Suspect.OUTPUTS, outputs.logits)
             value = inner(outputs, batch)
             self._look(part, value)
@@ -132,7 +132,7 @@ class StepWatch:
             return
         self._look_at_state()
         self._batch, self._step = batch, self._step + 1
-        self._largest_input, self._largest_param = _largest(batch.images), _largest(self.model.params)
+        self._largest_input, self._largest_param = _largest(batch.inputs), _largest(self.model.params)
 
     def _look_at_state(self) -> None:
         self._look(Suspect.PARAMS, self.model.params)
@@ -161,7 +161,7 @@ def first_nonfinite(
 
     # Own code may not bear a second call; that the update is not finite is known without it.
     with suppress(Exception):
-        step = stack.client_step(views, watch.loss(cross_entropy, Suspect.CROSS_ENTROPY), gradient_of)
+        step = stack.client_step(views, watch.loss(model.criterion, Suspect.CROSS_ENTROPY), gradient_of)
         gradient = watch.gradient(step.gradient or gradient_of(step.loss), Suspect.METHODS_GRADIENT)
         steps(step._replace(gradient=gradient))
         watch.end()

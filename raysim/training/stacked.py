@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, Method
-from raysim.training.inputs import Examples, InputTransform
+from raysim.training.inputs import Examples, Transform
 from raysim.training.local import LocalSettings, training_batches
 
 #: Steps of larger networks and batches are arithmetic rather than calls: at 32 images stacking saved 5 %, at 10 a quarter.
@@ -50,7 +50,7 @@ class Stacker:
 
     module: nn.Module
     layout: Layout
-    transform: InputTransform
+    transform: Transform
     settings: LocalSettings
 
     def fits(self, methods: Sequence[Method]) -> bool:
@@ -156,16 +156,16 @@ def joined(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor, Tensor]
 
     A shorter batch is filled up with zeros of share 0: masked, not dropped.
     """
-    lengths = [len(batch.labels) for batch in batches]
+    lengths = [len(batch.targets) for batch in batches]
     if min(lengths) == size:
-        labels = torch.stack([batch.labels for batch in batches])
+        labels = torch.stack([batch.targets for batch in batches])
         shares = torch.full(labels.shape, 1 / size, device=labels.device)
-        return torch.stack([batch.images for batch in batches]).flatten(2), labels, shares
+        return torch.stack([batch.inputs for batch in batches]).flatten(2), labels, shares
     first = batches[0]
-    images = first.images.new_zeros(len(batches), size, *first.images.shape[1:])
-    labels, shares = first.labels.new_zeros(len(batches), size), first.images.new_zeros(len(batches), size)
+    images = first.inputs.new_zeros(len(batches), size, *first.inputs.shape[1:])
+    labels, shares = first.targets.new_zeros(len(batches), size), first.inputs.new_zeros(len(batches), size)
     for row, (batch, length) in enumerate(zip(batches, lengths, strict=True)):
-        images[row, :length], labels[row, :length], shares[row, :length] = batch.images, batch.labels, 1 / length
+        images[row, :length], labels[row, :length], shares[row, :length] = batch.inputs, batch.targets, 1 / length
     return images.flatten(2), labels, shares
 
 

@@ -74,6 +74,6 @@ def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator
     for key, config in configs.items():
         info, manifest = found[key]
         cache = data_cache(config)
-        weights = held_weights(model_spec(config, len(info.classes), info.shape), cache / "weights")
+        weights = held_weights(model_spec(config, info), cache / "weights")
         made = Made(str(folders[cache, manifest.checksum]), this_node(), weights)
         yield key, Ready(info, manifests[manifest.checksum], made)

@@ -17,7 +17,8 @@ from raysim.core.method import Batch, ClientView, Method
 from raysim.engine.device import keep_freed_memory
 from raysim.models import ModelSpec, build_model
 from raysim.training.local import LocalSettings, local_step
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
+from raysim.training.tasks import cross_entropy
 
 NUM_PAIRS = 100
 SETTINGS = LocalSettings(lr=0.01)

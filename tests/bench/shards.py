@@ -17,7 +17,7 @@ import psutil
 import pyarrow as pa
 import ray
 
-from raysim.data.arrow import ImageSet, batch_rows, write_set
+from raysim.data.arrow import PreparedSet, batch_rows, write_set
 from raysim.data.federation import build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
@@ -56,7 +56,7 @@ def sharding(name: str, root: Path) -> None:
     write_set(path, "bench", map(str, range(10)), batches_of(count, shape))
     size = path.stat().st_size / 1e6
     spec = PartitionSpec(scheme="iid", num_clients=num_clients, test=1 / 6, validation=0)
-    manifest = make_manifest(ImageSet(path), spec)
+    manifest = make_manifest(PreparedSet(path), spec)
     print(f"{name}: {count} images of {size:.0f} MB into {num_clients} clients, object store {OBJECT_STORE_MB} MB")
     writers: dict[str, Write] = {"Ray Data": write_with_ray_data, "one process": write_serially}
     for who, write in writers.items():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import yaml
 
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.sources import set_path
 from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
@@ -158,7 +158,7 @@ def prepared(load: Workload, root: Path, rounds: int | None = None) -> Prepared:
 def write_job(plan: Plan, load: Workload, job: Path) -> None:
     """The same federation without raysim: arrays by client, cohorts of all rounds, the initial module, settings."""
     job.mkdir(parents=True, exist_ok=True)
-    manifest, config, source = plan.manifest, plan.config, ImageSet(Path(plan.manifest.set_path))
+    manifest, config, source = plan.manifest, plan.config, PreparedSet(Path(plan.manifest.set_path))
     parts = {"train": np.concatenate(manifest.clients), "test": manifest.test, "validation": manifest.validation}
     for name, rows in parts.items():
         images, labels = source.take(rows)

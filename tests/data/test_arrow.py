@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, SetRows, describe, in_batches, write_set
+from raysim.data.arrow import PreparedSet, SetRows, describe, in_batches, write_set
 from raysim.data.sources import prepare, set_path
 from raysim.folders.files import part_of
 from tests.support.image_sets import pixels, same
@@ -23,7 +23,7 @@ def test_set_without_optional_columns_is_as_before(tmp_path):
     write_set(path, "mine", "ab", in_batches(images, np.arange(10) % 2))
     old = json.loads(describe(path).read_text())
     describe(path).write_text(json.dumps({key: old[key] for key in list(old)[:6]}))
-    source = ImageSet(path)
+    source = PreparedSet(path)
     assert pa.ipc.open_file(str(path)).schema.names == ["image", "label"]
     assert (source.domains, source.splits, source.info.domains, source.info.source_checksum) == (None, None, (), "")
     source.verify()
@@ -69,7 +69,7 @@ def test_a_description_with_another_shape_is_refused(tmp_path):
     describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1]}))
     words = r"images of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
     with pytest.raises(DataError, match=words):
-        ImageSet(path)
+        PreparedSet(path)
 
 
 def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from raysim.cli.main import app
 from raysim.core.errors import DataError
 from raysim.data import sources
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS, Facts, own_folder
 from raysim.data.sources import prepare, set_path
 from tests.support.image_sets import class_tree
@@ -155,7 +155,7 @@ def test_mnist_is_read_from_idx_files_and_from_trees(as_tree, tmp_path, monkeypa
             write_idx(tmp_path / "files" / f"{prefix}-labels-idx1-ubyte", labels[rows])
     info = prepare("mnist", tmp_path / "out", tmp_path / "files")
     assert (info.shape, info.num_examples) == ((28, 28, 1), 30)
-    read, found = ImageSet(set_path(tmp_path / "out", "mnist")).whole()
+    read, found = PreparedSet(set_path(tmp_path / "out", "mnist")).whole()
     order = np.lexsort((np.arange(30), labels, np.arange(30) >= 20)) if as_tree else np.arange(30)
     np.testing.assert_array_equal(read[..., 0], images[order])
     np.testing.assert_array_equal(found, labels[order])
@@ -171,7 +171,7 @@ def test_emnist_is_read_upright_with_labels_from_0(split, first, tmp_path):
         write_idx(folder / f"emnist-{split}-{part}-images-idx3-ubyte", upright.swapaxes(1, 2), packed=True)
         write_idx(folder / f"emnist-{split}-{part}-labels-idx1-ubyte", labels + first, packed=True)
     info = prepare(f"emnist_{split}", tmp_path / "out", tmp_path / "files")
-    images, found = ImageSet(set_path(tmp_path / "out", info.name)).whole()
+    images, found = PreparedSet(set_path(tmp_path / "out", info.name)).whole()
     np.testing.assert_array_equal(images[:4, ..., 0], upright)
     np.testing.assert_array_equal(found[:4], labels)
     assert len(info.classes) == FACTS[info.name].classes

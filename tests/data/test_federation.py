@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import DataError, RaysimError
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.shard_files import shard_plan, write_serially
@@ -26,7 +26,7 @@ from raysim.data.sources import set_path
 def test_digits_are_the_librarys_digits(root):
     from sklearn.datasets import load_digits
 
-    images, labels = ImageSet(set_path(root, "digits")).take(np.array([5, 1796, 0]))
+    images, labels = PreparedSet(set_path(root, "digits")).take(np.array([5, 1796, 0]))
     source = load_digits()
     assert (labels == source.target[[5, 1796, 0]]).all()
     assert (np.rint(images[..., 0] / 255 * 16) == source.images[[5, 1796, 0]]).all()
@@ -37,7 +37,7 @@ def random_set(folder: Path, count=500):
     images = rng.integers(0, 256, (count, 5, 4, 3), dtype=np.uint8)
     path = set_path(folder, "mine")
     write_set(path, "mine", "abc", in_batches(images, np.arange(count) % 3, rows=64))
-    return ImageSet(path), images
+    return PreparedSet(path), images
 
 
 def test_shards_hold_exactly_the_clients_examples(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, describe, record_of, write_set
+from raysim.data.arrow import PreparedSet, describe, record_of, write_set
 from raysim.data.preprocess import make_preprocess
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
@@ -50,14 +50,14 @@ def path(tmp_path):
 def test_a_description_with_a_value_of_another_type_is_damaged(change, words, path):
     describe(path).write_text(json.dumps(json.loads(describe(path).read_text()) | change))
     with pytest.raises(DataError, match=words):
-        ImageSet(path).verify()
+        PreparedSet(path).verify()
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "null", "[" * 100_000, "\xff"])
 def test_a_description_of_another_form_is_damaged(text, path):
     describe(path).write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"set\.json is missing or damaged"):
-        ImageSet(path)
+        PreparedSet(path)
 
 
 def _tables():
@@ -75,7 +75,7 @@ def test_a_table_that_no_set_has_is_not_readable(kind, record, path):
     with pa.ipc.new_file(str(path), record.schema) as writer:
         writer.write_batch(record)
     with pytest.raises(DataError, match="not a readable Arrow IPC file of a set"):
-        ImageSet(path)
+        PreparedSet(path)
 
 
 @pytest.mark.parametrize("shape", [(6, 0, 4), (6, 4, 4, 0)])
@@ -91,7 +91,7 @@ def no_pixels(images):
 
 def test_own_preprocessing_that_leaves_no_pixel_is_refused(path):
     with pytest.raises(DataError, match=r"shape \(0, 4, 1\), without a pixel in data\.preprocess, .*no_pixels"):
-        make_preprocess(ImageSet(path), own=f"{__name__}:no_pixels")
+        make_preprocess(PreparedSet(path), own=f"{__name__}:no_pixels")
 
 
 def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path):
@@ -99,7 +99,7 @@ def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path
     folder.mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(folder / "0.png")
     with pytest.raises(DataError, match=r"\(1000000, 1000000, 1\) would take at least 5\.0 TB of memory"):
-        make_preprocess(ImageSet(path), size=10**6)
+        make_preprocess(PreparedSet(path), size=10**6)
     with pytest.raises(DataError, match="1000000 x 1000000 pixels would take at least"):
         prepare("shapes", tmp_path, options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"\(1000000, 1000000, 3\) would take at least"):

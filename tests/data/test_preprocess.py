@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import ConfigError
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.federation import Federation, build_shards
 from raysim.data.preprocess import fit_to, make_preprocess
 from raysim.data.sources import set_path
@@ -26,7 +26,7 @@ def test_images_are_resized_and_coloured_once_and_the_model_sees_their_shape(roo
     assert plan.manifest.checksum != plain.manifest.checksum
     assert all((a == b).all() for a, b in zip(plan.manifest.clients, plain.manifest.clients, strict=True))
     federation = Federation(build_shards(plan.manifest, tmp_path / "shards"))
-    digits = ImageSet(set_path(root, "digits"))
+    digits = PreparedSet(set_path(root, "digits"))
     for client in (0, 11):
         pixels, labels = federation.client(client)
         images, own = digits.take(plan.manifest.clients[client])
@@ -50,7 +50,7 @@ def test_own_function_gets_fitted_images_and_its_options_and_source_count(root, 
     own = {f"{TOYS}:brightens": {"by": 3}}
     plan = plan_with(root, {"rgb": True, "own": own})
     federation = Federation(build_shards(plan.manifest, tmp_path / "shards"))
-    images, _ = ImageSet(set_path(root, "digits")).take(plan.manifest.test)
+    images, _ = PreparedSet(set_path(root, "digits")).take(plan.manifest.test)
     assert (federation.held_out("test")[0] == images.repeat(3, axis=3) + np.uint8(3)).all()
     sums = {plan_with(root, {"rgb": True, "own": {f"{TOYS}:brightens": {"by": by}}}).manifest.checksum for by in (3, 4)}
     assert len(sums) == 2
@@ -78,7 +78,7 @@ def test_own_function_that_cannot_be_used_is_named(root, own, words):
 
 
 def test_work_does_not_depend_on_where_the_set_is_cut(root):
-    digits = ImageSet(set_path(root, "digits"))
+    digits = PreparedSet(set_path(root, "digits"))
     images, _ = digits.take(np.arange(600))
     work = make_preprocess(digits, 13, True)
     whole = work.work(images)

@@ -7,7 +7,7 @@ import pytest
 
 from raysim.core.errors import ConfigError, DataError
 from raysim.core.uri import is_uri
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.sources import fetch_set, set_path
 from tests.support.federations import plan_of, run
 
@@ -20,14 +20,14 @@ def test_set_at_a_uri_is_copied_once_and_again_when_it_changed(tmp_path):
     assert is_uri(uri)
     assert not is_uri(str(there))
     local = fetch_set(uri, "mine", here)
-    assert (ImageSet(set_path(local, "mine")).whole()[0] == images).all()
+    assert (PreparedSet(set_path(local, "mine")).whole()[0] == images).all()
     stamp = set_path(local, "mine").stat().st_mtime_ns
     assert fetch_set(uri, "mine", here) == local
     assert set_path(local, "mine").stat().st_mtime_ns == stamp
     write_set(set_path(there, "mine"), "mine", "ab", in_batches(images[::-1], np.arange(150) % 2))  # of equal length
-    assert (ImageSet(set_path(fetch_set(uri, "mine", here), "mine")).whole()[0] == images[::-1]).all()
+    assert (PreparedSet(set_path(fetch_set(uri, "mine", here), "mine")).whole()[0] == images[::-1]).all()
     write_set(set_path(there, "mine"), "mine", "ab", in_batches(images[:50], np.arange(50) % 2))
-    assert len(ImageSet(set_path(fetch_set(uri, "mine", here), "mine"))) == 50
+    assert len(PreparedSet(set_path(fetch_set(uri, "mine", here), "mine"))) == 50
 
 
 def test_run_on_a_uri_gives_the_same_bits(root, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import raysim.data.shard_files as shard_files
 from raysim.core.errors import DataError
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.federation import build_all_shards, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess
@@ -21,12 +21,12 @@ from raysim.data.splits import ValidationSpec
 CLASSES = ("a", "b", "c")
 
 
-def a_set(root: Path, name: str, count: int, shape=(5, 4, 3), rows=64) -> ImageSet:
+def a_set(root: Path, name: str, count: int, shape=(5, 4, 3), rows=64) -> PreparedSet:
     rng = np.random.default_rng(len(name))
     images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
     path = set_path(root, name)
     write_set(path, name, CLASSES, in_batches(images, rng.integers(0, 3, count), rows=rows))
-    return ImageSet(path)
+    return PreparedSet(path)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def twin(manifest, folder: Path) -> dict[str, bytes]:
     wanted["test"] = (manifest.set_path, manifest.test, None)
     found = {}
     for name, (path, rows, labels) in wanted.items():
-        images, own = ImageSet(Path(path)).take(rows)
+        images, own = PreparedSet(Path(path)).take(rows)
         images = manifest.preprocess.work(images)
         write_set(folder / f"{name}.arrow", name, CLASSES, [(images, own if labels is None else labels)], source=path)
         found |= {f"{name}.{kind}": (folder / f"{name}.{kind}").read_bytes() for kind in ("arrow", "json")}
@@ -112,7 +112,7 @@ def test_file_with_a_row_missing_is_refused_and_one_that_is_laid_out_is_no_set(t
         for file in plan.files:
             if not Path(file.path).with_suffix(".json").exists():
                 with pytest.raises(DataError, match="description"):
-                    ImageSet(Path(file.path))
+                    PreparedSet(Path(file.path))
 
     with pytest.raises(DataError, match=r"1 rows were not written in .*\.arrow"):
         build_shards(manifest, tmp_path / "shards", but_one)
@@ -138,8 +138,8 @@ def test_many_clients_open_the_set_once_a_window(tmp_path, monkeypatch):
     images = a_set(tmp_path, "mine", 3000, shape=(2, 2, 1), rows=500)
     manifest = make_manifest(images, PartitionSpec(num_clients=1000, scheme="iid"))
     opened = []
-    init = ImageSet.__init__
-    monkeypatch.setattr(ImageSet, "__init__", lambda self, path: opened.append(path) or init(self, path))
+    init = PreparedSet.__init__
+    monkeypatch.setattr(PreparedSet, "__init__", lambda self, path: opened.append(path) or init(self, path))
     folder = build_shards(manifest, tmp_path / "shards")
     assert len(list(folder.glob("clients-*.arrow"))) == 16
     assert len(opened) <= 2

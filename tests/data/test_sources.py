@@ -18,7 +18,7 @@ import raysim
 from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
-from raysim.data.arrow import ImageSet, in_batches
+from raysim.data.arrow import PreparedSet, in_batches
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
@@ -66,7 +66,7 @@ def test_command_lists_all_sets_and_prepares_quietly(tmp_path):
     # Rich before 14.3 begins with an empty line.
     assert result.stdout.lstrip().startswith("toys: 40 images (8, 8, 3), 10 classes, 2 domains")
     assert (
-        ImageSet(set_path(tmp_path, "toys")).take(np.arange(40))[0]
+        PreparedSet(set_path(tmp_path, "toys")).take(np.arange(40))[0]
         == draw(np.arange(40), size=8, seed=5, num_domains=2)[0]
     ).all()
 
@@ -78,7 +78,7 @@ def test_mnist5k_is_mlxtends_csv(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["prepare", "mnist5k", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "mnist5k: 5000 images (28, 28, 1), 10 classes" in result.stdout
-    images, labels = ImageSet(set_path(tmp_path, "mnist5k")).take(np.arange(5000))
+    images, labels = PreparedSet(set_path(tmp_path, "mnist5k")).take(np.arange(5000))
     assert np.bincount(labels).tolist() == [500] * 10
     path = resources.files(data) / "data" / "mnist_5k.csv.gz"
     with gzip.open(path, "rt") as file:

@@ -13,7 +13,7 @@ from torch import nn
 
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
@@ -56,7 +56,7 @@ def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
     plan = plan_of(shapes, **groups)
     federation = open_federation(recipe_of(plan, shapes))
     facts, labels = sizes_of(federation), federation.held_out("test")[1]
-    images = ImageSet(set_path(shapes, "shapes"))
+    images = PreparedSet(set_path(shapes, "shapes"))
     domains = images.domains[plan.manifest.test]
     draws = np.random.default_rng(0).uniform(size=len(labels))
     hits = draws < np.array([0.9, 0.6, 0.3, 0.0])[domains]
@@ -92,7 +92,7 @@ def test_clients_with_own_test_rows_are_scored_on_them(root):
 def test_own_test_rows_are_the_clients(root):
     """What a client has for testing was cut from its own part: its mix of classes, not the set's."""
     plan = plan_of(root, data={"split_within_clients": True}, partition={"alpha": 0.05, "min_samples": 20})
-    labels = ImageSet(set_path(root, "digits")).labels
+    labels = PreparedSet(set_path(root, "digits")).labels
     rows = np.split(plan.manifest.test, np.cumsum(plan.manifest.test_sizes)[:-1])
     for mine, tested in zip(plan.manifest.clients, rows, strict=True):
         seen = np.bincount(labels[mine], minlength=10) / len(mine)
@@ -192,7 +192,7 @@ def accuracy(labels, logits):
 
 def test_further_test_sets_are_scored_beside_the_sets_own(root, tmp_path):
     prepare("digits", tmp_path)
-    digits = ImageSet(set_path(tmp_path, "digits"))
+    digits = PreparedSet(set_path(tmp_path, "digits"))
     images, labels = digits.whole()
     classes, order = list(digits.info.classes), [3, 1, 7]  # three of the classes, in another order
     rows = np.flatnonzero(np.isin(labels, order))[:200]

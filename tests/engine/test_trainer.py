@@ -61,5 +61,5 @@ def test_a_clients_batches_are_normalised_unless_it_asks_for_pixels():
     unit = images.permute(0, 3, 1, 2) / 255
     for found, expected in ((batches, (unit - 0.5) / 0.25), (pixels, unit)):
         parts = list(found)
-        assert [len(batch.labels) for batch in parts] == [3, 2]
-        torch.testing.assert_close(torch.cat([batch.images for batch in parts]), expected)
+        assert [len(batch.targets) for batch in parts] == [3, 2]
+        torch.testing.assert_close(torch.cat([batch.inputs for batch in parts]), expected)

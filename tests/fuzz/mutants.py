@@ -97,7 +97,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/training/stacked.py": (
         "tests/training/test_stacked.py",
         (
-            ("batch.images, batch.labels, 1 / length", "batch.images, batch.labels, 1 / size"),
+            ("batch.inputs, batch.targets, 1 / length", "batch.inputs, batch.targets, 1 / size"),
             ("below.mul_(x > 0)", "below.mul_(x >= 0)"),
             ("(time.perf_counter() - began) / (end - first)", "time.perf_counter() - began"),
         ),
@@ -118,7 +118,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/training/test_local.py tests/engine/test_scorer.py",
         (
             ("sum(part.loss for part in parts)", "sum(part.loss for part in parts) / len(parts)"),
-            ('batch.labels, reduction="sum")', "batch.labels)"),
+            ('batch.targets, reduction="sum")', "batch.targets)"),
             ("    model.module.eval()\n    losses", "    losses"),
         ),
     ),

@@ -295,7 +295,7 @@ def test_reported_statistics_pool_to_those_of_the_final_model(root):
     for client in range(12):
         pixels, labels = images.data.federation.client(client)
         examples = images.data._examples(pixels, labels)
-        found.append((model.apply(model.params, images.transform(examples.images)).features, examples.labels))
+        found.append((model.apply(model.params, images.transform(examples.inputs)).features, examples.targets))
     record = server.run_round(3)
     assert record.metrics["comm/up_mb"] * 1e6 == pytest.approx(
         12 * (plan.layout.shared_bytes + 10 * (8 + 16 * 8 + 16 * 17 // 2 * 4))

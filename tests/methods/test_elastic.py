@@ -14,7 +14,7 @@ from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap, normalised
-from raysim.training.model import cross_entropy
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 LAYOUT = layout_of(torch.nn.Linear(2, 1), head="none")  # weight of 2, bias of 1
@@ -144,10 +144,10 @@ def client_of(count, batch_size, *, cuts):
 )
 def test_sample_has_the_clients_batch_size_whatever_the_passes_are(count, ratio, sizes, cuts):
     batches = list(sample(client_of(count, 8, cuts=cuts), ratio))
-    assert [len(batch.labels) for batch in batches] == sizes
-    seen = torch.cat([batch.labels for batch in batches]).tolist()
+    assert [len(batch.targets) for batch in batches] == sizes
+    seen = torch.cat([batch.targets for batch in batches]).tolist()
     assert seen == sorted(set(seen))
-    again = torch.cat([batch.labels for batch in sample(client_of(count, 8, cuts=256), ratio)]).tolist()
+    again = torch.cat([batch.targets for batch in sample(client_of(count, 8, cuts=256), ratio)]).tolist()
     assert seen == again
 
 

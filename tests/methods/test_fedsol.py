@@ -12,7 +12,8 @@ from torch import nn
 from methods.fedsol import distillation, fedsol, perturbation
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch, Outputs
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, steps_plan
 
 

@@ -24,7 +24,8 @@ from raysim.core.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.models import ModelSpec, build_model, head_of
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, server_on, steps_plan
 
 KINDS = {

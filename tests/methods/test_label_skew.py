@@ -12,7 +12,7 @@ from torch import nn
 from methods.fedlc import fedlc, literal_loss
 from methods.fedrs import class_scale, fedrs
 from raysim.core.method import Batch, Outputs
-from raysim.training.model import cross_entropy
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 COUNTS = torch.tensor([0, 4, 1, 16])
@@ -61,7 +61,7 @@ def test_gradients_of_the_head_match_the_closed_form(form, bias):
     scale = class_scale(COUNTS > 0 if form == "binary" else COUNTS / 16, 0.3)
     with torch.no_grad():
         logits = scale * (z @ head.weight.t()) + (head.bias if bias else 0)
-        error = (logits.softmax(1) - F.one_hot(batch.labels, 4)) / len(z)
+        error = (logits.softmax(1) - F.one_hot(batch.targets, 4)) / len(z)
     assert torch.allclose(head.weight.grad, scale[:, None] * (error.t() @ z), atol=1e-6)
     if bias:
         assert torch.allclose(head.bias.grad, error.sum(0), atol=1e-6)
@@ -73,7 +73,7 @@ def test_an_absent_class_with_alpha_0_still_takes_its_share():
     value = fedrs(alpha=0).loss(cross_entropy, client)(Outputs(head(z), z), batch)
     kept = head(z).clone()
     kept[:, 0] = 0
-    assert float(value) == pytest.approx(float(F.cross_entropy(kept, batch.labels)))
+    assert float(value) == pytest.approx(float(F.cross_entropy(kept, batch.targets)))
 
 
 # --- FedLC ------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_margins_are_the_fourth_root_of_the_counts():
     z, batch = data()
     out = Outputs(head(z), z)
     margin = torch.tensor([1e-8**-0.25, 4**-0.25, 1.0, 0.5]) * 0.3
-    want = F.cross_entropy(out.logits - margin, batch.labels)
+    want = F.cross_entropy(out.logits - margin, batch.targets)
     assert torch.allclose(fedlc(tau=0.3).loss(cross_entropy, client)(out, batch), want)
 
 

@@ -21,7 +21,7 @@ from methods.univarfl import (
 )
 from raysim.core.method import Batch, Outputs
 from raysim.plan.find import build_methods
-from raysim.training.model import cross_entropy
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run
 
 FORMS = ("masked", "mean", "literal")

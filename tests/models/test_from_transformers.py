@@ -135,7 +135,7 @@ def test_half_precision_is_read_as_float32(tmp_path):
 
 
 def next_token_loss(outputs, batch):
-    return F.cross_entropy(outputs.logits.flatten(0, 1), batch.labels.flatten())
+    return F.cross_entropy(outputs.logits.flatten(0, 1), batch.targets.flatten())
 
 
 @family

@@ -124,7 +124,7 @@ def test_each_layer_is_a_layer_block():
 
 
 def next_token_loss(outputs, batch):
-    return F.cross_entropy(outputs.logits.flatten(0, 1), batch.labels.flatten())
+    return F.cross_entropy(outputs.logits.flatten(0, 1), batch.targets.flatten())
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -142,7 +142,7 @@ def test_training_through_the_flat_vector_is_torchs(name):
         else:
             model.descend(next_token_loss, batch, 0.5)
         optimizer.zero_grad()
-        F.cross_entropy(plain(tokens).flatten(0, 1), batch.labels.flatten()).backward()
+        F.cross_entropy(plain(tokens).flatten(0, 1), batch.targets.flatten()).backward()
         optimizer.step()
     after = model.forward(tokens).logits.detach()
     assert torch.allclose(after, plain(tokens).detach(), atol=1e-5)

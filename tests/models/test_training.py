@@ -20,7 +20,7 @@ from raysim.models import (
     try_model,
 )
 from raysim.models.registry import prefers_channels_last
-from raysim.training.model import cross_entropy
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run
 from tests.support.models import TINY, batch_of, bound, spec_of
 
@@ -59,7 +59,7 @@ def test_torchvisions_vit_is_the_same_network_with_the_same_weights(monkeypatch)
     monkeypatch.setattr(from_torchvision, "_published", lambda *_: theirs.state_dict())
     spec = spec_of("torchvision:vit_b_16", 32, classes=5, pretrained="default")
     ours = build_model(spec, seed=1).eval()
-    images = batch_of(spec, 2).images
+    images = batch_of(spec, 2).inputs
     with torch.no_grad():
         assert torch.allclose(ours(images), theirs(images), atol=1e-5)
     assert float(ours(images).detach().std()) > 0
@@ -106,7 +106,7 @@ def test_shared_and_zero_dimensional_parameters_train_as_in_torch():
     for _ in range(3):
         model.descend(cross_entropy, batch, 0.3)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(plain(batch.images), batch.labels).backward()
+        nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
         optimizer.step()
     for name, value in plain.named_parameters():
         assert torch.equal(value, dict(module.named_parameters())[name]), name

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS
 from raysim.data.sources import prepare, set_path
 
@@ -36,7 +36,7 @@ def test_real_set_is_what_its_publisher_says(name, tmp_path):
     info = prepare(reader, tmp_path, ROOT / name, save_as=name)  # compares it with FACTS
     facts = FACTS[name]
     assert info.num_examples == sum(facts.examples.values())
-    images = ImageSet(set_path(tmp_path, name))
+    images = PreparedSet(set_path(tmp_path, name))
     counts = np.bincount(images.labels)
     assert len(counts) == len(info.classes)
     if means is None:
@@ -46,6 +46,6 @@ def test_real_set_is_what_its_publisher_says(name, tmp_path):
         assert len(set(counts)) == 1  # as many examples of each class
     sums, rows = np.zeros(info.shape[2]), 0
     for batch in images.batches:
-        training = batch.images[batch.splits == 0]
+        training = batch.inputs[batch.splits == 0]
         sums, rows = sums + training.sum((0, 1, 2), dtype=np.int64), rows + training[..., 0].size
     np.testing.assert_allclose(sums / rows / 255, means, atol=5e-4)

@@ -36,7 +36,7 @@ REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": {("CCVR", "F
 def stubs(tmp_path_factory):
     """A data root of stub sets, and `check` that reads them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raysim.plan.check_data, "ImageSet", StubSet)
+        patch.setattr(raysim.plan.check_data, "PreparedSet", StubSet)
         yield make_root(tmp_path_factory.mktemp("stubs"))
 
 

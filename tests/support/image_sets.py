@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from raysim.data.arrow import ImageSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, in_batches, write_set
 from raysim.data.sources import prepare, set_path
 
 RNG = np.random.default_rng(0)
@@ -19,9 +19,9 @@ def pixels(*shape):
 
 
 def prepared(name, files, out, **how):
-    """Prepare and read back: (ImageSet, images, labels)."""
+    """Prepare and read back: (PreparedSet, images, labels)."""
     info = prepare(name, out, files, again=True, **how)
-    source = ImageSet(set_path(out, how.get("save_as") or name))
+    source = PreparedSet(set_path(out, how.get("save_as") or name))
     assert source.info == info
     source.verify()
     assert (len(info.source_checksum) == 64) == (files is not None)
@@ -71,4 +71,4 @@ def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3
     images = np.random.default_rng(1).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
     path, names = set_path(folder, name), () if domains is None else [f"domain {d}" for d in range(domains.max() + 1)]
     write_set(path, name, classes, in_batches(images, labels, domains=domains, splits=splits), domains=names)
-    return ImageSet(path)
+    return PreparedSet(path)

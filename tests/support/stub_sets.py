@@ -17,7 +17,7 @@ NUMBERS = read_config(Path(__file__).with_suffix(".yaml"))
 
 
 class StubSet:
-    """What `ImageSet` offers, but for the pixels."""
+    """What `PreparedSet` offers, but for the pixels."""
 
     def __init__(self, path: Path):
         self.path, self.info = path, stub_info(path.stem)

@@ -40,7 +40,7 @@ def regmean(*, head: str = "fc2"):
     def report(client):
         gram = 0
         for batch in client.batches():
-            z = client.model.apply(client.params, batch.images).features.double()
+            z = client.model.apply(client.params, batch.inputs).features.double()
             gram = gram + z.T @ z
         return {"gram": gram}
 

@@ -147,10 +147,10 @@ def test_augmented_batches_do_not_depend_on_grouping_and_are_the_same_again(tran
         results.append(batches_of(transform))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            assert (a.labels == b.labels).all()
-            torch.testing.assert_close(a.images, b.images, rtol=0, atol=1e-6)
+            assert (a.labels == b.targets).all()
+            torch.testing.assert_close(a.inputs, b.inputs, rtol=0, atol=1e-6)
     again = batches_of(transform)
-    assert all(torch.equal(a.images, b.images) for a, b in zip(results[2], again, strict=True))
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(results[2], again, strict=True))
     assert not torch.equal(batches_of(transform, seed=6)[0].images, again[0].images)
 
 
@@ -162,7 +162,7 @@ def test_augmentation_is_drawn_from_the_clients_own_seed():
     def only_batch(transform, seed):
         generator = torch_generator(seed)
         (batch,) = training_batches(examples, transform, chosen, num_steps=1, generator=generator, skip_single=False)
-        return batch.images
+        return batch.inputs
 
     by_name = InputTransform(augmentation=AUGMENTATIONS["cifar"])
     by_function = InputTransform(function=lambda images, generator: images + torch.rand(1, generator=generator))
@@ -176,15 +176,15 @@ def test_augmentation_leaves_the_batch_order_alone_and_acts_on_each_image():
     moved = batches_of(InputTransform(augmentation=AUGMENTATIONS["flip"]))
     outcomes = set()
     for a, b in zip(plain, moved, strict=True):
-        assert torch.equal(a.labels, b.labels)
-        for x, y in zip(a.images, b.images, strict=True):
+        assert torch.equal(a.labels, b.targets)
+        for x, y in zip(a.inputs, b.inputs, strict=True):
             is_same, is_flipped = torch.equal(x, y), torch.equal(x.flip(2), y)
             assert is_same or is_flipped
             outcomes.add(is_same)
     assert outcomes == {True, False}
-    first_epoch = torch.cat([batch.images for batch in moved[:7]])[torch.cat([b.labels for b in moved[:7]]).argsort()]
-    second_epoch = torch.cat([batch.images for batch in moved[7:14]])[
-        torch.cat([b.labels for b in moved[7:14]]).argsort()
+    first_epoch = torch.cat([batch.inputs for batch in moved[:7]])[torch.cat([b.targets for b in moved[:7]]).argsort()]
+    second_epoch = torch.cat([batch.inputs for batch in moved[7:14]])[
+        torch.cat([b.targets for b in moved[7:14]]).argsort()
     ]
     assert not torch.equal(first_epoch, second_epoch)
 
@@ -194,8 +194,8 @@ def test_evaluation_never_augments():
     examples = Examples(images, torch.arange(7))
     augmenting = InputTransform(augmentation=AUGMENTATIONS["cifar"])
     (batch,) = passes(examples, augmenting, 10)
-    assert torch.equal(batch.images, InputTransform()(images))
-    assert torch.equal(batch.images, images.permute(0, 3, 1, 2).float() / 255)
+    assert torch.equal(batch.inputs, InputTransform()(images))
+    assert torch.equal(batch.inputs, images.permute(0, 3, 1, 2).float() / 255)
 
 
 def test_images_lie_in_memory_as_pytorch_has_them_unless_channels_last_is_asked_for():
@@ -241,7 +241,7 @@ def test_pixels_are_the_whole_image_without_statistics():
     images = pixels(3, 10, 12)
     transform = InputTransform((0.5,), (0.5,), resize=(9, 9), crop=(6, 6), interpolation="bicubic")
     want = F.interpolate(images.permute(0, 3, 1, 2).float(), size=(6, 6), mode="bicubic", antialias=True)
-    torch.testing.assert_close(transform.pixels(images), want.clamp(0, 255) / 255, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(transform.plain(images), want.clamp(0, 255) / 255, rtol=1e-5, atol=1e-5)
     assert torch.equal(InputTransform((0.5,), (0.5,)).pixels(images), InputTransform()(images))
 
 

@@ -19,7 +19,8 @@ from raysim.training import local
 from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of
 
 
@@ -68,7 +69,7 @@ def test_number_of_steps_and_what_is_drawn(options, count, steps):
     batches = training_batches(
         examples(count), InputTransform(), settings, num_steps=steps, generator=torch_generator(5), skip_single=False
     )
-    drawn = [(batch.images[:, 0, 0, 0] * 255).round().int().tolist() for batch in batches]
+    drawn = [(batch.inputs[:, 0, 0, 0] * 255).round().int().tolist() for batch in batches]
     assert len(drawn) == steps
     per_epoch = math.ceil(count / 4)
     for first in range(0, steps, per_epoch):
@@ -115,17 +116,17 @@ def test_gathering_several_batches_at_once_changes_no_bit(monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_batches_of_several_epochs_are_those_of_a_naive_loop_bit_for_bit(channels, channels_last):
     data, settings = examples(23), LocalSettings(lr=0.1, epochs=2.5, batch_size=5)
-    data = Examples(data.images.repeat(1, 1, 1, channels), data.labels)
+    data = Examples(data.inputs.repeat(1, 1, 1, channels), data.labels)
     transform = InputTransform((0.3,), (0.2,), channels_last=channels_last, crop=(5, 4))
     options = {"num_steps": 13, "skip_single": False}
     got = list(training_batches(data, transform, settings, generator=torch_generator(5), **options))
     generator = torch_generator(5)
     orders = [torch.randperm(23, generator=generator).split(5) for _ in range(3)]
     for batch, rows in zip(got, [rows for order in orders for rows in order][:13], strict=True):
-        want = transform(data.images[rows])
-        assert torch.equal(batch.images, want)
-        assert batch.images.stride() == want.stride()  # kernels choose by it, and so bits do
-        assert torch.equal(batch.labels, data.labels[rows])
+        want = transform(data.inputs[rows])
+        assert torch.equal(batch.inputs, want)
+        assert batch.inputs.stride() == want.stride()  # kernels choose by it, and so bits do
+        assert torch.equal(batch.targets, data.labels[rows])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_steps_equal_torchs_optimizer_bit_for_bit(options, hooked):
     )
     for batch in batches:
         optimizer.zero_grad()
-        value = nn.functional.cross_entropy(plain(batch.images), batch.labels)
+        value = nn.functional.cross_entropy(plain(batch.inputs), batch.targets)
         value.backward()
         optimizer.step()
         losses.append(float(value.detach()))
@@ -208,14 +209,14 @@ def test_a_runs_cosine_ends_with_its_rounds(root):
 def test_gradient_at_another_point_leaves_the_model_alone():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.images), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.labels)
     before, other = model.state.clone(), torch.randn_like(model.params)
     far = model.gradient(cross_entropy, other, batch)
     assert torch.equal(model.state, before)
     inner = model.gradient_function(cross_entropy)
     assert torch.equal(inner(other, batch), far)
     assert torch.equal(model.params, before[: model.params.numel()])
-    outputs = model.apply(other, batch.images)
+    outputs = model.apply(other, batch.inputs)
     assert outputs.logits.shape == (8, 3)
     assert torch.equal(model.params, before[: model.params.numel()])
 
@@ -223,7 +224,7 @@ def test_gradient_at_another_point_leaves_the_model_alone():
 def test_a_gradient_elsewhere_is_a_copy_and_leaves_the_own_one():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.images), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.labels)
     model.module.eval()
     own = model.gradient_function(cross_entropy)(model.params, batch).clone()
     far = model.gradient(cross_entropy, model.params + torch.randn_like(model.params), batch)
@@ -243,7 +244,7 @@ def test_counters_that_are_not_given_begin_at_zero():
 def test_statistics_follow_the_trained_path_only():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.images), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.labels)
     model.module.train()
     before = model.buffers.clone()
     inner = model.gradient_function(cross_entropy)
@@ -251,7 +252,7 @@ def test_statistics_follow_the_trained_path_only():
     assert torch.equal(model.buffers, before)
     assert [int(counter) for counter in model.counters.values()] == [0]
     model.gradient(cross_entropy, model.params, batch)
-    model.apply(model.state, batch.images, train=True)
+    model.apply(model.state, batch.inputs, train=True)
     assert torch.equal(model.buffers, before)
     model.gradient(cross_entropy, model.params, batch, moves_buffers=True)
     moved = model.buffers.clone()
@@ -275,8 +276,8 @@ def test_a_loss_may_ask_for_another_gradient(hooked):
     step = local.local_step(model, loss, model.gradient_function(loss) if hooked else None, settings, settings.lr)
     plain_step = local.local_step(plain, cross_entropy, None, settings, settings.lr)
     for _ in range(2):
-        step(Batch(InputTransform()(data.images), data.labels))
-        plain_step(Batch(InputTransform()(data.images), data.labels))
+        step(Batch(InputTransform()(data.inputs), data.labels))
+        plain_step(Batch(InputTransform()(data.inputs), data.labels))
     assert torch.equal(model.params, plain.params)
 
 
@@ -284,7 +285,7 @@ def test_a_loss_may_ask_for_another_gradient(hooked):
 def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.images), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.labels)
     other = torch.randn_like(model.state).abs()
     model.module.train()
     want = model.gradient_function(cross_entropy)(model.params, batch).clone()
@@ -292,7 +293,7 @@ def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     found = []
 
     def loss(outputs, batch):
-        found.append(model.apply(other, batch.images, train=train).logits)
+        found.append(model.apply(other, batch.inputs, train=train).logits)
         return cross_entropy(outputs, batch)
 
     model = bound()
@@ -303,7 +304,7 @@ def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     model.load(other)
     model.module.train(train)
     with torch.no_grad():
-        assert torch.equal(found[0], model.forward(batch.images).logits)
+        assert torch.equal(found[0], model.forward(batch.inputs).logits)
 
 
 def test_overrides_hold_inside_the_block_only():
@@ -317,16 +318,16 @@ def test_overrides_hold_inside_the_block_only():
 
 def test_passes_cover_everything_and_never_end_with_one_example():
     data = examples(9)
-    sizes = [len(batch.labels) for batch in passes(data, InputTransform(), 4)]
+    sizes = [len(batch.targets) for batch in passes(data, InputTransform(), 4)]
     assert sizes == [4, 5]
-    assert [len(batch.labels) for batch in passes(examples(1), InputTransform(), 4)] == [1]
+    assert [len(batch.targets) for batch in passes(examples(1), InputTransform(), 4)] == [1]
 
 
 def test_slices_of_an_evaluation_join():
     model, data = bound(), examples(50)
     whole = evaluate(model, data, InputTransform(), keeps_logits=True)
     parts = [
-        evaluate(model, Examples(data.images[a:b], data.labels[a:b]), InputTransform(), keeps_logits=True)
+        evaluate(model, Examples(data.inputs[a:b], data.labels[a:b]), InputTransform(), keeps_logits=True)
         for a, b in ((0, 20), (20, 50))
     ]
     total = joined(parts)
@@ -338,5 +339,5 @@ def test_slices_of_an_evaluation_join():
     assert evaluate(model, data, InputTransform()).logits is None
     model.module.eval()
     with torch.no_grad():
-        predicted = model.module(InputTransform()(data.images)).argmax(1)
+        predicted = model.module(InputTransform()(data.inputs)).argmax(1)
     assert whole.accuracy == int((predicted == data.labels).sum()) / 50

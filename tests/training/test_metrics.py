@@ -96,19 +96,19 @@ def test_a_confidence_on_an_edge_belongs_to_the_bin_below_it():
 def test_expected_accuracy_weighs_domains_and_classes():
     hits = np.array([1, 0, 1, 1, 0, 0], bool)
     labels, domains = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1])
-    table = ours.cell_accuracy(hits, labels, domains, (2, 2))
+    table = ours.cell_means(hits, labels, domains, (2, 2))
     assert table.tolist() == [[0.5, 1.0], [1.0, 0.0]]
     counts = np.array([[[3, 1], [0, 0]], [[0, 0], [1, 1]], [[0, 0], [0, 0]]])
-    found = ours.expected_accuracy(counts, table)
+    found = ours.expected_means(counts, table)
     assert found[:2].tolist() == [0.625, 0.5]
     assert np.isnan(found[2])
     known = np.array([[0.5, np.nan], [1.0, 0.0]])  # no test example of class 1 in domain 0: it does not count
-    assert ours.expected_accuracy(counts, known)[0] == 0.5
-    assert ours.cell_accuracy(hits, labels, None, (1, 2))[0].tolist() == [2 / 3, 1 / 3]
+    assert ours.expected_means(counts, known)[0] == 0.5
+    assert ours.cell_means(hits, labels, None, (1, 2))[0].tolist() == [2 / 3, 1 / 3]
 
 
 def test_own_accuracy_goes_client_after_client():
-    found = ours.own_accuracy(np.array([1, 0, 0, 1, 1], bool), np.array([2, 0, 3]))
+    found = ours.client_means(np.array([1, 0, 0, 1, 1], bool), np.array([2, 0, 3]))
     assert found[0] == 0.5
     assert np.isnan(found[1])
     assert found[2] == pytest.approx(2 / 3)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.training.local import LocalSettings, local_step
-from raysim.training.model import BoundModel, cross_entropy
+from raysim.training.model import BoundModel
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import lora_plan, plan_of, run
 from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
 
@@ -35,14 +36,14 @@ def test_steps_are_those_of_autocast_on_the_plain_module():
     for _ in range(3):
         step(batch)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = plain(batch.images)
+            logits = plain(batch.inputs)
         assert logits.dtype == torch.bfloat16
         optimizer.zero_grad()
-        F.cross_entropy(logits.float(), batch.labels).backward()
+        F.cross_entropy(logits.float(), batch.targets).backward()
         optimizer.step()
     for name, value in plain.named_parameters():
         assert torch.equal(value, model.layout.view(model.params, name)), name
-    outputs = model.forward(batch.images)
+    outputs = model.forward(batch.inputs)
     assert model.params.dtype == model.grad.dtype == model.loss.dtype == outputs.logits.dtype == torch.float32
 
 

@@ -7,7 +7,7 @@ import yaml
 from safetensors.torch import save_file
 
 import raysim
-from raysim.data.arrow import ImageSet, write_set
+from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.sources import set_path
 from raysim.models import build_model
 from raysim.plan.check import check
@@ -31,7 +31,7 @@ def test_sweep_of_12_trials_over_3_partitions_loses_a_node_and_ends_with_the_has
 ):
     """The set and the weights are on the head alone, each node has a folder of its own, and results go to S3."""
     hidden = tmp_path / "hidden"  # no bundled set: a node that looked for it there would not make it anew
-    digits = ImageSet(set_path(root, "digits"))
+    digits = PreparedSet(set_path(root, "digits"))
     write_set(set_path(hidden, "mine"), "mine", digits.info.classes, digits.batches)
     raw = raw_config(hidden, data={"root": str(hidden), "name": "mine", "preprocess": {"resize": 10}}, rounds=3)
     save_file(build_model(check(raw, "a test").spec, seed=77).state_dict(), hidden / "start.safetensors")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.data.arrow import ImageSet
+from raysim.data.arrow import PreparedSet
 from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import Plan, model_spec
@@ -53,7 +53,7 @@ class Naive:
 
     def __init__(self, plan: Plan, *, mu=0.0, momentum=None, weights="examples", channels_last=True):
         self.plan, self.config = plan, plan.config
-        self.images = images = ImageSet(Path(plan.manifest.set_path))
+        self.inputs = images = PreparedSet(Path(plan.manifest.set_path))
         spec = model_spec(self.config, len(images.info.classes), images.info.shape)
         self.model = build_model(spec, seed=self.config.seed)
         if channels_last:
@@ -87,7 +87,7 @@ class Naive:
         return self.config.local.lr * self.config.local.lr_decay**round_index
 
     def batch(self, rows):
-        images, labels = self.images.take(rows)
+        images, labels = self.inputs.take(rows)
         x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
         x = x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         return x, torch.from_numpy(labels)

@@ -1,0 +1,209 @@
+"""Tasks: what a target is for. A loss, what is kept of each scored example, and the metrics that follow from it.
+
+A task is a value, as a method is. Engine and methods ask it and hold no case for any. What `measure` keeps is by example, in
+the order of the set, so metrics have the same bits for any number of trainers.
+
+    def quantiles(*, level: float = 0.9) -> Task:        # task: {my_tasks:quantiles: {level: 0.5}}
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.method import Batch, LossFn, Outputs
+from raysim.training import metrics as of
+
+#: Name -> (n, ...) what is kept of each of n scored examples.
+Columns = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a target is for.
+
+    Attributes:
+      name: in messages.
+      total: total(logits, targets) -> the losses of B examples, summed. Scalar. A tensor of B x ... outputs and their targets.
+      measure: measure(logits, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
+      metrics: metrics(columns, number of outputs) -> numbers of a whole set; the first one is the task's main metric, whose
+        better values `raysim.core.direction` knows by its name.
+      values: values(columns) -> (n,) one number an example, whose mean over some of them, `finish`ed, is the metric `of_part`:
+        what domains and clients are scored by.
+      main: name of the first metric.
+      mean: loss(outputs, batch), the mean of a batch; None: total / B.
+    """
+
+    name: str
+    total: Callable[[Tensor, Tensor], Tensor]
+    measure: Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+    metrics: Callable[[Columns, int], dict[str, float]]
+    values: Callable[[Columns], np.ndarray]
+    of_part: str
+    main: str
+    finish: Callable[[np.ndarray], np.ndarray] = lambda means: means
+    mean: LossFn | None = None
+
+    @property
+    def criterion(self) -> LossFn:
+        """loss(outputs, batch): the mean of a batch. The base loss of a run. Scalar."""
+        return self.mean or (lambda outputs, batch: self.total(outputs.logits, batch.targets) / len(batch.targets))
+
+
+# --- one class a row --------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
+    """Mean cross-entropy of a batch. Scalar."""
+    return F.cross_entropy(outputs.logits, batch.targets)
+
+
+def _of_classes(columns: Columns, num_classes: int) -> dict[str, float]:
+    hits, table = _hits(columns), of.confusion(columns["labels"], columns["predictions"], num_classes)
+    return {
+        "accuracy": float(hits.sum()) / max(1, len(hits)),
+        "balanced_accuracy": of.balanced_accuracy(table),
+        "macro_f1": of.macro_f1(table),
+        "calibration_error": of.calibration_error(columns["confidences"], hits),
+    }
+
+
+def _hits(columns: Columns) -> np.ndarray:
+    """(n,) bool: whether the predicted class is the true one."""
+    hits: np.ndarray = columns["predictions"] == columns["labels"]
+    return hits
+
+
+CLASSES = Task(
+    "classes",
+    total=lambda logits, targets: F.cross_entropy(logits, targets, reduction="sum"),
+    measure=lambda logits, targets: {
+        "labels": targets.int(),
+        "predictions": logits.argmax(1).int(),
+        "confidences": logits.softmax(1).amax(1),
+    },
+    metrics=_of_classes,
+    values=_hits,
+    of_part="accuracy",
+    main="accuracy",
+    mean=cross_entropy,
+)
+
+
+# --- several labels a row ---------------------------------------------------------------------------------------------------
+
+
+def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
+    """As scikit-learn has them: labels that every row has, or none, count not for the AUROC; F1 is at a probability of 0.5."""
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    targets, scores = columns["targets"], columns["scores"].astype(np.float64)
+    counts = targets.sum(0, dtype=np.int64)
+    scored = (counts > 0) & (counts < len(targets))
+    is_sound = bool(scored.any()) and bool(np.isfinite(scores).all())
+    return {
+        "auroc": float(roc_auc_score(targets[:, scored], scores[:, scored])) if is_sound else float("nan"),
+        "macro_f1": float(f1_score(targets, scores > 0, average="macro", zero_division=0))
+        if len(targets)
+        else float("nan"),
+        "exact_match": float((targets == (scores > 0)).all(1).sum()) / max(1, len(targets)),
+    }
+
+
+LABELS = Task(
+    "labels",
+    total=lambda logits, targets: (
+        F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum") / targets.shape[1]
+    ),
+    measure=lambda logits, targets: {"targets": targets, "scores": logits},
+    metrics=_of_labels,
+    values=lambda columns: (columns["targets"] == (columns["scores"] > 0)).mean(1),
+    of_part="label_accuracy",
+    main="auroc",
+)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------------
+
+
+def _numbers(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets, both (B, numbers)."""
+    return logits, targets.reshape(len(targets), -1).to(logits.dtype)
+
+
+def _of_numbers(columns: Columns, num_outputs: int) -> dict[str, float]:
+    """RMSE over all numbers, mean absolute error, and R2 as scikit-learn has it, the mean over the outputs."""
+    targets, predictions = columns["targets"].astype(np.float64), columns["predictions"].astype(np.float64)
+    errors = predictions - targets
+    around = np.square(targets - targets.mean(0)).sum(0) if len(targets) else np.zeros(num_outputs)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        explained = 1 - np.square(errors).sum(0) / around
+    return {
+        "rmse": float(np.sqrt(np.square(errors).mean())) if len(errors) else float("nan"),
+        "mae": float(np.abs(errors).mean()) if len(errors) else float("nan"),
+        "r2": float(explained.mean()) if (around > 0).all() else float("nan"),
+    }
+
+
+REGRESSION = Task(
+    "regression",
+    total=lambda logits, targets: F.mse_loss(*_numbers(logits, targets), reduction="sum") / logits.shape[1],
+    measure=lambda logits, targets: dict(zip(("predictions", "targets"), _numbers(logits, targets), strict=True)),
+    metrics=_of_numbers,
+    values=lambda columns: np.square(
+        columns["predictions"].astype(np.float64) - columns["targets"].astype(np.float64)
+    ).mean(1),
+    of_part="rmse",
+    main="rmse",
+    finish=np.sqrt,
+)
+
+
+# --- the next token ---------------------------------------------------------------------------------------------------------
+
+
+def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
+    """Every sequence has the same length, so means over sequences are means over tokens."""
+    with np.errstate(over="ignore"):
+        perplexity = (
+            float(np.exp(columns["losses"].astype(np.float64).mean())) if len(columns["losses"]) else float("nan")
+        )
+    return {"accuracy": float(columns["shares"].astype(np.float64).mean()), "perplexity": perplexity}
+
+
+def _token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """(B,): mean cross-entropy of the tokens of each sequence; logits: (B, length, vocabulary)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="none").view(targets.shape).mean(1)
+
+
+TOKENS = Task(
+    "tokens",
+    total=lambda logits, targets: _token_losses(logits, targets).sum(),
+    measure=lambda logits, targets: {
+        "losses": _token_losses(logits, targets),
+        "shares": (logits.argmax(2) == targets).float().mean(1),
+    },
+    metrics=_of_tokens,
+    values=lambda columns: columns["shares"],
+    of_part="accuracy",
+    main="accuracy",
+)
+
+#: Tasks by name.
+TASKS: dict[str, Task] = {task.name: task for task in (CLASSES, LABELS, REGRESSION, TOKENS)}
+
+
+def fits(task: Task, logits: Tensor, targets: Tensor) -> str:
+    """Why outputs of this shape are none for these targets, in words; empty: they are."""
+    try:
+        with torch.no_grad():
+            total = task.total(logits, targets)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return f"the task {task.name} cannot score outputs of shape {tuple(logits.shape)} ({error})"
+    return "" if total.dim() == 0 else f"the task {task.name} gave a loss of shape {tuple(total.shape)}"
