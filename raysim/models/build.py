@@ -128,6 +128,20 @@ def try_model(spec: ModelSpec) -> None:
         _loaded(skeleton, spec)
 
 
+def output_shape(spec: ModelSpec) -> tuple[int, ...]:
+    """Shape of the outputs for one example: (num_classes,), or (length, num_classes) where each token gets an answer.
+
+    A model of the user's own is run for it, where its inputs are tokens.
+    """
+    one = (spec.num_classes,)
+    if not spec.vocabulary or spec.options.get("per") == "sequence":
+        return one
+    if not find_architecture(spec.name).needs_trial:
+        return *spec.input_shape, *one
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
+        return tuple(build_model(replace(spec, pretrained=None, lora=None), seed=0)(_two_inputs(spec)).shape[1:])
+
+
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     device = next(skeleton.parameters()).device
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():

@@ -33,7 +33,7 @@ from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.models import ModelSpec, find_architecture, head_of, try_model
+from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model
 from raysim.plan.build import (
     Plan,
     Ready,
@@ -102,7 +102,9 @@ def check(
     manifest, partition_faults = or_faults(
         lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
     )
-    faults += _check_inputs(config, info) + _check_model(spec) + _check_task(config, info) + partition_faults
+    model_faults = _check_model(spec)
+    faults += _check_inputs(config, info) + model_faults + partition_faults
+    faults += _check_task(config, info, None if model_faults else output_shape(spec))
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
@@ -242,8 +244,12 @@ def _check_inputs(config: Config, info: SetInfo) -> list[Fault]:
 TARGET_TYPES = {"classes": "int64", "labels": "uint8", "regression": "float32", "tokens": "int32"}
 
 
-def _check_task(config: Config, info: SetInfo) -> list[Fault]:
-    """Whether the task can read the set's targets."""
+def _check_task(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) -> list[Fault]:
+    """Whether the task can read the set's targets and the model's outputs.
+
+    Args:
+      outputs: shape of the model's for one example; None: there is no sound model, and they count as the targets need them.
+    """
     name, _ = name_and_options(config.task or info.task)
     try:
         task = task_of(config, info)
@@ -252,10 +258,12 @@ def _check_task(config: Config, info: SetInfo) -> list[Fault]:
     if info.target_type != TARGET_TYPES.get(name, info.target_type):
         text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
         return [Fault("task", text)]
-    sequence = info.target_shape if info.target_type == "int32" else ()
+    if outputs is None:
+        outputs = (*(info.target_shape if info.target_type == "int32" else ()), len(info.classes))
     targets = torch.zeros(2, *info.target_shape, dtype=getattr(torch, info.target_type))
-    text = fits(task, torch.zeros(2, *sequence, len(info.classes)), targets)
-    return [Fault("task", text)] if text else []
+    text = fits(task, torch.zeros(2, *outputs), targets)
+    mend = "; choose another model.per: token or sequence" if info.vocabulary else ""
+    return [Fault("task", text + mend)] if text else []
 
 
 # --- training and stopping --------------------------------------------------------------------------------------------

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import raysim
 from raysim.cli.main import app
 from raysim.core.errors import ConfigError
 from raysim.core.method import Batch
-from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, try_model
-from tests.support.models import bound, layout
+from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, output_shape, try_model
+from raysim.plan.check import check
+from tests.support.models import bound, faults_of, layout
 from tests.twins.sequences import gpt_logits, recurrent_logits
 
 LENGTH, TOKENS, CLASSES = 6, 11, 7
@@ -276,6 +279,28 @@ def test_a_model_of_ones_own_that_names_vocabulary_gets_it():
     assert build_model(spec, seed=0)[0].num_embeddings == 11
     with pytest.raises(ConfigError, match=r"classifier"):
         try_model(ModelSpec(name, 5, options={"outputs": 4}, head="1", **TEXT))
+
+
+def prepared(folder, per_token):
+    rows = np.random.default_rng(0).integers(0, 5, (60, 7))
+    raysim.arrays(rows[:, :-1], rows[:, 1:] if per_token else rows[:, 0], name="text", root=folder, vocabulary=5)
+    return {"data": {"name": "text", "root": str(folder)}, "partition": {"scheme": "iid", "num_clients": 3}}
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_answers_that_the_task_cannot_score_are_one_sentence(per_token, tmp_path):
+    raw = prepared(tmp_path, per_token)
+    right, wrong = ("token", "sequence") if per_token else ("sequence", "token")
+    plan = check(raw | {"model": {"name": "gru", "hidden": 4, "per": right}}, "a test")
+    assert (plan.spec.vocabulary, output_shape(plan.spec)) == (5, (6, 5) if per_token else (5,))
+    (fault,) = faults_of(raw | {"model": {"name": "gru", "hidden": 4, "per": wrong}}).items()
+    assert fault[0] == "task"
+    assert "choose another model.per" in fault[1]
+    name = "tests.models.test_sequences:own_for_tokens"
+    own = raw | {"model": {"name": name}}
+    assert output_shape(ModelSpec(name, 5, (6,), vocabulary=5)) == (6, 5)
+    assert list(faults_of(own)) == ["task"] if not per_token else check(own, "a test").spec.name == name
+    assert list(faults_of(raw | {"model": {"name": "mlp"}})) == ["model.name"]
 
 
 def test_methods_prints_their_blocks_and_options():
