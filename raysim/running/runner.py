@@ -231,7 +231,9 @@ def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
     """For a run whose pretrained weights are not those that it began with. run: what to call it."""
     if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
         return None
-    text = f"the weights in {plan.config.model.pretrained or 'no file'} changed since {run} began"
+    model = plan.config.model
+    place = model.pretrained or (model.name if model.name.startswith("transformers:") else "no file")
+    text = f"the weights in {place} changed since {run} began"
     return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
 
 

@@ -13,6 +13,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
+from raysim.plan.build import model_spec
 from raysim.training.model import BoundModel
 from tests.support.federations import LORA_VIT, lora_plan, run, server_on
 from tests.twins.federation import Naive, assert_close
@@ -166,6 +167,6 @@ def test_faults_are_named(lora, words, root):
 
 def test_model_spec_takes_the_defaults(root):
     plan = lora_plan(root, model={"lora": {}})
-    spec = plan.spec
+    spec = model_spec(plan.config, plan.info)
     assert spec.lora == LoraSpec()
     assert spec.options == {key: LORA_VIT[key] for key in ("dim", "depth", "heads", "patch")}

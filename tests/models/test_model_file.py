@@ -25,7 +25,7 @@ def finished(plan):
 
 
 def built(plan, classes=10, seed=None):
-    spec = model_spec(plan.config, replace(plan.info, classes=tuple(map(str, range(classes)))))
+    spec = replace(model_spec(plan.config, plan.info), num_classes=classes)
     return build_model(spec, seed=plan.config.seed if seed is None else seed)
 
 
