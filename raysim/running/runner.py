@@ -298,7 +298,7 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
 
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
     """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv."""
-    table = partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
+    table = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
     write_file(folder.partition, manifest.to_json().encode())
     write_file(folder.partition_table, table.encode())
     write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())
