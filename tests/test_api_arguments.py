@@ -57,11 +57,11 @@ IMAGES = np.zeros((2, 4, 4), np.uint8)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"images": [[1, 2], [3]]}, "arrays that are not rectangular"),
-        ({"labels": [[0], [1, 2]]}, "arrays that are not rectangular"),
+        ({"inputs": [[1, 2], [3]]}, "arrays that are not rectangular"),
+        ({"targets": [[0], [1, 2]]}, "arrays that are not rectangular"),
         ({"domains": [[0], [1, 2]]}, "arrays that are not rectangular"),
-        ({"images": None}, "no images in"),
-        ({"domains": ["a", "b"]}, "domains of shape .* and type <U1 for 2 images"),
+        ({"inputs": None}, "no inputs in"),
+        ({"domains": ["a", "b"]}, "domains of shape .* and type <U1 for 2 rows"),
         ({"domains": [0, 0, 0]}, r"domains of shape \(3,\)"),
         ({"domains": [0.0, np.nan]}, "domains of shape .* and type float64"),
         ({"classes": 3}, "classes are int"),
@@ -71,7 +71,7 @@ IMAGES = np.zeros((2, 4, 4), np.uint8)
 )
 def test_arrays_that_are_no_set_are_one_sentence(given, words, tmp_path):
     with pytest.raises((ConfigError, DataError), match=words):
-        raysim.arrays(**{"images": IMAGES, "labels": [0, 1], "name": "a", "root": tmp_path, **given})
+        raysim.arrays(**{"inputs": IMAGES, "targets": [0, 1], "name": "a", "root": tmp_path, **given})
 
 
 @pytest.mark.parametrize(

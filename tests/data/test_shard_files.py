@@ -138,7 +138,7 @@ def test_leftovers_of_a_killed_run_are_no_shards(tmp_path):
     part.mkdir(parents=True)
     plan = shard_plan([(manifest, part)])
     for file in plan.files:
-        shard_files._lay_out(file, plan.preprocess.shape)
+        shard_files._lay_out(file, plan.info)
     folder = build_shards(manifest, tmp_path / "shards")
     assert not part.exists()
     twins = twin(manifest, tmp_path / "twin")
