@@ -44,8 +44,9 @@ def ends_of(domain):
     return arguments if kind == "choice" else arguments[:2]
 
 
+@cache
 def trials_of(path, *, is_scaled=False):
-    """The trials of a sweep, or the one run of any other file."""
+    """The trials of a sweep, or the one run of any other file; shared, so not to be changed."""
     raw = read_recipe(path)
     ranges = raw.get("tune", {}).get("space", {})
     # A search: the ends of its ranges stand for what it draws.
