@@ -49,6 +49,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(NamedAtOnce(config))
 
 
+#: A white pixel, as a PNG file.
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting():
+    """In this process files are not forced to the disk, and a run's pictures are made but not painted: see `painted`."""
+    import raysim.running.record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)  # only a power cut would show it
+        patch.setattr(raysim.running.record, "png", lambda _: (PIXEL, (1, 1)))
+        yield
+
+
+@pytest.fixture
+def painted(monkeypatch):
+    """Pictures of runs are painted, for tests that look at them."""
+    import raysim.running.record
+    from raysim.running.pictures import png
+
+    monkeypatch.setattr(raysim.running.record, "png", png)
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory) -> Path:
     """A data root with the bundled digits."""

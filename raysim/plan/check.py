@@ -263,6 +263,7 @@ def memory_faults(config: Config, shape: tuple[int, int, int], manifest: Manifes
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------
 
+
 @cached_by_value
 def _try_once(spec: ModelSpec, file: tuple[int, int] | None) -> None:
     """file: of weights, its size and its time; they change between two checks where the file does."""
