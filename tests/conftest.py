@@ -17,8 +17,10 @@ RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 
 #: Files of few and long tests. They come first, or one of the two processes would end with them while the other is idle.
 LONG_FILES = (
-    *("test_nodes", "test_bits", "test_recipes", "test_trainers", "test_own_code"),
-    *("test_driver", "test_checkpoint", "test_calibrate", "test_library", "test_notebook", "test_run"),
+    *("test_nodes", "test_bits", "test_recipes", "test_driver", "test_unscaled", "test_api", "test_trainers"),
+    *("test_checkpoint", "test_own_code", "test_search", "test_library", "test_notebook", "test_pages"),
+    *("test_baselines_against_reference", "test_calibrate", "test_run", "test_no_idle_option", "test_fuzz"),
+    *("test_storage", "test_cost", "test_bench", "test_reuse"),
 )
 
 

@@ -50,7 +50,7 @@ def raw_config(root: Path, methods=(), **groups) -> dict:
     """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     raw["data"] = {"root": str(root), "validation": 0.1}  # the same rows train with FedVG and without
-    if "name" not in groups.get("data", {}):
+    if not {"name", "split"} & groups.get("data", {}).keys():  # these bring their own rows
         raw["data"]["test"] = FEW_ROWS
     raw["methods"] = list(methods)
     for key, value in groups.items():
