@@ -215,7 +215,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/simulation.py": (
-        "tests/engine/test_simulation.py tests/running/test_stop.py tests/engine/test_checkpoint.py -k 'not slow and not ray'",
+        "tests/engine/test_simulation.py tests/running/test_stop.py tests/engine/test_checkpoint.py"
+        " -k '(not slow or ends_early) and not ray'",
         (
             ("records = recorder.flush()", "records = {}"),
             ("is_last = next_round == num_rounds or bool(reason)", "is_last = next_round == num_rounds"),
