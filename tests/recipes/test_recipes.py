@@ -102,16 +102,11 @@ TRAINED = trained()
 #: How many seeds the recipes of a folder have, and recipes that have another number.
 SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "niid_bench": 3, "studies": 5}
 OTHER_SEEDS = {
-    "fedvg/figure_A1": 1,
-    "flfa/table_10": 1,
-    "flfa/layers": 1,
+    **dict.fromkeys(("fedvg/figure_A1", "flfa/table_10", "flfa/layers"), 1),
+    **dict.fromkeys(("studies/livar_pretrain", "studies/fedvg_pretrain"), 1),
+    **dict.fromkeys(("studies/combinations", "studies/fedvg_cifar10", "studies/leaderboard"), 3),
     "livar/table_4": 5,
     "livar/table_4_test": 8,
-    "studies/livar_pretrain": 1,
-    "studies/fedvg_pretrain": 1,
-    "studies/combinations": 3,
-    "studies/fedvg_cifar10": 3,
-    "studies/leaderboard": 3,
 }
 
 
