@@ -17,8 +17,10 @@ RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 
 #: Files of few and long tests. They come first, or one of the two processes would end with them while the other is idle.
 LONG_FILES = (
-    *("test_nodes", "test_bits", "test_recipes", "test_trainers", "test_own_code"),
-    *("test_driver", "test_checkpoint", "test_calibrate", "test_library", "test_notebook", "test_run"),
+    *("test_nodes", "test_bits", "test_recipes", "test_driver", "test_unscaled", "test_api", "test_trainers"),
+    *("test_checkpoint", "test_own_code", "test_search", "test_library", "test_notebook", "test_pages"),
+    *("test_baselines_against_reference", "test_calibrate", "test_run", "test_no_idle_option", "test_fuzz"),
+    *("test_storage", "test_cost", "test_bench", "test_reuse"),
 )
 
 
@@ -47,6 +49,33 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(NamedAtOnce(config))
+
+
+#: A white pixel, as a PNG file.
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting():
+    """In this process files are not forced to the disk, and a run's pictures are made but not painted: see `painted`."""
+    import raysim.running.record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)  # only a power cut would show it
+        patch.setattr(raysim.running.record, "png", lambda _: (PIXEL, (1, 1)))
+        yield
+
+
+@pytest.fixture
+def painted(monkeypatch):
+    """Pictures of runs are painted, for tests that look at them."""
+    import raysim.running.record
+    from raysim.running.pictures import png
+
+    monkeypatch.setattr(raysim.running.record, "png", png)
 
 
 @pytest.fixture(scope="session")

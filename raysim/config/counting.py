@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,17 +23,28 @@ def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, 
 
 
 def _idle(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[Counts, str]]]:
-    for name, field in type(model).model_fields.items():
+    for name, default, conditions in _fields(type(model)):
         value, key = getattr(model, name), f"{prefix}{name}"
-        if value == field.get_default(call_default_factory=True):
+        if value == default:
             continue
-        unmet = next(
-            (part for part in field.metadata if isinstance(part, Counts) and not _is_met(part, whole, value)), None
-        )
+        unmet = next((part for part in conditions if not _is_met(part, whole, value)), None)
         if unmet is not None:
             yield key, (unmet, unmet.reason(value_of(whole, unmet.key)))
         elif isinstance(value, BaseModel):
             yield from _idle(value, whole, f"{key}.")
+
+
+@lru_cache(maxsize=256)  # as `options_model`, whose types these are
+def _fields(model: type[BaseModel]) -> list[tuple[str, object, list[Counts]]]:
+    """(name, default, conditions) of each option."""
+    return [
+        (
+            name,
+            field.get_default(call_default_factory=True),
+            [part for part in field.metadata if isinstance(part, Counts)],
+        )
+        for name, field in model.model_fields.items()
+    ]
 
 
 def _is_met(counts: Counts, whole: BaseModel, value: object) -> bool:

@@ -41,11 +41,13 @@ class Checked(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_look_alikes(cls, value: object, info: ValidationInfo) -> object:
-        inside = value if isinstance(value, list | tuple) else [value]
+        is_range = isinstance(value, str) and _RANGE.match(value) is not None
+        is_truth_value = bool in map(type, value if isinstance(value, list | tuple) else [value])
+        if not is_range and not is_truth_value:  # this runs for each key of each trial of a sweep
+            return value
         field = cls.model_fields[str(info.field_name)]
         reads_itself = any(isinstance(part, BeforeValidator) for part in field.metadata)  # `off` is false in YAML
-        is_truth_value = any(isinstance(each, bool) for each in inside)
-        if isinstance(value, str) and _RANGE.match(value) and not _takes(field.annotation, str):
+        if is_range and not _takes(field.annotation, str):
             raise PydanticCustomError("number_range", "must be one number")  # pydantic reads 0-3 as -3
         if is_truth_value and not reads_itself and not _takes(field.annotation, bool):
             raise PydanticCustomError("no_bool", "must not be true or false")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -332,11 +333,22 @@ def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = Non
 
 # --- the model, and the methods on it ---------------------------------------------------------------------------------
 
-_try_once = cached_by_value(try_model)
+
+@cached_by_value
+def _try_once(spec: ModelSpec, file: tuple[int, int] | None) -> None:
+    """file: of weights, its size and its time; they change between two checks where the file does."""
+    try_model(spec)
+
+
+def _stamp(pretrained: str | None) -> tuple[int, int] | None:
+    try:
+        status = os.stat(pretrained or "")
+    except (OSError, ValueError):  # no file, and so no weights of a file's
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _check_model(spec: ModelSpec) -> list[Fault]:
-    is_file = spec.pretrained not in (None, "default")  # which may change between two checks
     try:
         architecture = find_architecture(spec.name)
         _, faults = parse_options(architecture.build, spec.options, "model")
@@ -348,7 +360,7 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
                 Fault("model.name", f"its option {name!r} is a key of raysim's; rename it") for name in sorted(taken)
             ]
         if not faults:
-            (try_model if is_file else _try_once)(spec)
+            _try_once(spec, _stamp(spec.pretrained))
     except LookupError as error:
         return [Fault("model.name", str(error))]
     except ConfigError as error:

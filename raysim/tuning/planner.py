@@ -128,6 +128,8 @@ def _short_name(name: str) -> str:
 
 def with_whole_files(plan: Plan) -> Plan:
     """The plan with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
+    if plan.config.model.pretrained is None and plan.config.data.validation_set.external.mapping is None:
+        return plan
     whole = plan.config.model_dump(mode="json")
     external = whole["data"]["validation_set"]["external"]
     is_shipped = (MAPPINGS / f"{external['mapping']}.yaml").is_file()

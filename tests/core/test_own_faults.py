@@ -12,6 +12,7 @@ from tests.support.own_folder import (
 )
 
 
+@pytest.mark.slow
 def test_command_finds_methods_of_this_folder_and_says_what_it_does_not_find(tmp_path):
     write_files(tmp_path, broken="import nothing_like_it\n")
     assert "mu = 0.1 " in command(tmp_path, "methods", "my_method:pull").stdout

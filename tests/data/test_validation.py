@@ -264,7 +264,7 @@ def test_fedvg_sees_the_validation_set_that_was_asked_for(root, tmp_path):
     names = [str(i) for i in range(10)]
     small_set(root, "digits-like", names, per_class=8, shape=(16, 16, 1))
     (tmp_path / "map.yaml").write_text("".join(f"'{i}': ['{i}']\n" for i in range(9)))
-    plain = run(plan_of(root, ["fedvg"]), root)
+    plain = run(plan_of(root, ["fedvg"], data={"test": 0.25}), root)
     results = [plain.state]
     for chosen in (
         {"subset": 0.5},
@@ -273,7 +273,7 @@ def test_fedvg_sees_the_validation_set_that_was_asked_for(root, tmp_path):
         {"subset": 0.5, "from_clients": {"share": 0.5, "clients": [1, 3]}},
         {"external": {"name": "digits-like", "mapping": str(tmp_path / "map.yaml")}},
     ):
-        plan = plan_of(root, ["fedvg"], data={"root": str(root), "validation_set": chosen})
+        plan = plan_of(root, ["fedvg"], data={"test": 0.25, "validation_set": chosen})
         results.append(run(plan, root).state)
     for i, a in enumerate(results):
         assert torch.isfinite(a).all()

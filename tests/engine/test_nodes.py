@@ -90,28 +90,25 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
             assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
 
 
-def test_killed_node_changes_no_bit_and_costs_its_blocks_only(root, tmp_path):
-    """Nor does Ray look for a place for what was lost as fast as it can."""
+def test_killed_node_changes_no_bit_and_costs_its_blocks_only(two_workers, root, tmp_path):
+    """Nor does Ray look for a place for what was lost as fast as it can. The last test with these workers: it kills one."""
+    cluster, hidden = two_workers
     waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2]}}
     methods = ["scaffold", "fedavgm"]
-    config = write_config(
-        tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=3, resources={"backend": "ray"}
-    )
-    with Cluster() as cluster:
-        cluster.add("one")
-        cluster.add("two")
-        driver = cluster.run(config)
-        driver.wait_for((tmp_path / "here-1").exists)
-        cluster.kill("two")
-        (tmp_path / "go-1").touch()
-        driver.wait_for((tmp_path / "here-2").exists)
-        shares = cluster.control_shares(windows=8)
-        (tmp_path / "go-2").touch()
-        driver.finish()
+    resources = {"backend": "ray", "gpus_per_trainer": 0}
+    config = write_config(tmp_path / "run.yaml", hidden, [*methods, waits], name="a", rounds=3, resources=resources)
+    driver = cluster.run(config)
+    driver.wait_for((tmp_path / "here-1").exists)
+    cluster.kill("two")
+    (tmp_path / "go-1").touch()
+    driver.wait_for((tmp_path / "here-2").exists)
+    shares = cluster.control_shares(windows=8)
+    (tmp_path / "go-2").touch()
+    driver.finish()
     assert min(shares) < 0.1, f"it spins: {shares}"  # 0.25 while it looks for a place
     digest, rows = outcome(config, "a")
     assert digest == run(plan_of(root, methods, rounds=3, **FEDERATION), root).params_sha256()
-    assert [row["system/trainers"] for row in rows] == [2, 2, 1]
+    assert [row["system/trainers"] for row in rows] == [4, 4, 2]
     blocks = 32
     assert [0 < row["system/redone_blocks"] <= 0.75 * blocks for row in rows] == [False, True, False]
 

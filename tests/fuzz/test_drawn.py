@@ -10,6 +10,7 @@ from tests.fuzz.drawn import AREAS, draw, files_about, slips_of
 from tests.fuzz.mutants import PROJECT
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_slips_of_every_area_and_another_seed_others():
     slips = draw(5, 60)
     assert slips == draw(5, 60) != draw(6, 60)

@@ -44,7 +44,7 @@ def test_fedavg_with_one_participant_is_that_client(root):
 
 
 def test_fedavg_with_equal_sizes_is_uniform_and_shares_do_not_depend_on_the_unit(root):
-    groups = {"partition": {"scheme": "iid", "num_clients": 7}, "cohort": {"size": 7}}
+    groups = {"partition": {"scheme": "iid", "num_clients": 6}, "cohort": {"size": 6}}
     plan = plan_of(root, **groups)
     assert len(set(plan.manifest.sizes.tolist())) == 1
     assert run(plan, root).params_sha256() == run(plan_of(root, ["uniform"], **groups), root).params_sha256()

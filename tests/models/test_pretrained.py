@@ -67,6 +67,10 @@ def test_files_that_do_not_fit_are_faults_of_the_config(root, tmp_path):
     path = saved(tmp_path / "good.safetensors", good)
     plan_of(root, model={"pretrained": path})
     assert "no such file" in fault(pretrained=str(tmp_path / "none.pth"))
+    fitting = (tmp_path / "good.safetensors").read_bytes()
+    (tmp_path / "good.safetensors").write_bytes(b"damaged since")  # between two checks of the same model
+    assert "not a readable file of weights" in fault(pretrained=path)
+    (tmp_path / "good.safetensors").write_bytes(fitting)
     assert "conv1.weight is (4, 1, 5, 5) instead of (8, 1, 5, 5)" in fault(pretrained=path, width=8)
     assert "norm1.weight is missing" in fault(pretrained=path, norm="batch")
     batched = build_model(ModelSpec("cnn", 10, (8, 8, 1), {"width": 4, "hidden": 16, "norm": "batch"}), seed=0)

@@ -35,6 +35,7 @@ def naive_images(rows, sizes, batch_size):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "groups"),
     [

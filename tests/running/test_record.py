@@ -56,6 +56,7 @@ def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("painted")
 @pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
 def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
     monkeypatch.setattr("raysim.running.pictures.SHARE", share)

@@ -100,6 +100,7 @@ def test_pacs_is_resized_as_the_command_line_says():
     assert lines == ["the command line overrides what labels set: data.resize of PACS, HAM10000"]
 
 
+@pytest.mark.slow
 def test_a_network_of_the_command_line_downloads_nothing():
     path = "paper:fedvg/table_A3"
     networks = {str(trial.raw["model"]) for trial in trials(path, "model={name: cnn}", "model.pretrained=null")}

@@ -132,6 +132,7 @@ def planned(tmp_path, monkeypatch, verb, raw):
     return result
 
 
+@pytest.mark.slow
 def test_plan_of_a_run_trains_nothing_and_leaves_no_folder(root, tmp_path, monkeypatch):
     raw = raw_config(root, ["fedvg"], storage=str(tmp_path / "runs"), name="one")
     result = planned(tmp_path, monkeypatch, "run", raw)
@@ -140,6 +141,7 @@ def test_plan_of_a_run_trains_nothing_and_leaves_no_folder(root, tmp_path, monke
     assert "fedvg" in result.output
 
 
+@pytest.mark.slow
 def test_plan_of_a_sweep_counts_what_is_left_and_says_what_is_refused(root, tmp_path, monkeypatch):
     a_run(root, tmp_path)
     raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="s")

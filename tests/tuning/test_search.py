@@ -166,6 +166,7 @@ def grow(sweep, count, scores):
     return sweep
 
 
+@pytest.mark.slow
 def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path):
     tune = {"search": "optuna", "num_samples": 16}
     tune["space"] = {**LR, "cohort.dropout": {"uniform": [0.0, 1.0]}}
