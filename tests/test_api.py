@@ -265,7 +265,11 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
     assert (info.num_examples, info.shape, info.classes) == (60, (8, 8, 1), ("0", "1", "2"))
     run = raysim.run(settings, name="a", data={"name": "mine", "root": str(tmp_path / "data")}, quiet=True)
     assert run.status.name == "completed"
-    for bad, message in ((images.astype(complex), "uint8"), (images[0], "give images as|Give images as"), (images[:5], "give one a row")):
+    for bad, message in (
+        (images.astype(complex), "uint8"),
+        (images[0], "give images as|Give images as"),
+        (images[:5], "give one a row"),
+    ):
         with pytest.raises(DataError, match=message):
             raysim.arrays(bad, labels, name="bad", root=tmp_path / "data")
     with pytest.raises(DataError, match="label"):
