@@ -209,26 +209,10 @@ def write_set(
       DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no example at all, or
         no space on the disk.
     """
-    classes, domains = tuple(map(visible, classes)), tuple(map(visible, domains))
     digest, count, writer, moments = hashlib.sha256(), 0, None, Moments()
-    info = SetInfo(
-        name,
-        classes,
-        shape=(),
-        num_examples=0,
-        checksum="",
-        source=source,
-        domains=domains,
-        task=task,
-        vocabulary=vocabulary,
-        columns=tuple(map(visible, columns)),
-        left_out=left_out,
-        options=options,
-        source_checksum=source_checksum,
-        made_by=made_by,
-        read_from=read_from,
-        resize=resize,
-    )
+    info = SetInfo(name, tuple(map(visible, classes)), (), 0, "", source, tuple(map(visible, domains)), source_checksum)
+    info = replace(info, made_by=made_by, read_from=read_from, resize=resize, options=options, left_out=left_out)
+    info = replace(info, task=task, vocabulary=vocabulary, columns=tuple(map(visible, columns)))
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for rows in batches:
             batch = _typed(SetRows(*rows), f"{name}, row {count}")

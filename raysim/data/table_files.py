@@ -6,6 +6,7 @@ a word (one-hot), or with `--codes` the number of its word. What is fitted, word
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.core.errors import DataError, did_you_mean
+from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.reading import regular_file
 from raysim.data.arrow import damaged, in_batches
 from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, need, split_codes
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 FEW = 20
 #: Different words that a column may have as one-hot.
 MOST_WORDS = 1000
-ENDINGS = (".csv", ".parquet")
-
-_SAY_TASK = "give --task classes, labels or regression"
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,15 @@ def read_table_files(request: Request) -> Contents:
 def _read(root: Path) -> TableRows:
     import pandas as pd
 
-    files = [root] if root.is_file() else sorted(path for path in root.iterdir() if path.suffix in ENDINGS)
-    if not files or files[0].suffix not in ENDINGS:
-        what = (
-            "no .csv or .parquet file" if not files else f"a file of the kind {files[0].suffix or 'without an ending'}"
-        )
-        raise DataError(what, str(root), "give a table, or a folder with train.csv and test.csv, as --root")
+    files = [root] if root.is_file() else sorted(path for path in root.iterdir() if path.suffix in (".csv", ".parquet"))
+    if not files:
+        raise DataError("no .csv or .parquet file", str(root), "give a table, or a folder with train.csv and test.csv")
     if others := [path.name for path in files if path.stem not in PARTS] if len(files) > 1 else []:
         raise DataError(
             f"{len(files)} tables, among them {others[0]}", str(root), "give one file, or train.csv and test.csv"
         )
+    if len(files) > 1:
+        files.sort(key=lambda path: PARTS[path.stem])
     frames = [_frame(path) for path in files]
     for path, frame in zip(files, frames, strict=True):
         if differing := set(frames[0]).symmetric_difference(frame):
@@ -96,15 +93,13 @@ def _frame(path: Path) -> DataFrame:
 
     if not path.stat().st_size:
         raise DataError("an empty file", str(path), "give a table with a header and rows")
-    with damaged(path):
+    mend = "give a table as UTF-8 text with a header and rows of its length, or as Parquet"
+    with explained("no table that can be read", path, mend, OSError, ValueError, pd.errors.ParserWarning):
         file = regular_file(path)
         if path.suffix == ".parquet":
             frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
         else:
-            delimiter = _delimiter(path)
-            frame = pd.read_csv(
-                file, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", index_col=False
-            )
+            frame = _csv(file, index_col=False)
     frame.columns = [str(name).strip() for name in frame.columns]
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
         mend = "name it, or remove it; pandas writes such a column for its index, unless to_csv has index=False"
@@ -114,11 +109,19 @@ def _frame(path: Path) -> DataFrame:
     return frame
 
 
-def _delimiter(path: Path) -> str:
-    """Which of comma, semicolon and tab stands most often in the first line."""
+def _csv(path: Path, **how: Any) -> DataFrame:
+    """A CSV file, with the delimiter that stands most often in its first line: comma, semicolon or tab.
+
+    Raises:
+      ValueError, ParserWarning: no text, or rows that are longer than the header.
+    """
+    import pandas as pd
+
     with open(path, encoding="utf-8-sig") as file:
-        first = file.readline()
-    return max(",;\t", key=first.count)
+        delimiter = max(",;\t", key=file.readline().count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
 
 
 def table_contents(
@@ -206,7 +209,9 @@ def _without_missing(
         raise DataError(
             "a missing value in every row", str(table.files[0]), "give --missing mean, or remove empty columns"
         )
-    return replace(table, frame=table.frame[~is_left_out]), f"{is_left_out.sum():,} rows with a missing value"
+    return replace(
+        table, frame=table.frame[~is_left_out]
+    ), f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -219,7 +224,7 @@ def _inputs(
     splits = table.splits
     is_training = np.ones(len(table.frame), bool) if splits is None else splits == 0
     if not is_training.any():
-        raise DataError("no training row is left", str(table.files[0]), "correct the table")
+        raise DataError("no training row", str(table.files[0]), "give a train.csv with rows")
     parts: list[np.ndarray] = []
     names: list[str] = []
     for name in inputs:
@@ -373,7 +378,8 @@ def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
         if "float" in kinds.values():
             return "regression"
     given = ", ".join(f"{name} of {'whole numbers' if kind == 'int' else kind}" for name, kind in kinds.items())
-    raise DataError(f"several targets that are neither labels (0 or 1) nor fractions: {given}", where, _SAY_TASK)
+    mend = "choose columns of numbers" if "words" in kinds.values() else "give --task labels or regression"
+    raise DataError(f"several targets that are neither labels, 0 or 1, nor fractions: {given}", where, mend)
 
 
 # --- published tables -------------------------------------------------------------------------------------------------
@@ -400,15 +406,8 @@ def read_adult(request: Request) -> Contents:
     frames = []
     for path in files:
         with damaged(path):
-            frame = pd.read_csv(
-                regular_file(path),
-                names=_ADULT.split(),
-                index_col=False,
-                skipinitialspace=True,
-                comment="|",  # of the first line of adult.test
-                keep_default_na=False,
-                dtype_backend="numpy_nullable",
-            )
+            # A comment is the first line of adult.test.
+            frame = _csv(regular_file(path), names=_ADULT.split(), index_col=False, comment="|", keep_default_na=False)
         frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
     table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
     return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
@@ -426,8 +425,7 @@ def read_wine_quality(request: Request) -> Contents:
     for path, colour in zip(files, ("red", "white"), strict=True):
         with damaged(path), open(regular_file(path), encoding="utf-8") as file:
             has_header = "acidity" in file.readline()
-            sep = _delimiter(path)
-            frame = pd.read_csv(path, sep=sep, names=columns, skiprows=int(has_header), dtype_backend="numpy_nullable")
+            frame = _csv(path, names=columns, skiprows=int(has_header), index_col=False)
         frames.append(frame.assign(colour=colour))
     table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
     return table_contents(table, ["quality"], "colour", ReaderOptions(task="regression"))

@@ -58,14 +58,13 @@ def read_text(request: Request) -> Contents:
 
 def read_shakespeare(request: Request) -> Contents:
     """Tiny Shakespeare (input.txt of char-rnn), its speakers as domains."""
-    contents = read_text(replace(request, options=replace(request.options, domains="speakers")))
-    found = len(_read(_file(request.root))), contents.vocabulary
+    text = _read(_file(request.root))
+    found = len(text), len(set(text))
     if found != SHAKESPEARE:
         what = "{:,} characters, {} different; {:,} and {} expected".format(*found, *SHAKESPEARE)
-        raise DataError(
-            f"not the published tiny Shakespeare: {what}", str(request.root), "fetch it again, or use `prepare text`"
-        )
-    return contents
+        mend = "fetch it again, or use `prepare text`"
+        raise DataError(f"not the published tiny Shakespeare: {what}", str(request.root), mend)
+    return read_text(replace(request, options=replace(request.options, domains="speakers")))
 
 
 def speeches(text: str, path: Path) -> dict[str, str]:
@@ -74,7 +73,7 @@ def speeches(text: str, path: Path) -> dict[str, str]:
     A speaker's name stands on a line of its own that ends with a colon, at the beginning or after an empty line.
 
     Raises:
-      DataError: the text does not begin with a speaker.
+      DataError: the text does not begin with a speaker, or has none.
     """
     lines: dict[str, list[str]] = {}
     speaker, before = None, ""
@@ -87,6 +86,8 @@ def speeches(text: str, path: Path) -> dict[str, str]:
                 raise DataError("words before the first speaker", f"{path}, line {number}", mend)
             lines.setdefault(speaker, []).append(line)
         before = line.strip()
+    if not lines:
+        raise DataError("no speaker says a word", str(path), "begin with a line NAME:, or drop --domains speakers")
     return {name: "\n".join(said) + "\n" for name, said in lines.items()}
 
 
