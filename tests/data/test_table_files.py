@@ -132,7 +132,7 @@ def test_train_and_test_files_are_the_official_split_and_training_rows_are_fitte
             r"the column 'town' is in one of train\.csv and test\.csv alone",
         ),
         ("more.csv", "age,job,y\n10,clerk,a\n", r"2 tables, among them more\.csv"),
-        ("validation.csv", "age,job,y\n10,clerk,a\n", "no training row .*train.csv"),
+        ("validation.csv", "age,job,y\n10,clerk,a\n20,clerk,b\n", "no training row .*train.csv"),
     ],
 )
 def test_files_that_do_not_fit_each_other_are_refused(name, text, words, table, tmp_path):
