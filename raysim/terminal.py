@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 
+from raysim.core.direction import SUMMARY, main_of
 from raysim.core.rounds import round_name
 from raysim.core.texts import visible
 
@@ -95,17 +96,19 @@ def note_home() -> None:
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
-    """The accuracies of a finished run; rounds are counted from 1."""
+    """The scores of a finished run; rounds are counted from 1."""
     from raysim.config import methods_label
 
     table = Table(title=escape(f"{folder.name if folder else ''}: {methods_label(summary['methods'])}"))
-    for column in ("", "test accuracy", ""):
+    main = summary.get("main_metric", "accuracy")
+    last, best, late = (summary[form.format(main)] for form in SUMMARY[:3])
+    for column in ("", f"test {main}", ""):
         table.add_column(column, justify="right")
-    if summary["accuracy"] is not None:
-        table.add_row("last", f"{summary['accuracy']:.4f}", f"round {summary['rounds']}")
-        table.add_row("best", f"{summary['best_accuracy']:.4f}", round_name(summary["best_round"]))
-        if summary["mean_last_10pct_accuracy"] is not None:  # none: the run ended long after an evaluation
-            table.add_row("mean of the last 10 %", f"{summary['mean_last_10pct_accuracy']:.4f}", "")
+    if last is not None:
+        table.add_row("last", f"{last:.4f}", f"round {summary['rounds']}")
+        table.add_row("best", f"{best:.4f}", round_name(summary["best_round"]))
+        if late is not None:  # none: the run ended long after an evaluation
+            table.add_row("mean of the last 10 %", f"{late:.4f}", "")
     table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_total']:.1f} in rounds")
     if summary["stopped_by"]:
         table.caption = f"ended early: {summary['stopped_by']}"
@@ -198,7 +201,7 @@ class Progress:
         self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
         self.folder: Path | None = None
         self._first, self._total = 0, 0
-        self._accuracy, self._evaluated = "", 0
+        self._score, self._evaluated = "", 0
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         """The rounds begin; first_round: index of the first one."""
@@ -221,15 +224,16 @@ class Progress:
         if self._is_quiet:
             return
         number = record.round_index + 1
-        if "server/accuracy" in record.metrics:
-            self._accuracy, self._evaluated = f"{record.metrics['server/accuracy']:.4f}", number
+        main = main_of(record.metrics)
+        if f"server/{main}" in record.metrics:
+            self._score, self._evaluated = f"{main} {record.metrics[f'server/{main}']:.4f}", number
         spent = time.monotonic() - self._rounds_began
         left = spent / (number - self._first) * (self._total - number)
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         when = "" if self._evaluated == number else f" (round {self._evaluated})"
-        accuracy = f"accuracy {self._accuracy}{when}  " if self._accuracy else ""
-        text = f"round {count}  {accuracy}{loss}  {_clock(left)} left"
+        score = f"{self._score}{when}  " if self._score else ""
+        text = f"round {count}  {score}{loss}  {_clock(left)} left"
         self.line.show(text, is_last=True)
         is_last = number == self._total
         if out.is_jupyter or (self.line.is_replaced and not is_last):

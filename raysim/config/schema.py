@@ -112,9 +112,10 @@ def _is_longer(rounds: object, patience: object) -> bool:
 
 class StopGroup(Group):
     accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
+    score: float | None = key(None, "the same for any task: value of its main metric")
     patience: int | None = key(
         None,
-        "the run ends after this many rounds without a better test accuracy",
+        "the run ends after this many rounds without a better score on the test set",
         ge=1,
         counts=Counts("rounds", "larger than patience + 1", _is_longer),
     )

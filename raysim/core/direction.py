@@ -1,8 +1,9 @@
-"""Which values of a metric are better: larger or smaller ones."""
+"""Names of metrics: which values are better, and what a run is judged by."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 Direction = Literal["max", "min"]
@@ -21,3 +22,30 @@ def direction_of(metric: str, given: Direction | None = None) -> Direction:
     ('max', 'min', 'max')
     """
     return given or ("min" if SMALLER.search(metric) else "max")
+
+
+#: Numbers of a whole run, from its main metric: of the last round, of the best one, over the last rounds, and of the round with
+#: the best validation score.
+SUMMARY = ("{}", "best_{}", "mean_last_10pct_{}", "{}_at_best_validation")
+
+_SUMMARY = re.compile(r"(best_|mean_last_10pct_)?(\w+?)(_at_best_validation)?")
+
+
+def main_of(names: Iterable[str]) -> str:
+    """The main metric of a run: the first one that its test set is scored by.
+
+    >>> main_of(["round", "server/validation_rmse", "server/rmse", "server/loss"])
+    'rmse'
+    """
+    tested = (name for name in names if name.startswith("server/") and not name.startswith("server/validation_"))
+    return next(tested, "server/accuracy").removeprefix("server/")
+
+
+def column_of(metric: str) -> str:
+    """The column of progress.csv that chooses the round of a number in `SUMMARY`; other metrics are their own column.
+
+    >>> column_of("best_rmse"), column_of("accuracy_at_best_validation"), column_of("train/loss")
+    ('server/rmse', 'server/validation_accuracy', 'train/loss')
+    """
+    match = _SUMMARY.fullmatch(metric)
+    return metric if match is None else f"server/{'validation_' * bool(match[3])}{match[2]}"

@@ -174,6 +174,11 @@ def task_of(config: Config, info: SetInfo) -> Task:
     return task if isinstance(task, Task) else made_task(task, options)
 
 
+def main_metric(config: Config) -> str:
+    """The main metric of the task of a checked configuration."""
+    return task_of(config, SetInfo("", (), (1,), 0, "")).main
+
+
 def model_spec(config: Config, info: SetInfo) -> ModelSpec:
     """The model's view of the configuration; keys of the model group that are not raysim's are its options.
 

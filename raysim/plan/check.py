@@ -54,7 +54,7 @@ from raysim.plan.splitting import uses_validation, with_split
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
 from raysim.training.local import needs_two_examples
-from raysim.training.tasks import fits
+from raysim.training.tasks import CLASSES, fits
 
 T = TypeVar("T")
 
@@ -96,6 +96,8 @@ def check(
         config, split_faults = _split(config, sets, raw, validates)
         faults += split_faults
     info = sets.info
+    if config.task is None and info.task != CLASSES.name:
+        config = config.model_copy(update={"task": info.task})
     if size_faults := memory_faults(config, info):
         raise ConfigError(faults + size_faults, source)
     spec = with_weights(model_spec(config, info), ready.made if ready else None)
@@ -106,7 +108,10 @@ def check(
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
-    faults += [*stop_faults(config, methods, num_test=len(manifest.test)), *training_faults(config, spec)]
+    faults += [
+        *stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test)),
+        *training_faults(config, spec),
+    ]
     refuse(faults, source)
     layout, texts = _fit(
         config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest, info)
@@ -265,7 +270,7 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
         yield Fault("local.batch_size", text)
 
 
-def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> Iterator[Fault]:
+def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
     """Conditions that could never be met, or that would leave out a method that works after the last round."""
     conditions = config.stop.model_dump(exclude_none=True)
     for name in conditions:
@@ -274,6 +279,11 @@ def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> 
             yield Fault(f"stop.{name}", text)
         elif name != "seconds" and not num_test:
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
+    if "accuracy" in conditions and (main != "accuracy" or "score" in conditions):
+        text = "and stop.score are two limits of one number; drop one of the two"
+        yield Fault(
+            "stop.accuracy", text if main == "accuracy" else f"the main metric is {main}; set stop.score instead"
+        )
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
         text = f"{phase} works after the last round, so that round must be known; drop one of the two"

@@ -183,7 +183,11 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
         merged.pop("metrics", None)
     for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
         merged.pop(key.removeprefix("report."), None)
-    return _parsed({**merged, **given}, source)
+    chosen = _parsed({**merged, **given}, source)
+    mains = dict.fromkeys(str(run.summary["main_metric"]) for run in runs if "main_metric" in run.summary)
+    if chosen.metric is None and not chosen.metrics and len(mains) == 1 and DEFAULT not in mains:
+        return chosen.model_copy(update={"metric": next(iter(mains))})
+    return chosen
 
 
 def _sources(runs: Sequence[ReportedRun], given: Settings) -> dict[str, Settings]:

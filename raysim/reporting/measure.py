@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.config import nearest
-from raysim.core.direction import Direction
+from raysim.core.direction import Direction, column_of
 from raysim.core.errors import DataError
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
@@ -58,8 +58,8 @@ class ReportMetric:
 
     @property
     def column(self) -> str:
-        """The column of progress.csv that shows it round by round; `server/accuracy` for a key of summary.json."""
-        return self.bare if "/" in self.bare else "server/accuracy"
+        """The column of progress.csv that shows it round by round; that of the main metric for a key of summary.json."""
+        return self.bare if "/" in self.bare else column_of(self.bare).replace("validation_", "")
 
     @property
     def words(self) -> str:

@@ -83,12 +83,12 @@ class Board:
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=png)
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), number)
 
-    def hyperparameters_at_start(self, settings: Mapping[str, object]) -> None:
+    def hyperparameters_at_start(self, settings: Mapping[str, object], main: str = "accuracy") -> None:
         """Columns of the hyper-parameter view."""
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
-        metrics = {"server/accuracy": None, "hparam/best_accuracy": None, "hparam/mean_last_10pct_accuracy": None}
+        metrics = dict.fromkeys((f"server/{main}", f"hparam/best_{main}", f"hparam/mean_last_10pct_{main}"))
         experiment, start, _ = hparams(settings, metrics)
         # The view shows the first few columns, those that "differ" in front: what a sweep varies, and not the alphabet.
         labels = [name for name in settings if name.startswith("labels.")] or ["methods", "seed"]

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.config import StopGroup
+from raysim.core.direction import direction_of, main_of
 from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
 from raysim.core.texts import cells
@@ -28,8 +29,8 @@ from raysim.running.pictures import Album, Picture, bars, confusion_picture, hea
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Of every run, after its main metric.
 COLUMNS = (
-    "server/accuracy",
     "server/loss",
     "train/loss",
     "clients/dropped",
@@ -50,6 +51,7 @@ class Recorder:
     """Writes every round as it comes.
 
     Args:
+      main: the task's main metric.
       first_round: above 0 for a run that goes on: later rows of the files are dropped.
       on_step: on_step(what begins now, in words).
     """
@@ -63,12 +65,15 @@ class Recorder:
         hyperparameters: Mapping[str, object],
         blocks: Sequence[str],
         classes: Sequence[str] = (),
+        main: str = "accuracy",
         on_step: Callable[[str], None] = lambda _: None,
     ):
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters, self._on_step = dict(hyperparameters), on_step
-        self.rows = folder.progress_rows(before=first_round)
-        self._columns = list(dict.fromkeys(["round", *COLUMNS, *(name for row in self.rows for name in row)]))
+        self.rows, self.main = folder.progress_rows(before=first_round), main
+        self._columns = list(
+            dict.fromkeys(["round", f"server/{main}", *COLUMNS, *(name for row in self.rows for name in row)])
+        )
         self._open_progress()
         folder.drop_clients(first_round)
         self._chain = record_chain(folder, first_round)
@@ -78,7 +83,7 @@ class Recorder:
         self._board = Board(folder.path, first_round, self.rows)
         self._album = Album(self._show)
         if first_round == 0:
-            self._board.hyperparameters_at_start(self.hyperparameters)
+            self._board.hyperparameters_at_start(self.hyperparameters, main)
 
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
@@ -151,7 +156,7 @@ class Recorder:
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
-        scores = judged(self.rows, self.num_rounds)
+        scores = judged(self.rows, self.num_rounds, self.main)
         result = {
             **facts,
             **scores,
@@ -160,7 +165,7 @@ class Recorder:
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
         self.folder.write_json(self.folder.summary, result)
-        final = {name: scores[name] for name in ("best_accuracy", "mean_last_10pct_accuracy")}
+        final = {name: scores[name] for name in (f"best_{self.main}", f"mean_last_10pct_{self.main}")}
         self._board.hyperparameters_at_end(self.hyperparameters, self.num_rounds - 1, final)
         return result
 
@@ -215,24 +220,30 @@ class Recorder:
         self._board.picture(picture.tag, picture.round_index, content, size)
 
 
-def judged(rows: Sequence[Mapping[str, str]], num_rounds: int) -> dict[str, float | int | None]:
-    """Accuracies of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
+def judged(
+    rows: Sequence[Mapping[str, str]], num_rounds: int, main: str | None = None
+) -> dict[str, float | int | None]:
+    """Scores of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
 
     `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first one of
     equals: a choice that does not look at the test set. A value is None where the rows do not hold it.
+
+    Args:
+      main: the main metric; None: what the rows have, see `main_of`.
     """
-    scores, validation = _points(rows, "server/accuracy"), _points(rows, "server/validation_accuracy")
-    best, chosen = _best(scores), _best(validation)
+    main = main or main_of(rows[0] if rows else ())
+    scores, validation = _points(rows, f"server/{main}"), _points(rows, f"server/validation_{main}")
+    best, chosen = _best(scores, main), _best(validation, main)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))
     last = [score for number, score in scores.items() if number >= late]
     return {
-        "accuracy": list(scores.values())[-1] if scores else None,
-        "best_accuracy": scores.get(best),
+        main: list(scores.values())[-1] if scores else None,
+        f"best_{main}": scores.get(best),
         "best_round": best if scores else None,
-        "mean_last_10pct_accuracy": float(np.mean(last)) if last else None,
-        "best_validation_accuracy": validation.get(chosen),
+        f"mean_last_10pct_{main}": float(np.mean(last)) if last else None,
+        f"best_validation_{main}": validation.get(chosen),
         "best_validation_round": chosen if validation else None,
-        "accuracy_at_best_validation": scores.get(chosen),
+        f"{main}_at_best_validation": scores.get(chosen),
     }
 
 
@@ -248,12 +259,14 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     """
     if not rows or stop == StopGroup() or (every and len(rows) % every):
         return ""
-    scores = judged(rows, len(rows))
-    best, best_round, last_round = scores["best_accuracy"], scores["best_round"], int(rows[-1]["round"])
-    if stop.accuracy is not None and best is not None and best >= stop.accuracy:
-        return f"accuracy {best:.4f} in {round_name(int(best_round or 0))}: {stop.accuracy:g} was asked for"
+    main = main_of(rows[0])
+    scores, wanted = judged(rows, len(rows), main), stop.score if stop.accuracy is None else stop.accuracy
+    best, best_round, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
+    sign = 1 if direction_of(main) == "max" else -1
+    if wanted is not None and best is not None and sign * best >= sign * wanted:
+        return f"{main} {best:.4f} in {round_name(int(best_round or 0))}: {wanted:g} was asked for"
     if stop.patience is not None and best_round is not None and last_round - best_round >= stop.patience:
-        return f"no better accuracy than {best:.4f} for {last_round - int(best_round)} rounds"
+        return f"no better {main} than {best:.4f} for {last_round - int(best_round)} rounds"
     seconds = sum(float(row["system/round_s"]) for row in rows)
     if stop.seconds is not None and seconds >= stop.seconds:
         return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
@@ -264,9 +277,10 @@ def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
     return {int(row["round"]): float(row[name]) for row in rows if row.get(name)}
 
 
-def _best(scores: Mapping[int, float]) -> int:
-    """The round with the highest score, the first of several; -1 without any."""
-    return max(scores, key=lambda number: (scores[number], -number), default=-1)
+def _best(scores: Mapping[int, float], metric: str) -> int:
+    """The round with the best score, the first of several; -1 without any."""
+    sign = 1 if direction_of(metric) == "max" else -1
+    return max(scores, key=lambda number: (sign * scores[number], -number), default=-1)
 
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from raysim.config import Config, nearest
-from raysim.core.direction import Direction, direction_of
+from raysim.core.direction import Direction, direction_of, main_of
 from raysim.core.errors import DataError, explained
 from raysim.core.settings import differing, flatten
 from raysim.folders.run_folder import RunFolder, Status
@@ -73,6 +73,16 @@ class Run:
     def best_accuracy(self) -> float | None:
         """The best test accuracy of all evaluations; it looks at the test set, see `accuracy_at_best_validation`."""
         return max(self._scores("server/accuracy"), default=None)
+
+    @property
+    def main_metric(self) -> str:
+        """What the run is judged by: accuracy, or the main metric of another task."""
+        return main_of(self.history.columns)
+
+    @property
+    def score(self) -> float | None:
+        """The main metric on the test set at the last evaluation; None if there was none."""
+        return next(reversed(self._scores(f"server/{self.main_metric}")), None)
 
     @cached_property
     def history(self) -> pd.DataFrame:

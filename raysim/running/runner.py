@@ -90,7 +90,8 @@ def execute(
                 num_rounds=plan.num_rounds,
                 hyperparameters=hyperparameters(plan.config),
                 blocks=plan.layout.blocks,
-                classes=plan.info.classes,
+                classes=plan.info.groups,
+                main=plan.task.main,
                 on_step=on_step,
             )
             loggers = Loggers(plan.config.loggers, folder, _say)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raysim.config import Config, ReportGroup, method_names, nearest
+from raysim.core.direction import SUMMARY
 from raysim.core.errors import Fault
 from raysim.reporting.measure import ReportMetric
 from raysim.running.record import COLUMNS, judged
+from raysim.training.tasks import TASKS
 
-#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv -> the column that says what
-#: the best round is. The last one chooses a round without a look at the test set.
-SUMMARY_METRICS = {
-    "accuracy": "server/accuracy",
-    "best_accuracy": "server/accuracy",
-    "mean_last_10pct_accuracy": "server/accuracy",
-    "accuracy_at_best_validation": "server/validation_accuracy",
-}
+#: Main metrics of the tasks, and what else the test set is scored by.
+MAINS = tuple(dict.fromkeys(task.main for task in TASKS.values()))
+OF_THE_SERVER = ("balanced_accuracy", "macro_f1", "calibration_error", "exact_match", "mae", "r2", "perplexity")
+#: What clients and domains are scored by.
+OF_PARTS = tuple(dict.fromkeys(task.of_part for task in TASKS.values()))
 
-#: Columns of every run, of runs with a validation set, and of some kinds of clients.
-OF_THE_SERVER = ("balanced_accuracy", "macro_f1", "calibration_error", "validation_accuracy", "validation_loss")
-OF_CLIENTS = ("accuracy", "expected_accuracy", "personal_accuracy", "expected_personal_accuracy")
-
+#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv.
+SUMMARY_METRICS = tuple(form.format(main) for main in MAINS for form in SUMMARY)
 
 #: Numbers of summary.json, which a report may show.
-SUMMARY_NUMBERS = (*judged([], 0), "rounds", "num_clients", "num_classes", "seconds_total", "seconds_per_round")
+SUMMARY_NUMBERS = (
+    *(name for main in MAINS for name in judged([], 0, main)),
+    *("rounds", "num_clients", "num_classes", "seconds_total", "seconds_per_round"),
+)
 
 
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
@@ -43,15 +43,17 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
 
     A method names its own columns `method/name` while it runs: of these only the method is known beforehand.
     """
-    known = {*SUMMARY_METRICS, *COLUMNS, *(f"server/{name}" for name in OF_THE_SERVER)}
-    known |= {f"clients/{kind}_{part}" for kind in OF_CLIENTS for part in ("mean", "p10", "worst")}
+    validated = (f"validation_{name}" for name in (*MAINS, "loss"))
+    known = {*SUMMARY_METRICS, *COLUMNS, *(f"server/{name}" for name in (*MAINS, *OF_THE_SERVER, *validated))}
+    kinds = ("", "expected_", "personal_", "expected_personal_")
+    known |= {f"clients/{k}{name}_{part}" for k in kinds for name in OF_PARTS for part in ("mean", "p10", "worst")}
     methods: set[str] = set()
     for config in configs:
         known |= {f"server/{name.rpartition(':')[2]}" for name in config.evaluation.metrics}
-        known |= {f"server/accuracy_{name}" for name in config.data.test_sets}
+        known |= {f"server/{part}_{name}" for part in OF_PARTS for name in config.data.test_sets}
         methods |= set(method_names(config.methods))
     owner, _, name = metric.partition("/")
     is_of_method = bool(name) and (owner in methods or any(":" in method for method in methods))
-    if metric in known or is_of_method or metric.startswith("server/accuracy_domain_"):
+    if metric in known or is_of_method or metric.startswith(tuple(f"server/{part}_domain_" for part in OF_PARTS)):
         return ""
     return f"no run here has {metric!r}. {nearest(metric, sorted(known))}"

@@ -19,6 +19,7 @@ from typing import Literal
 import yaml
 
 from raysim.config import Config
+from raysim.core.direction import column_of, main_of
 from raysim.core.errors import Fault, RaysimError, RunExists, refuse
 from raysim.core.texts import cells
 from raysim.folders.files import write_file
@@ -26,7 +27,6 @@ from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
 from raysim.running.record import judged
 from raysim.running.runner import changes
-from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
 
@@ -110,21 +110,22 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     """What its run directory says of a trial."""
     folder, settings = RunFolder(sweep.folder / trial.name), sweep.base.tune
     rows = folder.progress_rows()
-    column = SUMMARY_METRICS.get(settings.metric, settings.metric)
+    column = column_of(settings.metric)
     values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
     sign = 1 if settings.direction == "max" else -1
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
     is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
-    accuracies = judged(rows, int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds)
+    scores = judged(rows, int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds)
     last_value = values[-1][0] if values else None
-    score = accuracies[settings.metric] if settings.metric in SUMMARY_METRICS else last_value
+    score = last_value if settings.metric == column else scores.get(settings.metric)
     status = folder.status
     message = "" if status.name == "completed" and not status.message.startswith(TAKEN_OVER) else status.message
     if trial.same_as and status.name == "unfinished":
         message = f"the same run as {trial.same_as}"
     seconds = sum(float(row["system/round_s"]) for row in rows)
-    last, best = accuracies["accuracy"], accuracies["best_accuracy"]
+    main = main_of(rows[0] if rows else ())
+    last, best = scores[main], scores[f"best_{main}"]
     return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best)
 
 

@@ -29,6 +29,7 @@ from raysim.config.yaml_text import flow_parts
 from raysim.core.errors import ConfigError, Fault, SettingIgnored, refuse
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
+from raysim.plan.build import main_metric
 from raysim.tuning.metrics import metric_fault, report_faults
 from raysim.tuning.planner import Planner, SweepTrial, refusals
 
@@ -165,6 +166,10 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         if idle := planner.idle(trials):
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
+    tasks = {each.config.task for each in trials}
+    if "metric" not in base.tune.model_fields_set and len(tasks) == 1 and None not in tasks:
+        metric = f"server/{main_metric(trials[0].config)}"
+        base = base.model_copy(update={"tune": base.tune.model_copy(update={"metric": metric})})
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
     report = parse_report(whole.get("report"), source)
     refuse(_tune_faults(base.tune, report, planned.checked), source)

@@ -12,6 +12,7 @@ from pathlib import Path
 from ray import tune
 
 from raysim.config import Config, TuneGroup
+from raysim.core.direction import SUMMARY, direction_of, main_of
 from raysim.core.own_code import OwnCode, receive
 from raysim.core.settings import Raw
 from raysim.engine.round_metrics import RoundRecord
@@ -20,7 +21,6 @@ from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import local_copy, place_of
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from raysim.tuning.metrics import SUMMARY_METRICS
 from raysim.tuning.planner import SweepTrial
 from raysim.tuning.ready import AllReady, ready_for
 from raysim.tuning.resources import group_of
@@ -86,7 +86,7 @@ class _Reporter:
         self._settings = settings
         self.num_rounds = -1
         self._best = self._best_validation = -math.inf
-        self._chosen = math.nan  # accuracy in the round with the best validation accuracy
+        self._chosen = math.nan  # score in the round with the best validation score
         self._last: dict[str, float] | None = None
 
     def round(self, record: RoundRecord) -> None:
@@ -105,14 +105,18 @@ class _Reporter:
     def _report(self, round_index: int, metrics: Mapping[str, float]) -> None:
         known = {name: float(value) for name, value in metrics.items()}
         metric = self._settings.metric
-        if "server/accuracy" in known:
-            accuracy = known["server/accuracy"]
-            self._best = max(self._best, accuracy)
-            validation = known.get("server/validation_accuracy", -math.inf)
+        main = main_of(known)
+        if f"server/{main}" in known:
+            score, sign = known[f"server/{main}"], 1 if direction_of(main) == "max" else -1
+            self._best = max(self._best, sign * score)
+            validation = sign * known.get(f"server/validation_{main}", -sign * math.inf)
             if validation > self._best_validation:
-                self._best_validation, self._chosen = validation, accuracy
-            known |= {**dict.fromkeys(SUMMARY_METRICS, accuracy), "best_accuracy": self._best}
-            known["accuracy_at_best_validation"] = self._chosen
+                self._best_validation, self._chosen = validation, score
+            known |= {
+                **dict.fromkeys((form.format(main) for form in SUMMARY), score),
+                f"best_{main}": sign * self._best,
+            }
+            known[f"{main}_at_best_validation"] = self._chosen
         if metric not in known:
             return
         if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking

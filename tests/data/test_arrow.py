@@ -24,7 +24,7 @@ def test_set_without_optional_columns_is_as_before(tmp_path):
     old = json.loads(describe(path).read_text())
     describe(path).write_text(json.dumps({key: old[key] for key in list(old)[:6]}))
     source = PreparedSet(path)
-    assert pa.ipc.open_file(str(path)).schema.names == ["image", "label"]
+    assert pa.ipc.open_file(str(path)).schema.names == ["input", "target"]
     assert (source.domains, source.splits, source.info.domains, source.info.source_checksum) == (None, None, (), "")
     source.verify()
     same(source, images, np.arange(10) % 2)
@@ -38,7 +38,7 @@ def test_domains_and_splits_are_checked(tmp_path):
         write_set(path, "mine", "a", [SetRows(images, labels, None, np.array([0, 3, 0, 2]))])
     with pytest.raises(DataError, match="some batches have a domain"):
         write_set(path, "mine", "a", [SetRows(images, labels, labels), SetRows(images, labels)], domains="x")
-    with pytest.raises(DataError, match="pixels of type float64"):
+    with pytest.raises(DataError, match="inputs of type float64"):
         write_set(path, "mine", "a", [(images / 255, labels)])
     with pytest.raises(DataError, match=r"labels of shape \(3,\) for 4 images"):
         write_set(path, "mine", "a", [(images, labels[:3])])
@@ -67,7 +67,7 @@ def test_a_description_with_another_shape_is_refused(tmp_path):
     write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
     described = json.loads(describe(path).read_text())
     describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1]}))
-    words = r"images of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
+    words = r"inputs of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
     with pytest.raises(DataError, match=words):
         PreparedSet(path)
 

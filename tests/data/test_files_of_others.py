@@ -33,7 +33,7 @@ def path(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shape": [4, 4]}, "shape is"),
+        ({"shape": [4, 4]}, r"inputs of shape .* where the description says \(4, 4\)"),
         ({"shape": [-4, -4, 1]}, "shape is"),
         ({"shape": [4.0, 4.0, 1.0]}, "shape is"),
         ({"shape": "abc"}, "shape is 'abc'"),
@@ -104,7 +104,7 @@ def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path
         prepare("shapes", tmp_path, options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"\(1000000, 1000000, 3\) would take at least"):
         prepare("folder", tmp_path, tmp_path / "tree", options=ReaderOptions(size=10**6))
-    with pytest.raises(DataError, match=r"1,000,000,000,000 images take 192,000\.0 GB, and .* GB are free"):
+    with pytest.raises(DataError, match=r"1,000,000,000,000 inputs take 192,000\.0 GB, and .* GB are free"):
         prepare("shapes", tmp_path, options=ReaderOptions(count=10**12, size=8))
     assert not (tmp_path / "shapes" / "shapes.arrow").exists()
 

@@ -63,7 +63,7 @@ def test_own_function_gets_fitted_images_and_its_options_and_source_count(root, 
     [
         (
             f"{TOYS}:as_features",
-            r"data\.preprocess: got an array of shape \(3, 1\) and type float64.*8 bits, no features",
+            r"data\.preprocess: got an array of shape \(3, 1\) and type float64.*or \(n, \.\.\.\) float32",
         ),
         (f"{TOYS}:centres", r"data\.preprocess: an image has another result alone than in a batch.*toys\.py"),
         (f"{TOYS}:writes_to_images", "toys.py.*in writes_to_images"),

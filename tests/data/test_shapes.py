@@ -22,8 +22,8 @@ def test_shapes_are_a_pure_function_of_seed_and_index():
         for column in range(3):
             assert (np.concatenate([part[column] for part in parts]) == whole[column]).all()
     some = np.array([59, 3, 17])
-    assert (draw(some, **how).images == whole.inputs[some]).all()
-    assert (draw(some, **(how | {"seed": 4})).images != whole.inputs[some]).mean() > 0.5
+    assert (draw(some, **how).inputs == whole.inputs[some]).all()
+    assert (draw(some, **(how | {"seed": 4})).inputs != whole.inputs[some]).mean() > 0.5
 
 
 def test_what_a_drawing_takes_is_no_less_than_what_is_asked_for_beforehand():
@@ -55,8 +55,8 @@ def test_shapes_can_be_learned_from_pixels_and_styles_differ():
 
     train, test = (draw(np.arange(a, b), size=16, seed=0, num_domains=1) for a, b in ((0, 4000), (4000, 5000)))
     flat = [batch.inputs.mean(-1).reshape(len(batch.targets), -1) / 255 - 0.4 for batch in (train, test)]
-    model = MLPClassifier((128,), tol=0.02, n_iter_no_change=3, random_state=0).fit(flat[0], train.labels)
-    assert model.score(flat[1], test.labels) > 0.6  # chance: 0.1
+    model = MLPClassifier((128,), tol=0.02, n_iter_no_change=3, random_state=0).fit(flat[0], train.targets)
+    assert model.score(flat[1], test.targets) > 0.6  # chance: 0.1
     every = draw(np.arange(600), size=16, seed=0, num_domains=6)
     spread = [every.inputs[every.domains == d].astype(float).std(axis=(1, 2)).mean() for d in range(6)]
     means = [every.inputs[every.domains == d].mean() for d in range(6)]

@@ -17,6 +17,7 @@ from torchvision.transforms import RandomResizedCrop
 from raysim.config import Config
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import torch_generator
+from raysim.data.arrow import SetInfo
 from raysim.plan.build import input_transform, make_trainer, model_spec
 from raysim.plan.check import check
 from raysim.training import local
@@ -242,7 +243,10 @@ def test_pixels_are_the_whole_image_without_statistics():
     transform = InputTransform((0.5,), (0.5,), resize=(9, 9), crop=(6, 6), interpolation="bicubic")
     want = F.interpolate(images.permute(0, 3, 1, 2).float(), size=(6, 6), mode="bicubic", antialias=True)
     torch.testing.assert_close(transform.plain(images), want.clamp(0, 255) / 255, rtol=1e-5, atol=1e-5)
-    assert torch.equal(InputTransform((0.5,), (0.5,)).pixels(images), InputTransform()(images))
+    assert torch.equal(InputTransform((0.5,), (0.5,)).plain(images), InputTransform()(images))
+
+
+IMAGES = SetInfo("mine", ("a",), (300, 280, 3), 0, "")
 
 
 def test_recipes_are_the_papers_settings():
@@ -250,14 +254,16 @@ def test_recipes_are_the_papers_settings():
         assert AUGMENTATIONS[name] == Augmentation(padding=4, flip=True)
     assert AUGMENTATIONS["livar-vit"] == Augmentation(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=True)
     assert AUGMENTATIONS["none"] is None
-    transform = input_transform(Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-vit"}}))
+    transform = input_transform(
+        Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-vit"}}), IMAGES
+    )
     draws = transform.draw(4, 300, 280, torch_generator(0))
     assert (
         transform.augmented(pixels(4, 300, 280), draws).shape
         == transform(pixels(4, 300, 280)).shape
         == (4, 3, 224, 224)
     )
-    cub = input_transform(Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-cub"}}))
+    cub = input_transform(Config.model_validate({"data": {"resize": 256, "crop": 224, "augment": "livar-cub"}}), IMAGES)
     draws = cub.draw(200, 300, 280, torch_generator(0))
     assert draws.offsets.min() == 0
     assert draws.offsets.max() == 32
@@ -265,7 +271,7 @@ def test_recipes_are_the_papers_settings():
 
 def test_model_input_follows_the_pipeline(root):
     config = Config.model_validate({"data": {"resize": 12, "channels": 3}, "model": {"name": "mlp"}})
-    assert model_spec(config, 10, (8, 8, 1)).input_shape == (12, 12, 3)
+    assert model_spec(config, SetInfo("digits", tuple("0123456789"), (8, 8, 1), 0, "")).input_shape == (12, 12, 3)
     plan = plan_of(
         root, data={"root": str(root), "resize": 12, "channels": 3, "normalise": "cifar10", "augment": "cifar"}
     )

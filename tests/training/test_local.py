@@ -116,7 +116,7 @@ def test_gathering_several_batches_at_once_changes_no_bit(monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_batches_of_several_epochs_are_those_of_a_naive_loop_bit_for_bit(channels, channels_last):
     data, settings = examples(23), LocalSettings(lr=0.1, epochs=2.5, batch_size=5)
-    data = Examples(data.inputs.repeat(1, 1, 1, channels), data.labels)
+    data = Examples(data.inputs.repeat(1, 1, 1, channels), data.targets)
     transform = InputTransform((0.3,), (0.2,), channels_last=channels_last, crop=(5, 4))
     options = {"num_steps": 13, "skip_single": False}
     got = list(training_batches(data, transform, settings, generator=torch_generator(5), **options))
@@ -126,7 +126,7 @@ def test_batches_of_several_epochs_are_those_of_a_naive_loop_bit_for_bit(channel
         want = transform(data.inputs[rows])
         assert torch.equal(batch.inputs, want)
         assert batch.inputs.stride() == want.stride()  # kernels choose by it, and so bits do
-        assert torch.equal(batch.targets, data.labels[rows])
+        assert torch.equal(batch.targets, data.targets[rows])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_runs_cosine_ends_with_its_rounds(root):
 def test_gradient_at_another_point_leaves_the_model_alone():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.inputs), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.targets)
     before, other = model.state.clone(), torch.randn_like(model.params)
     far = model.gradient(cross_entropy, other, batch)
     assert torch.equal(model.state, before)
@@ -224,7 +224,7 @@ def test_gradient_at_another_point_leaves_the_model_alone():
 def test_a_gradient_elsewhere_is_a_copy_and_leaves_the_own_one():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.inputs), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.targets)
     model.module.eval()
     own = model.gradient_function(cross_entropy)(model.params, batch).clone()
     far = model.gradient(cross_entropy, model.params + torch.randn_like(model.params), batch)
@@ -244,7 +244,7 @@ def test_counters_that_are_not_given_begin_at_zero():
 def test_statistics_follow_the_trained_path_only():
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.inputs), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.targets)
     model.module.train()
     before = model.buffers.clone()
     inner = model.gradient_function(cross_entropy)
@@ -276,8 +276,8 @@ def test_a_loss_may_ask_for_another_gradient(hooked):
     step = local.local_step(model, loss, model.gradient_function(loss) if hooked else None, settings, settings.lr)
     plain_step = local.local_step(plain, cross_entropy, None, settings, settings.lr)
     for _ in range(2):
-        step(Batch(InputTransform()(data.inputs), data.labels))
-        plain_step(Batch(InputTransform()(data.inputs), data.labels))
+        step(Batch(InputTransform()(data.inputs), data.targets))
+        plain_step(Batch(InputTransform()(data.inputs), data.targets))
     assert torch.equal(model.params, plain.params)
 
 
@@ -285,7 +285,7 @@ def test_a_loss_may_ask_for_another_gradient(hooked):
 def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     model = bound()
     data = examples(8)
-    batch = Batch(InputTransform()(data.inputs), data.labels)
+    batch = Batch(InputTransform()(data.inputs), data.targets)
     other = torch.randn_like(model.state).abs()
     model.module.train()
     want = model.gradient_function(cross_entropy)(model.params, batch).clone()
@@ -309,7 +309,7 @@ def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
 
 def test_overrides_hold_inside_the_block_only():
     model = bound(norm=False)
-    x = InputTransform()(examples(4).images)
+    x = InputTransform()(examples(4).inputs)
     want = model.forward(x).logits
     with model.overridden({"0": lambda layer, x: type(layer).forward(layer, x) * 0}):
         assert not torch.equal(model.forward(x).logits, want)
@@ -327,12 +327,12 @@ def test_slices_of_an_evaluation_join():
     model, data = bound(), examples(50)
     whole = evaluate(model, data, InputTransform(), keeps_logits=True)
     parts = [
-        evaluate(model, Examples(data.inputs[a:b], data.labels[a:b]), InputTransform(), keeps_logits=True)
+        evaluate(model, Examples(data.inputs[a:b], data.targets[a:b]), InputTransform(), keeps_logits=True)
         for a, b in ((0, 20), (20, 50))
     ]
     total = joined(parts)
     assert (total.predictions == whole.predictions).all()
-    assert (total.labels == data.labels.numpy()).all()
+    assert (total.labels == data.targets.numpy()).all()
     assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)
     assert np.allclose(total.confidences, torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
     assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
@@ -340,4 +340,4 @@ def test_slices_of_an_evaluation_join():
     model.module.eval()
     with torch.no_grad():
         predicted = model.module(InputTransform()(data.inputs)).argmax(1)
-    assert whole.accuracy == int((predicted == data.labels).sum()) / 50
+    assert whole.accuracy == int((predicted == data.targets).sum()) / 50

@@ -19,8 +19,8 @@ from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, num_local_steps, train_locally
 from raysim.training.model import BoundModel, state_of
-from raysim.training.tasks import cross_entropy
 from raysim.training.stacked import MOST_CLIENTS, Stacker, dense_layers, stacks
+from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 SIZES = (17, 20, 3, 19)
