@@ -64,11 +64,13 @@ def print_blocks(model: str, overrides: list[str], size: int | None, channels: i
     from raysim.plan.check import inspect_model
 
     spec, layout, description = inspect_model(model, read_config(None, overrides), size, channels, classes)
-    height, width, _ = spec.input_shape
+    inputs = f"{' x '.join(map(str, spec.input_shape))} images, {classes} classes"
+    others = "Other images: --size, --channels, --classes"
+    if spec.vocabulary:
+        inputs, others = f"sequences of {spec.input_shape[0]} of {classes} tokens", "Other sequences: --size, --classes"
     out.print(f"{model}: {description}", markup=False)
     out.print(
-        f"{height} x {width} x {channels} images, {classes} classes: {layout.num_params} parameters, "
-        f"{len(layout.params)} layers, {len(layout.blocks)} layer blocks. Other images: --size, --channels, --classes"
+        f"{inputs}: {layout.num_params} parameters, {len(layout.params)} layers, {len(layout.blocks)} layer blocks. {others}"
     )
     leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
     sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}

@@ -248,9 +248,11 @@ def methods(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="with --model: height and width of the images")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="with --model: height and width of the images, or length of the sequences")
+    ] = None,
     channels: Annotated[int, typer.Option(min=1, max=3, help="with --model: channels of the images")] = 3,
-    classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes")] = 10,
+    classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes, or of tokens")] = 10,
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
     with LiveLine() as line:
@@ -269,7 +271,8 @@ def methods(
         )
         print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
         out.print(
-            "\nThe names of timm are further models. `raysim methods --model NAME` shows the layer blocks of any."
+            "\nThe names of timm and transformers:FOLDER are further models. `raysim methods --model NAME` shows the layer "
+            "blocks of any."
         )
         print_functions({"Models": {known: architecture.build for known, architecture in MODELS.items()}})
 

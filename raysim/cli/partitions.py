@@ -92,6 +92,6 @@ def write(partition: DrawnPartition, folder: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         files = RunFolder(target)  # named as in a run directory
         write_partition(files, manifest, info)
-        for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.classes).items():
+        for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.groups).items():
             files.picture(name).write_bytes(png(draw())[0])
     return target

@@ -1,7 +1,7 @@
 """Models by name: built from numbers only, so that every process builds the same one."""
 
 from raysim.models.architecture import Architecture, ModelSpec
-from raysim.models.build import build_model, build_skeleton, head_of, try_model
+from raysim.models.build import build_model, build_skeleton, head_of, output_shape, try_model
 from raysim.models.lora import LoraSpec
 from raysim.models.registry import MODELS, find_architecture, prefers_channels_last
 
@@ -14,6 +14,7 @@ __all__ = [
     "build_skeleton",
     "find_architecture",
     "head_of",
+    "output_shape",
     "prefers_channels_last",
     "try_model",
 ]

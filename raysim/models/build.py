@@ -14,14 +14,17 @@ from raysim.core.layout import Layout
 from raysim.core.memory import memory_fault
 from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
-from raysim.models.architecture import ModelSpec
+from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.lora import add_lora
 from raysim.models.pretrained import load_weights, pretrained_weights
 from raysim.models.registry import find_architecture, last_linear
 
 
 def _construct(spec: ModelSpec) -> nn.Module:
-    module = find_architecture(spec.name).build(spec.input_shape, spec.num_classes, **spec.options)
+    architecture = find_architecture(spec.name)
+    _refuse_unfit_inputs(architecture, spec)
+    given = {"vocabulary": spec.vocabulary} if architecture.inputs == "tokens" else {}
+    module = architecture.build(spec.input_shape, spec.num_classes, **given, **spec.options)
     path = head_of(spec, module)
     head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
@@ -30,6 +33,25 @@ def _construct(spec: ModelSpec) -> nn.Module:
         )
         raise ConfigError([Fault("model.head" if spec.head else "model", text)])
     return module
+
+
+def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
+    """Raise ConfigError where a model for images, numbers or tokens would get something else."""
+    shape, reads = spec.input_shape, architecture.inputs
+    if reads == "tokens" and not spec.vocabulary:
+        text = (
+            f"{spec.name} reads tokens, and the inputs are numbers of shape {shape}; choose mlp, or a model for images"
+        )
+    elif reads == "tokens" and len(shape) != 1:
+        text = f"{spec.name} reads sequences of tokens, and the inputs have shape {shape}; give them one length"
+    elif reads != "tokens" and spec.vocabulary:
+        text = f"{spec.name} reads {reads}, and the inputs are tokens; choose gru, lstm, gpt or transformers:FOLDER"
+    elif reads == "images" and len(shape) != 3:
+        mend = "choose mlp, or module:function for your own"
+        text = f"{spec.name} reads images of (height, width, channels), and the inputs have shape {shape}; {mend}"
+    else:
+        return
+    raise ConfigError([Fault("model.name", text)])
 
 
 def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
@@ -106,20 +128,47 @@ def try_model(spec: ModelSpec) -> None:
         _loaded(skeleton, spec)
 
 
+def output_shape(spec: ModelSpec) -> tuple[int, ...]:
+    """Shape of the outputs for one example: (num_classes,), or (length, num_classes) where each token gets an answer.
+
+    A model of the user's own is run for it, where its inputs are tokens.
+    """
+    one = (spec.num_classes,)
+    if not spec.vocabulary or spec.options.get("per") == "sequence":
+        return one
+    if not find_architecture(spec.name).needs_trial:
+        return *spec.input_shape, *one
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
+        return tuple(build_model(replace(spec, pretrained=None, lora=None), seed=0)(_two_inputs(spec)).shape[1:])
+
+
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
-    height, width, channels = spec.input_shape
     device = next(skeleton.parameters()).device
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
         torch.manual_seed(0)
-        # Not zeros: a model may divide by the deviation of an image.
-        logits = skeleton.train()(torch.rand(2, channels, height, width))
-    if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes):
+        logits = skeleton.train()(_two_inputs(spec))
+    shapes: list[tuple[int, ...]] = [(2, spec.num_classes)]
+    if spec.vocabulary:  # one answer for the sequence, or for each of its tokens
+        shapes.append((2, *spec.input_shape, spec.num_classes))
+    if not isinstance(logits, Tensor) or logits.shape not in shapes:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        text = f"{spec.name} gives {given} for 2 images and {spec.num_classes} classes; it must give a logit for each class"
+        wanted = " or ".join(map(str, shapes))
+        text = f"{spec.name} gives {given} for 2 inputs and {spec.num_classes} outputs; it must give {wanted}"
         raise ConfigError([Fault("model", text)])
     if not logits.is_meta and not bool(torch.isfinite(logits).all()):
-        text = f"{spec.name} gives logits that are not finite, at its initial values, for random pixels"
+        text = f"{spec.name} gives logits that are not finite, at its initial values, for random inputs"
         raise ConfigError([Fault("model", text)])
+
+
+def _two_inputs(spec: ModelSpec) -> Tensor:
+    """(2, ...): random inputs as training has them. Not zeros: a model may divide by the deviation of an image."""
+    shape = spec.input_shape
+    if spec.vocabulary:
+        return torch.randint(spec.vocabulary, (2, *shape))
+    if len(shape) == 3:
+        height, width, channels = shape
+        return torch.rand(2, channels, height, width)
+    return torch.rand(2, *shape)
 
 
 def trained_tensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -58,3 +59,8 @@ def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) ->
         raise unfit_option(f"the projector's width must be >= 1, got {width}")
     first = (nn.Linear(inputs, width), make_norm(width), nn.ReLU())
     return nn.Sequential(*first, nn.Linear(width, width), make_norm(width), nn.ReLU())
+
+
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Layers one after the other, each under its name."""
+    return nn.Sequential(OrderedDict(layers))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.errors import ModelError
-from raysim.folders.files import file_digest
+from raysim.folders.files import file_digest, seal_of
 from raysim.models.architecture import Architecture, ModelSpec
+from raysim.models.from_transformers import model_files
 
 
 def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Mapping[str, Tensor], str] | None:
@@ -29,17 +30,18 @@ def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Map
     return read_weights(path), str(path)
 
 
-def weights_sha256(pretrained: str | None) -> str:
+def weights_sha256(pretrained: str | None, name: str = "") -> str:
     """SHA-256 of the file of weights; "" where none is given, or the library's are.
 
+    Args:
+      name: of the model; a line for each file that it stands for follows, see `model_files`.
     Raises:
-      ModelError: it cannot be read.
+      ModelError: a file cannot be read.
     """
-    if pretrained in (None, "default"):
-        return ""
-    path = Path(pretrained).expanduser()
+    path, files = Path(pretrained or "").expanduser(), model_files(name)
     try:
-        return file_digest(path)
+        given = "" if pretrained in (None, "default") else file_digest(path)
+        return given + (seal_of(files[0].parent, files) if files else "")
     except OSError as error:
         raise ModelError(f"cannot be read ({error})", str(path), "correct model.pretrained") from error
 

@@ -1,6 +1,7 @@
-"""Names of models: raysim's own, all of timm's, and the user's.
+"""Names of models: raysim's own, all of timm's, causal language models of transformers, and the user's.
 
-A model of the user's own is `module:function`: my_net(num_classes, input_shape, *, options) -> nn.Module.
+A model of the user's own is `module:function`: my_net(num_classes, input_shape, *, options) -> nn.Module. One for tokens takes
+`vocabulary` as well.
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ from raysim.core.own_code import own_function, with_given
 from raysim.models.architecture import Architecture, ModelSpec, Shape
 from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
+from raysim.models.from_transformers import PREFIX, causal_architecture
+from raysim.models.sequences import SEQUENCES
 from raysim.models.small import SMALL
 
-MODELS: dict[str, Architecture] = {**SMALL, **TORCHVISION, **TRANSFORMERS}
+MODELS: dict[str, Architecture] = {**SMALL, **SEQUENCES, **TORCHVISION, **TRANSFORMERS}
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's, or `module:function`.
+    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's, or `module:function`,
+    or `transformers:` with a folder or a file of this machine.
 
     Raises:
       LookupError: there is none (says what is near), its classifier is not one layer, or the function cannot be used.
     """
     if name in MODELS:
         return MODELS[name]
+    if name.startswith(PREFIX):
+        return causal_architecture(name)
     prefix, _, network = name.rpartition(":")
     if prefix in ("", "timm") and knows(network):
         return timm_architecture(network)
     if prefix not in ("", "timm", "torchvision"):
         return own_architecture(name)
     hint = did_you_mean(network, [*MODELS, *names()], most=3)
-    known = f"{', '.join(sorted(MODELS))}, and every model of timm; or module:function for your own"
+    others = "every model of timm, transformers:FOLDER; or module:function for your own"
+    known = f"{', '.join(sorted(MODELS))}, {others}"
     raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 
 
@@ -50,7 +57,8 @@ def own_architecture(name: str) -> Architecture:
       LookupError: there is no such function, or it does not take num_classes and input_shape.
     """
     function = own_function(name, "model")
-    make = with_given(function, ("num_classes", "input_shape"))
+    make = with_given(function, ("num_classes", "input_shape"), offered=("vocabulary",))
+    reads_tokens = "vocabulary" in inspect.signature(function).parameters
 
     def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
         module = make(num_classes=classes, input_shape=shape, **options)
@@ -61,7 +69,7 @@ def own_architecture(name: str) -> Architecture:
 
     build.__doc__ = function.__doc__
     build.__dict__.update(__signature__=inspect.signature(make), __wrapped__=function)  # what options are checked by
-    return Architecture(build, head="", needs_trial=True)
+    return Architecture(build, head="", needs_trial=True, inputs="tokens" if reads_tokens else "numbers")
 
 
 def last_linear(module: nn.Module, num_classes: int, name: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from itertools import pairwise
 from typing import Literal
 
 from torch import nn
 
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import MOST_LAYERS, Groups, Norm, library, norm_layer, projector, unfit_option
+from raysim.models.parts import MOST_LAYERS, Groups, Norm, library, named, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -51,7 +52,7 @@ def cnn(
             f"pool{number}": make_pool(2),
         }
     layers |= {"flatten": nn.Flatten(), "fc1": nn.Linear(2 * width * pixels, hidden)}
-    return _named(**layers, **{f"{activation}3": bend()}, fc2=nn.Linear(hidden, classes))
+    return named(**layers, **{f"{activation}3": bend()}, fc2=nn.Linear(hidden, classes))
 
 
 def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
@@ -64,7 +65,7 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
     if min(rows, columns) < 1:
         raise ValueError(f"{height} x {breadth} images with padding {padding} are smaller than 16 x 16")
-    return _named(
+    return named(
         conv1=nn.Conv2d(channels, 6, 5, padding=padding),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
@@ -80,20 +81,21 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     )
 
 
-def mlp(shape: Shape, classes: int, *, hidden: int = 64) -> nn.Module:
-    """One hidden layer on the flattened pixels.
+def mlp(shape: Shape, classes: int, *, hidden: int | list[int] = 64) -> nn.Module:
+    """Dense layers with ReLU on images, table rows or other numbers of any shape, flattened.
+
+    Layers: `fc1` and its ReLU, `hidden2`, `hidden3`, ... where there are several hidden ones, and the classifier `fc2`.
 
     Args:
-      hidden: numbers in the hidden layer.
+      hidden: numbers in the hidden layer, or in each of several: [64, 32].
     """
-    if hidden < 1:
-        raise unfit_option(f"hidden must be >= 1, got {hidden}")
-    return _named(
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(shape[0] * shape[1] * shape[2], hidden),
-        relu=nn.ReLU(),
-        fc2=nn.Linear(hidden, classes),
-    )
+    widths = [hidden] if isinstance(hidden, int) else hidden
+    if not 1 <= len(widths) <= MOST_LAYERS or min(widths) < 1:
+        raise unfit_option(f"hidden must be one or several numbers >= 1, {MOST_LAYERS} at most, got {hidden}")
+    layers: dict[str, nn.Module] = {"fc1": nn.Linear(math.prod(shape), widths[0]), "relu": nn.ReLU()}
+    for number, (inputs, outputs) in enumerate(pairwise(widths), 2):
+        layers |= {f"hidden{number}": nn.Linear(inputs, outputs), f"relu{number}": nn.ReLU()}
+    return named(flatten=nn.Flatten(), **layers, fc2=nn.Linear(widths[-1], classes))
 
 
 #: Convolutions of UniVarFL's small network: output channels, kernel size, stride.
@@ -122,7 +124,7 @@ def univarfl_cnn(
         channels, side = width, (side - kernel) // stride + 1
     if side < 1:
         raise ValueError(f"{shape[0]} x {shape[1]} images are smaller than 21 x 21")
-    return _named(
+    return named(
         **layers,
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
@@ -167,21 +169,17 @@ def resnet20(
             blocks.append(make_block(inputs, outputs, stride, shortcut, norm_layer=make_norm))
             inputs = outputs
         layers[f"layer{stage}"] = nn.Sequential(*blocks)
-    module = _named(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
+    module = named(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
     return module
 
 
-def _named(**layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
-
-
 SMALL = {
     "cnn": Architecture(cnn, "fc2", prefers_channels_last=True),
     "lenet": Architecture(lenet, "fc3", prefers_channels_last=True),
-    "mlp": Architecture(mlp, "fc2"),
+    "mlp": Architecture(mlp, "fc2", inputs="numbers"),
     "resnet20": Architecture(resnet20, "fc", prefers_channels_last=True, size=32),
     "univarfl_cnn": Architecture(univarfl_cnn, "fc", prefers_channels_last=True, size=96),
 }

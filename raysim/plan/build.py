@@ -31,6 +31,7 @@ from raysim.engine.schedule import Phase
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, prefers_channels_last
+from raysim.models.from_transformers import with_whole_path
 from raysim.models.pretrained import weights_sha256
 from raysim.plan.find import build_methods, find_augmentation, find_shift, find_task, further_metrics, made_task
 from raysim.plan.weights import NO_WEIGHTS, HeldWeights
@@ -135,10 +136,10 @@ class Plan:
     @property
     def weights_sha256(self) -> str:
         """Of the user's own file of weights; "" where none is given, or the library's are."""
-        given = self.config.model.pretrained
-        return (
-            self.ready.made.weights.sha256 if self.ready and given not in (None, "default") else weights_sha256(given)
-        )
+        given, name = self.config.model.pretrained, self.config.model.name
+        if self.ready and given not in (None, "default"):
+            return self.ready.made.weights.sha256 + weights_sha256(None, name)
+        return weights_sha256(given, name)
 
     @property
     def keeps_memory(self) -> bool:
@@ -160,9 +161,10 @@ class Plan:
     def recipe(self, made: Made, *, num_threads: int = 1, wants_gpu: bool = False) -> Recipe:
         """What crosses to the processes of this run."""
         config, given = self.config, self.config.model.pretrained
-        if given not in (None, "default"):  # actors may have another working directory
-            group = config.model.model_copy(update={"pretrained": str(Path(given).expanduser().absolute())})
-            config = config.model_copy(update={"model": group})
+        places = {"name": with_whole_path(config.model.name)}  # actors may have another working directory
+        if given not in (None, "default"):
+            places["pretrained"] = str(Path(given).expanduser().absolute())
+        config = config.model_copy(update={"model": config.model.model_copy(update=places)})
         own = packed(config.model_dump(mode="json"))
         return Recipe(config, self.info, made, num_threads, wants_gpu, own)
 
@@ -189,7 +191,7 @@ def model_spec(config: Config, info: SetInfo) -> ModelSpec:
     if info.is_images:
         height, width = InputTransform(resize=_square(data.resize), crop=_square(data.crop)).output_size(*shape[:2])
         shape = (height, width, data.channels or shape[2])
-    return spec_of(config.model, len(info.classes), shape)
+    return spec_of(config.model, len(info.classes), shape, vocabulary=info.vocabulary)
 
 
 def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
@@ -203,13 +205,14 @@ def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
     return replace(spec, pretrained=str(fetched_file(made.weights.path, made.weights.sha256, made.node)))
 
 
-def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...]) -> ModelSpec:
-    """The same for inputs of a known shape."""
+def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...], *, vocabulary: int = 0) -> ModelSpec:
+    """The same for inputs of a known shape; vocabulary, input_shape: see `ModelSpec`."""
     lora = None
     if model.lora is not None:
         lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
+    options = dict(model.model_extra or {})
     return ModelSpec(
-        model.name, num_classes, input_shape, dict(model.model_extra or {}), model.pretrained, lora, model.head
+        model.name, num_classes, input_shape, options, model.pretrained, lora, model.head, vocabulary=vocabulary
     )
 
 

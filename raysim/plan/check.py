@@ -33,7 +33,7 @@ from raysim.core.settings import Settings, name_and_options
 from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.models import ModelSpec, find_architecture, head_of, try_model
+from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model
 from raysim.plan.build import (
     Plan,
     Ready,
@@ -104,7 +104,9 @@ def check(
     manifest, partition_faults = or_faults(
         lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
     )
-    faults += _check_inputs(config, info) + _check_model(spec) + _check_task(config, info) + partition_faults
+    model_faults = _check_model(spec)
+    faults += _check_inputs(config, info) + model_faults + partition_faults
+    faults += _check_task(config, info, None if model_faults else output_shape(spec))
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
@@ -145,7 +147,8 @@ def inspect_model(
 
     Args:
       settings: of the config's model group.
-      size: height and width of the images; those that the model was made for, if None.
+      size: height and width of the images, or length of the sequences; those that the model was made for, if None.
+      classes: for a model that reads tokens also how many different ones there are.
     Raises:
       ConfigError: unknown name, unknown or unfit settings.
     """
@@ -155,7 +158,9 @@ def inspect_model(
     except LookupError as error:
         raise ConfigError([Fault("model.name", str(error))], "the command line") from error
     side = size or architecture.size
-    spec = spec_of(config.model, classes, (side, side, channels))
+    reads_tokens = architecture.inputs == "tokens"
+    shape = (side,) if reads_tokens else (side, side, channels)
+    spec = spec_of(config.model, classes, shape, vocabulary=classes if reads_tokens else 0)
     refuse(_check_model(spec), "the command line")
     return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
@@ -244,8 +249,12 @@ def _check_inputs(config: Config, info: SetInfo) -> list[Fault]:
 TARGET_TYPES = {"classes": "int64", "labels": "uint8", "regression": "float32", "tokens": "int32"}
 
 
-def _check_task(config: Config, info: SetInfo) -> list[Fault]:
-    """Whether the task can read the set's targets."""
+def _check_task(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) -> list[Fault]:
+    """Whether the task can read the set's targets and the model's outputs.
+
+    Args:
+      outputs: shape of the model's for one example; None: there is no sound model, and they count as the targets need them.
+    """
     name, _ = name_and_options(config.task or info.task)
     try:
         task = task_of(config, info)
@@ -254,10 +263,12 @@ def _check_task(config: Config, info: SetInfo) -> list[Fault]:
     if info.target_type != TARGET_TYPES.get(name, info.target_type):
         text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
         return [Fault("task", text)]
-    sequence = info.target_shape if info.target_type == "int32" else ()
+    if outputs is None:
+        outputs = (*(info.target_shape if info.target_type == "int32" else ()), len(info.classes))
     targets = torch.zeros(2, *info.target_shape, dtype=getattr(torch, info.target_type))
-    text = fits(task, torch.zeros(2, *sequence, len(info.classes)), targets)
-    return [Fault("task", text)] if text else []
+    text = fits(task, torch.zeros(2, *outputs), targets)
+    mend = "; choose another model.per: token or sequence" if info.vocabulary else ""
+    return [Fault("task", text + mend)] if text else []
 
 
 # --- training and stopping --------------------------------------------------------------------------------------------
@@ -345,7 +356,8 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
     except OwnCodeError as error:
         return [Fault("model", str(error))]
     except ValueError as error:
-        text = f"cannot be built on images of shape {spec.input_shape} ({error}); check its options and data.resize"
+        kind, resize = ("images", " and data.resize") if len(spec.input_shape) == 3 else ("inputs", "")
+        text = f"cannot be built on {kind} of shape {spec.input_shape} ({error}); check its options{resize}"
         return [Fault("model", text)]
     except ModelError as error:
         return [Fault("model.pretrained", str(error))]

@@ -14,6 +14,7 @@ from raysim.config import Config, nearest
 from raysim.core.direction import Direction, direction_of, main_of
 from raysim.core.errors import DataError, explained
 from raysim.core.settings import differing, flatten
+from raysim.data.arrow import SetInfo
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.folders.storage import local_copy
 
@@ -131,7 +132,6 @@ class Run:
         """
         from safetensors.torch import load_file
 
-        from raysim.data.arrow import SetInfo
         from raysim.models import build_model
         from raysim.plan.build import model_spec
 

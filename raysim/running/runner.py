@@ -231,7 +231,9 @@ def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
     """For a run whose pretrained weights are not those that it began with. run: what to call it."""
     if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
         return None
-    text = f"the weights in {plan.config.model.pretrained or 'no file'} changed since {run} began"
+    model = plan.config.model
+    place = model.pretrained or (model.name if model.name.startswith("transformers:") else "no file")
+    text = f"the weights in {place} changed since {run} began"
     return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
 
 
@@ -296,7 +298,7 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
 
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
     """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv."""
-    table = partition_table(manifest.class_counts, info.classes, manifest.validation_counts)
+    table = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
     write_file(folder.partition, manifest.to_json().encode())
     write_file(folder.partition_table, table.encode())
     write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())

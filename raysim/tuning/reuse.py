@@ -94,7 +94,7 @@ def _is_sound(folder: RunFolder, config: Config) -> bool:
         facts = json.loads(folder.environment.read_text())
         made_by = facts["sources"], facts["packages"]["torch"], facts["machine"]["gpus"]
         is_whole = all(path.is_file() for path in (folder.progress, folder.summary, folder.model))
-        same_weights = folder.weights.read_text() == weights_sha256(config.model.pretrained)
+        same_weights = folder.weights.read_text() == weights_sha256(config.model.pretrained, config.model.name)
     except (DataError, OSError, ValueError, TypeError, KeyError):
         return False
     return is_whole and same_weights and made_by == (sources(), version("torch"), gpu_names())

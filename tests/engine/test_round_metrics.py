@@ -60,7 +60,8 @@ def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
     domains = images.domains[plan.manifest.test]
     draws = np.random.default_rng(0).uniform(size=len(labels))
     hits = draws < np.array([0.9, 0.6, 0.3, 0.0])[domains]
-    score = Score(labels, np.where(hits, labels, (labels + 1) % 10), np.full(len(labels), 0.5, np.float32), 0.0)
+    predictions, confidences = np.where(hits, labels, (labels + 1) % 10), np.full(len(labels), 0.5)
+    score = Score({"labels": labels, "predictions": predictions, "confidences": confidences}, 0.0)
     metrics, _ = evaluation({"test": score}, facts, {})
     for index, name in enumerate(STYLES[:4]):
         assert metrics[f"server/accuracy_domain_{name}"] == pytest.approx(hits[domains == index].mean(), abs=1e-12)

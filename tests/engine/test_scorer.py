@@ -52,7 +52,7 @@ def test_scores_are_those_of_one_plain_pass(root):
         logits = trainer.model.module(trainer.transform(torch.from_numpy(images.copy())))
     assert len(slices_of("test", len(labels), 256)) > 1
     assert (found.labels == labels).all()
-    assert (found.predictions == logits.argmax(1).numpy()).all()
+    assert (found.columns["predictions"] == logits.argmax(1).numpy()).all()
     assert found.mean_loss == pytest.approx(float(F.cross_entropy(logits, torch.from_numpy(labels.copy()))), rel=1e-5)
 
 
@@ -62,7 +62,10 @@ def test_every_slice_of_a_large_set_counts():
 
         def on_slices(self, call, point, request, slices):
             rows = [np.arange(part.start, part.end) for part in slices]
-            return [Score(numbers, numbers, numbers, float(len(numbers))) for numbers in rows]
+            return [
+                Score({"labels": numbers, "predictions": numbers, "confidences": numbers}, float(len(numbers)))
+                for numbers in rows
+            ]
 
     found = Scorer(Echo(), {"test": 10_000, "validation": 30, "test-b": 0}, 256).scores(torch.zeros(1), {})
     assert {name: len(score.labels) for name, score in found.items()} == {"test": 10_000, "validation": 30}

@@ -16,12 +16,12 @@ def test_clients_and_held_out_rows_are_shifted(root):
     trainer, plain = (make_trainer(recipe_of(p, root)) for p in (plan, plan_of(root, data={**data, "shift": "none"})))
     shift, last = feature_shift(plan.config), plan.config.num_clients - 1
     for client in (0, last):
-        stored = plain.data.client(client).images
-        shifted = trainer.data.client(client).images
+        stored = plain.data.client(client).inputs
+        shifted = trainer.data.client(client).inputs
         assert torch.equal(shifted, shift.of_client(stored, client))
         assert torch.equal(shifted.round(), stored.float()) == (client == 0)
     for name in ("test", "validation"):
-        stored, shifted = (one.data.held_out(name).images for one in (plain, trainer))
+        stored, shifted = (one.data.held_out(name).inputs for one in (plain, trainer))
         assert torch.equal(shifted, shift.of_held_out(stored, name, None))
         assert len(trainer.data.held_out(name)) == len(stored)
 

@@ -14,7 +14,7 @@ from methods.fedproto import batch_mean_distance, fedproto, merged_prototypes, p
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import build_model
-from raysim.plan.build import model_spec, open_federation
+from raysim.plan.build import open_federation
 from tests.support.federations import plan_of, recipe_of, run, server_on
 from tests.twins.federation import Naive
 
@@ -199,7 +199,7 @@ def test_personal_models_are_scored_on_each_clients_own_classes(norm, root):
     federation = open_federation(recipe_of(plan, root))
     images, labels = federation.held_out("test")
     inputs = torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255
-    model = build_model(model_spec(plan.config, 10, plan.info.shape), seed=0).eval()
+    model = build_model(plan.spec, seed=0).eval()
     expected = []
     for client in record.clients["client"]:
         memory = server.client_memory(int(client))["raysim"]

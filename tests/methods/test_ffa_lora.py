@@ -7,7 +7,6 @@ import torch
 
 from raysim.core.errors import ConfigError
 from raysim.models import build_model
-from raysim.plan.build import model_spec
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close
@@ -18,7 +17,7 @@ ADAMW_SHARE = 1e-2
 
 
 def initial_model(plan):
-    return build_model(model_spec(plan.config, 10, plan.info.shape), seed=plan.config.seed)
+    return build_model(plan.spec, seed=plan.config.seed)
 
 
 def test_ffa_lora_matches_a_naive_federation_with_frozen_a(root):

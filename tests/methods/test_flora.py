@@ -11,7 +11,6 @@ from raysim.engine.cohort import Cohort
 from raysim.engine.messages import unpack
 from raysim.models import build_model
 from raysim.models.build import trained_tensors
-from raysim.plan.build import model_spec
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close
@@ -93,7 +92,7 @@ def test_every_round_begins_with_one_new_a_and_b_zero(root):
         assert torch.equal(values["head.weight"], server.layout.view(server.state, "head.weight"))
         assert message.fields["flora"]["merged"].keys() == merged_of(server).keys()
         server.run_round(index)
-    spec_a = build_model(model_spec(lora_plan(root, ["flora"], **FEW).config, 10, (8, 8, 1)), seed=3)
+    spec_a = build_model(lora_plan(root, ["flora"], **FEW).spec, seed=3)
     assert torch.equal(seen[0], spec_a.blocks[0].mlp.fc1.lora_A.default.weight)
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[1], seen[2])
@@ -115,7 +114,7 @@ def test_the_saved_model_is_the_scored_one_where_the_rank_suffices(root):
         plan = lora_plan(root, ["flora"], model=ALPHA, data={"test": 0.7}, cohort={"size": size})
         server = server_on(plan, root)
         metrics = server.run_round(0).metrics
-        spec = model_spec(plan.config, 10, plan.info.shape)
+        spec = plan.spec
         tensors = trained_tensors(spec, server.layout, seed=3, state=server.state, counters={})
         saved = build_model(spec, seed=99)
         saved.load_state_dict(tensors)
@@ -150,7 +149,7 @@ def test_adapters_that_were_trained_before_count_as_merged(root, tmp_path):
     from safetensors.torch import save_file
 
     first = lora_plan(root, [], **FEW)
-    server, spec = run(first, root, rounds=1), model_spec(first.config, 10, first.info.shape)
+    server, spec = run(first, root, rounds=1), first.spec
     path = tmp_path / "trained.safetensors"
     save_file(trained_tensors(spec, server.layout, seed=3, state=server.state, counters={}), path)
     plan = lora_plan(root, ["flora"], model={"pretrained": str(path)}, **FEW)

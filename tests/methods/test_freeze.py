@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from raysim.models import build_model
-from raysim.plan.build import make_trainer, model_spec
+from raysim.plan.build import make_trainer
 from tests.support.federations import plan_of, recipe_of, run, server_on, steps_plan
 
 LOCALS = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.05}
 
 
 def initial_head(plan):
-    spec = model_spec(plan.config, len(plan.info.classes), plan.info.shape)
+    spec = plan.spec
     return {n: p.detach().clone() for n, p in build_model(spec, seed=plan.config.seed).fc2.named_parameters()}
 
 

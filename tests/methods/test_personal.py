@@ -12,7 +12,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import norm_names
 from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
-from raysim.plan.build import model_spec, open_federation
+from raysim.plan.build import open_federation
 from tests.support.federations import lora_plan, plan_of, recipe_of, run, server_on
 from tests.twins.federation import Naive, assert_same_state
 
@@ -137,7 +137,7 @@ def test_the_score_of_a_personal_model_is_that_of_the_clients_own(norm, root):
     record = [server.run_round(index) for index in range(2)][-1]
     images, labels = open_federation(recipe_of(plan, root)).held_out("test")
     inputs = torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255
-    model, expected = build_model(model_spec(plan.config, 10, plan.info.shape), seed=0).eval(), []
+    model, expected = build_model(plan.spec, seed=0).eval(), []
     for client in record.clients["client"].tolist():
         model.load_state_dict(own_values(server, client), strict=False)
         is_right = (model(inputs).argmax(1).numpy() == labels).astype(float)

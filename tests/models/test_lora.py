@@ -167,6 +167,6 @@ def test_faults_are_named(lora, words, root):
 
 def test_model_spec_takes_the_defaults(root):
     plan = lora_plan(root, model={"lora": {}})
-    spec = model_spec(plan.config, 10, (8, 8, 1))
+    spec = model_spec(plan.config, plan.info)
     assert spec.lora == LoraSpec()
     assert spec.options == {key: LORA_VIT[key] for key in ("dim", "depth", "heads", "patch")}

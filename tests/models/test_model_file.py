@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,7 +25,7 @@ def finished(plan):
 
 
 def built(plan, classes=10, seed=None):
-    spec = model_spec(plan.config, classes, plan.info.shape)
+    spec = replace(model_spec(plan.config, plan.info), num_classes=classes)
     return build_model(spec, seed=plan.config.seed if seed is None else seed)
 
 

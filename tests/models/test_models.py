@@ -60,7 +60,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         taken.append(size)
         if size <= 5 or len(taken) == 1:
             module = build_model(spec, seed=0).train()
-            assert torch.isfinite(module(batch_of(spec, 2).images)).all(), size
+            assert torch.isfinite(module(batch_of(spec, 2).inputs)).all(), size
     smallest = {"cnn": 4, "lenet": 16, "univarfl_cnn": 21, "vit": 4, "vit_s16": 16, "timm:test_vit": 16}
     assert min(taken) == smallest.get(name, 1)
 

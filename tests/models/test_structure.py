@@ -154,7 +154,7 @@ def shapes_in(module, spec, *paths):
     seen = []
     for path in paths:
         module.get_submodule(path).register_forward_hook(lambda m, i, out: seen.append(out.shape[-1]))
-    module.eval()(batch_of(spec, 2).images)
+    module.eval()(batch_of(spec, 2).inputs)
     return seen
 
 
@@ -178,7 +178,7 @@ def test_group_norm_has_no_buffers_and_ignores_the_batch(name):
         for layer in module.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
-    images = batch_of(spec_of(name, size)).images
+    images = batch_of(spec_of(name, size)).inputs
     assert torch.allclose(grouped(images)[:3], grouped(images[:3]), atol=1e-5)
     assert not torch.allclose(batched(images)[:3], batched(images[:3]), atol=1e-5)
     groups = {

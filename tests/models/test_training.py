@@ -59,7 +59,7 @@ def test_torchvisions_vit_is_the_same_network_with_the_same_weights(monkeypatch)
     monkeypatch.setattr(from_torchvision, "_published", lambda *_: theirs.state_dict())
     spec = spec_of("torchvision:vit_b_16", 32, classes=5, pretrained="default")
     ours = build_model(spec, seed=1).eval()
-    images = batch_of(spec, 2).images
+    images = batch_of(spec, 2).inputs
     with torch.no_grad():
         assert torch.allclose(ours(images), theirs(images), atol=1e-5)
     assert float(ours(images).detach().std()) > 0

@@ -6,6 +6,7 @@ import pytest
 
 from raysim.config import parse_config
 from raysim.config.sweep import grid
+from raysim.data.arrow import SetInfo
 from raysim.plan.build import layout_for, model_spec
 from raysim.plan.find import build_methods
 from raysim.reporting.published import match, published
@@ -69,7 +70,7 @@ def test_table_A8s_blocks_as_released_are_stages():
         config, faults = parse_config(trial.raw)
         assert not faults
         (method,), _ = build_methods(config.methods)
-        spec = model_spec(config, 7, (224, 224, 3))
+        spec = model_spec(config, SetInfo("mine", tuple("1234567"), (224, 224, 3), 0, ""))
         counts[labels["model"]] = len(layout_for(config.model, spec, [method]).blocks)
     assert counts == {"ResNet-18": 6, "ResNet-50": 6, "ViT-S/16": 14, "ViT-B/16": 14}
 

@@ -51,7 +51,7 @@ def pretrained(stubs, tmp_path_factory):
         config, _ = parse_config(read_recipe(STUDIES / f"{name}.yaml"))
         info = stub_info(config.data.name)
         file = folder / f"{Path(path).parent.name}.safetensors"
-        save_file(build_model(model_spec(config, len(info.classes), info.shape), seed=0).state_dict(), file)
+        save_file(build_model(model_spec(config, info), seed=0).state_dict(), file)
         return str(file)
 
     def replaced(value):

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import raysim
 from raysim.config import Config
 from raysim.core.errors import DataError
+from raysim.data.arrow import SetInfo
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.models import build_model
@@ -93,7 +94,7 @@ def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, 
     files.write_arrays(0, {"a.b": np.zeros(3)})
     files.append_clients(files.client_table(0, {"client": np.arange(3)}))
     files.write_progress([{"round": "0", "system/round_s": "0.25"}], ["round", "system/round_s"])
-    spec = model_spec(Config.model_validate(files.read_config()), SUMMARY["num_classes"], SUMMARY["image_shape"])
+    spec = model_spec(Config.model_validate(files.read_config()), SetInfo("", tuple("0123456789"), (8, 8, 1), 0, ""))
     save_file(build_model(spec, seed=0).state_dict(), files.model)
     files.mark("COMPLETED", "test accuracy 0.9")
     assert raysim.load(folder).status == Status("completed", "test accuracy 0.9")

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from raysim.core.errors import ConfigError, RaysimError
 from raysim.engine.simulation import Interrupted
 from raysim.models import build_model
-from raysim.plan.build import model_spec
 from raysim.running.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
@@ -72,7 +71,7 @@ def test_a_run_does_not_go_on_with_other_weights_in_the_file_it_began_with(root,
         save_file(build_model(spec, seed=seed).state_dict(), weights)
 
     weights, sound = tmp_path / "weights.safetensors", plan_of(root, model={"name": "mlp", "hidden": 4})
-    spec = model_spec(sound.config, len(sound.info.classes), sound.info.shape)
+    spec = sound.spec
     save(seed=0)
     execute(plan(1))
     save(seed=1)

@@ -20,7 +20,7 @@ from raysim.models import (
 from raysim.plan.check import check
 from raysim.training.model import BoundModel
 
-#: Every name, at a size that trains in a moment: (height and width, options). ViT-B/16 is ViT-S/16 with other numbers.
+#: Every name, at a size that trains in a moment: (height and width, or length; options). ViT-B/16 is ViT-S/16 with other numbers.
 TINY = {
     "cnn": (8, {"width": 4, "hidden": 8}),
     "lenet": (16, {}),
@@ -35,26 +35,36 @@ TINY = {
     "vit_s16": (32, {}),
     "timm:test_vit": (32, {}),
     "test_resnet": (32, {}),
+    "gru": (6, {"embedding": 4, "hidden": 8, "per": "sequence"}),
+    "lstm": (6, {"embedding": 4, "hidden": 8, "per": "sequence"}),
+    "gpt": (6, {"dim": 8, "depth": 2, "heads": 2, "per": "sequence"}),
 }
 
 
 def spec_of(name, size=None, channels=3, classes=10, pretrained=None, **options):
-    return ModelSpec(name, classes, (size or find_architecture(name).size,) * 2 + (channels,), options, pretrained)
+    architecture = find_architecture(name)
+    side = size or architecture.size
+    if architecture.inputs == "tokens":
+        return ModelSpec(name, classes, (side,), options, pretrained, vocabulary=classes)
+    return ModelSpec(name, classes, (side, side, channels), options, pretrained)
 
 
 def layout(spec, blocks="residual"):
     return layout_of(build_skeleton(spec), head=head_of(spec), blocks=blocks)
 
 
-def bound(module, head, *, channels_last=False):
-    return BoundModel(module, layout_of(module, head=head, channels_last=channels_last), head=head)
+def bound(module, head, *, channels_last=False, trained=None):
+    return BoundModel(module, layout_of(module, head=head, channels_last=channels_last, trained=trained), head=head)
 
 
 def batch_of(spec, count=8, seed=0):
-    height, width, channels = spec.input_shape
     generator = torch.Generator().manual_seed(seed)
-    images = torch.rand(count, channels, height, width, generator=generator)
-    return Batch(images, torch.randint(spec.num_classes, (count,), generator=generator))
+    if spec.vocabulary:
+        inputs = torch.randint(spec.vocabulary, (count, *spec.input_shape), generator=generator)
+    else:
+        height, width, channels = spec.input_shape
+        inputs = torch.rand(count, channels, height, width, generator=generator)
+    return Batch(inputs, torch.randint(spec.num_classes, (count,), generator=generator))
 
 
 def faults_of(raw):

@@ -20,7 +20,7 @@ from raysim.training.evaluate import evaluate, joined
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
 from raysim.training.model import BoundModel
-from raysim.training.tasks import cross_entropy
+from raysim.training.tasks import CLASSES, cross_entropy
 from tests.support.federations import plan_of
 
 
@@ -331,13 +331,13 @@ def test_slices_of_an_evaluation_join():
         for a, b in ((0, 20), (20, 50))
     ]
     total = joined(parts)
-    assert (total.predictions == whole.predictions).all()
+    assert (total.columns["predictions"] == whole.columns["predictions"]).all()
     assert (total.labels == data.targets.numpy()).all()
     assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)
-    assert np.allclose(total.confidences, torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
+    assert np.allclose(total.columns["confidences"], torch.from_numpy(whole.logits).softmax(1).amax(1), rtol=1e-4)
     assert total.mean_loss == pytest.approx(whole.mean_loss, rel=1e-5)
     assert evaluate(model, data, InputTransform()).logits is None
     model.module.eval()
     with torch.no_grad():
         predicted = model.module(InputTransform()(data.inputs)).argmax(1)
-    assert whole.accuracy == int((predicted == data.targets).sum()) / 50
+    assert CLASSES.values(whole.columns).mean() == int((predicted == data.targets).sum()) / 50

@@ -54,7 +54,7 @@ class Naive:
     def __init__(self, plan: Plan, *, mu=0.0, momentum=None, weights="examples", channels_last=True):
         self.plan, self.config = plan, plan.config
         self.inputs = images = PreparedSet(Path(plan.manifest.set_path))
-        spec = model_spec(self.config, len(images.info.classes), images.info.shape)
+        spec = model_spec(self.config, images.info)
         self.model = build_model(spec, seed=self.config.seed)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)

@@ -95,7 +95,7 @@ class NaiveLivar(Naive):
     @torch.no_grad()
     def released_features(self, model, rows):
         """Of the pre-trained model: what is not an adapter never moves. Pixels as they are, 0 to 1."""
-        bare = build_model(model_spec(self.config, 10, self.inputs.info.shape), seed=self.config.seed).eval()
+        bare = build_model(model_spec(self.config, self.inputs.info), seed=self.config.seed).eval()
         for layer in self.layers:
             assert not self.factor(bare, layer, "B").any()
         pixels, y = self.inputs.take(rows)

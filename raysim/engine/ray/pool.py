@@ -40,7 +40,7 @@ INLINE_BYTES = 100_000
 
 
 @dataclass
-class Task:
+class ClientTask:
     """Some blocks to train, with all that it takes to train them once more; later, who has their vectors.
 
     Attributes:
@@ -131,21 +131,21 @@ class RayPool:
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
         sent = ray.put(message)  # once a round: every task gets the reference, every node one copy
-        planned: list[tuple[TrainerSlot | None, Task]] = []
+        planned: list[tuple[TrainerSlot | None, ClientTask]] = []
         for position in zip_longest(*queues):  # every trainer's first task before anybody's second
             for slot, blocks in zip(self._planned, position, strict=True):
                 if blocks is not None:
                     clients = [client for block in blocks for client in block.clients]
                     kept = [memories.get(client) for client in clients] if self._keeps_memory else []
-                    planned.append((slot, Task(sent, blocks, kept)))
+                    planned.append((slot, ClientTask(sent, blocks, kept)))
         with plain_errors():
             for task, reports in self._run(planned):
                 yield TaskResult(reports, task, tuple(task.refs[1:]))
 
-    def _run(self, planned: Iterable[tuple[TrainerSlot | None, Task]]) -> Iterator[tuple[Task, Reports]]:
+    def _run(self, planned: Iterable[tuple[TrainerSlot | None, ClientTask]]) -> Iterator[tuple[ClientTask, Reports]]:
         """Each task with its reports as it is finished; tasks without a slot go to whoever has nothing left to do."""
-        pending: dict[Ref, Task] = {}
-        waiting: deque[Task] = deque()
+        pending: dict[Ref, ClientTask] = {}
+        waiting: deque[ClientTask] = deque()
         # All tasks are queued at their trainers at once: nobody waits for the server between two of them.
         for slot, task in planned:
             if slot is None:
@@ -174,7 +174,7 @@ class RayPool:
                 else:
                     yield task, reports
 
-    def _submit(self, task: Task, slot: TrainerSlot) -> Ref:
+    def _submit(self, task: ClientTask, slot: TrainerSlot) -> Ref:
         task.slot, task.asked = slot, slot.asked_for(task.words)
         self.slots.watch.asked(slot.actor)
         # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
@@ -183,7 +183,7 @@ class RayPool:
         task.refs = refs if task.memories else [refs]
         return task.refs[0]
 
-    def _finished(self, task: Task) -> Reports | None:
+    def _finished(self, task: ClientTask) -> Reports | None:
         """The reports of a task that has ended; None if it is to be done again, since it or what it made is lost."""
         try:
             reports = cast(Reports, ray.get(task.refs[0]))
@@ -219,7 +219,7 @@ class RayPool:
         *,
         adds: bool,
     ) -> list[Answer]:
-        asked = [(cast(Task, result.place), clients) for result, clients in parts]
+        asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
         sent = request if num_bytes(vars(request)) <= INLINE_BYTES else ray.put(request)
 
         def attempt() -> list[Answer]:
@@ -232,7 +232,7 @@ class RayPool:
         return self._with_recovery(attempt)
 
     def _added(
-        self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[Task, TaskClients]]
+        self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[ClientTask, TaskClients]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
         parts: dict[Watched, list[TaskClients]] = {}
@@ -277,7 +277,7 @@ class RayPool:
 
         return self._with_recovery(attempt)
 
-    def _train_lost(self, tasks: Sequence[Task]) -> None:
+    def _train_lost(self, tasks: Sequence[ClientTask]) -> None:
         """Train again, elsewhere, what those trainers had who are gone."""
         while lost := [task for task in tasks if not task.is_with_its_trainer]:
             self._redone_blocks += sum(len(task.blocks) for task in lost)
