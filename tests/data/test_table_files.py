@@ -15,6 +15,7 @@ from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare, set_path
+from raysim.plan.check import check
 from tests.support.image_sets import prepared
 
 PEOPLE = """age,job,town,member,score,income
@@ -224,6 +225,35 @@ def test_the_command_says_inputs_and_keeps_no_set_of_other_options(table, tmp_pa
     assert "adult has no option --target" in str(
         CliRunner().invoke(app, ["prepare", "adult", "--target", "a"]).exception
     )
+
+
+def rows_of(count):
+    """CSV rows: a number, a town, a class."""
+    return "".join(f"{i}.5,{'Ulm' if i % 3 else 'Bonn'},{'yes' if i % 2 else 'no'}\n" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes", "in_test"),
+    [
+        ({"validation": 0.2}, (24, 6, 12), True),  # official: the default of a set with test rows
+        ({"split": "official"}, (30, 0, 12), True),
+        ({"split": "fraction", "test": 0.5, "validation": 0.25}, (11, 10, 21), False),
+    ],
+)
+def test_runs_split_a_table_as_they_split_images(data, sizes, in_test, table, tmp_path):
+    table("x,town,y\n" + rows_of(30), "train.csv")
+    table("x,town,y\n" + rows_of(12), "test.csv")
+    read(table(), tmp_path, target="y", domain="town")
+    groups = {"partition": {"scheme": "natural", "num_clients": 2}, "cohort": {"size": 2}, "model": {"name": "mlp"}}
+    plan = check(
+        {"data": {"root": str(tmp_path), "name": "table", **data}, "resources": {"backend": "serial"}, **groups}, ""
+    )
+    manifest = plan.manifest
+    assert (int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test)) == sizes
+    assert (np.sort(manifest.test).tolist() == list(range(30, 42))) == in_test
+    clients = [manifest.division.rows(client) for client in range(2)]
+    domains = PreparedSet(set_path(tmp_path, "table")).domains
+    assert [set(domains[rows]) for rows in clients] == [{0}, {1}]
 
 
 # --- published tables -------------------------------------------------------------------------------------------------

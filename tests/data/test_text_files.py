@@ -12,6 +12,9 @@ from raysim.core.errors import DataError
 from raysim.data import text_files
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare, set_path
+from raysim.folders.run_folder import RunFolder
+from raysim.plan.check import check
+from raysim.running.runner import write_partition
 from tests.support.image_sets import prepared
 
 PLAY = """Rome:
@@ -113,6 +116,17 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
         raysim.arrays(tokens, tokens, name="a", vocabulary=3, root=tmp_path)
     with pytest.raises(DataError, match=r"token 5 outside 0\.\.2"):
         raysim.arrays(tokens.clip(max=2), tokens, name="a", vocabulary=3, root=tmp_path)
+
+
+def test_the_partition_of_a_text_counts_rows_and_no_classes(tmp_path):
+    read(PLAY, tmp_path, length=4, domains="speakers")
+    data = {"root": str(tmp_path / "out"), "name": "text", "split_within_clients": True, "test": 0.3}
+    groups = {"partition": {"scheme": "natural", "num_clients": 2}, "cohort": {"size": 2}, "model": {"name": "gru"}}
+    plan = check({"data": data, "resources": {"backend": "serial"}, **groups}, "a test")
+    write_partition(RunFolder(tmp_path), plan.manifest, plan.info)
+    header, *rows = (tmp_path / "partition.csv").read_text().splitlines()
+    assert header.endswith("largest_share,class all")
+    assert [row.split(",")[1] for row in rows] == ["3", "6"]  # of 3 and 8 sequences, without the test rows
 
 
 def test_the_command_prepares_a_text(tmp_path):
