@@ -251,9 +251,8 @@ def test_runs_split_a_table_as_they_split_images(data, sizes, in_test, table, tm
     manifest = plan.manifest
     assert (int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test)) == sizes
     assert (np.sort(manifest.test).tolist() == list(range(30, 42))) == in_test
-    clients = [manifest.division.rows(client) for client in range(2)]
     domains = PreparedSet(set_path(tmp_path, "table")).domains
-    assert [set(domains[rows]) for rows in clients] == [{0}, {1}]
+    assert [set(domains[rows]) for rows in manifest.clients] == [{0}, {1}]
 
 
 # --- published tables -------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_real_adult_has_its_classes_and_missing_words(tmp_path):
     info = source.info
     assert (info.num_examples, info.shape, len(info.domains)) == (48_842, (108,), 15)
     assert [np.bincount(targets[source.splits == code]).tolist() for code in (0, 2)] == [[24_720, 7841], [12_435, 3846]]
-    # The rows whose occupation the census does not know are in adult.names' own count of unknown values.
+    # Training and test rows whose occupation is unknown.
     assert int((source.domains == info.domains.index("?")).sum()) == 1843 + 966
     column = inputs[source.splits == 0, info.columns.index("age")]
     np.testing.assert_allclose(
