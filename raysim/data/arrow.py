@@ -242,8 +242,8 @@ def write_set(
 
 def _of_kind(info: SetInfo, batch: SetRows) -> SetInfo:
     """The description with the types and shapes of a first batch."""
-    types = {"input_type": str(batch.inputs.dtype), "target_type": str(batch.targets.dtype)}
-    return replace(info, shape=batch.inputs.shape[1:], target_shape=batch.targets.shape[1:], **types)
+    info = replace(info, shape=batch.inputs.shape[1:], target_shape=batch.targets.shape[1:])
+    return replace(info, input_type=str(batch.inputs.dtype), target_type=str(batch.targets.dtype))
 
 
 class Moments:
