@@ -199,7 +199,7 @@ def prepare(
     size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
     count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
     seed: Annotated[int | None, typer.Option(help="shapes: seed of the drawings")] = None,
-    domains: Annotated[int | None, typer.Option(help="shapes: number of styles")] = None,
+    domains: Annotated[str | None, typer.Option(help="shapes: number of styles; text: speakers")] = None,
     use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
     resize: Annotated[
         Literal["crop", "squash"] | None,
@@ -210,12 +210,30 @@ def prepare(
     interpolation: Annotated[
         Literal["bilinear", "bicubic"] | None, typer.Option(help="with --size: bilinear is the default")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN[,COLUMN ...]", help="table: what is predicted; several: labels or numbers"),
+    ] = None,
+    domain: Annotated[str | None, typer.Option(metavar="COLUMN", help="table: which domain a row is from")] = None,
+    task: Annotated[
+        Literal["classes", "labels", "regression"] | None,
+        typer.Option(help="table: where --target does not make it clear"),
+    ] = None,
+    missing: Annotated[
+        Literal["drop", "mean"] | None,
+        typer.Option(help="table: leave rows with missing values out, or fill in the mean, or the most frequent word"),
+    ] = None,
+    codes: Annotated[bool, typer.Option("--codes", help="table: number words, instead of one column a word")] = False,
+    length: Annotated[int | None, typer.Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
     from raysim.data.reader_api import ReaderOptions
 
-    options = ReaderOptions(size, download, count, seed, domains, resize, interpolation)
+    styles = int(domains) if domains is not None and domains.lstrip("-").isdecimal() else domains
+    options = ReaderOptions(
+        size, download, count, seed, styles, resize, interpolation, target, domain, task, missing, codes, length
+    )
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 

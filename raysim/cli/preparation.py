@@ -17,6 +17,7 @@ from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.find import prepare_by_name
 from raysim.terminal import Lines, LiveLine, err, out, say
+from raysim.training.tasks import TASKS
 
 
 def prepare_and_print(
@@ -122,16 +123,27 @@ def _print_set(info: SetInfo, root: Path) -> None:
       root: as it was given: what `data.root` has to be in a run from the same folder.
     """
     in_domains = f", {len(info.domains)} domains" if info.domains else ""
-    classes = f"{len(info.classes)} classes{in_domains}"
-    say(f"{info.name}: {info.num_examples} images {info.shape}, {classes}, sha256 {info.checksum[:16]}")
+    inputs = f"{info.num_examples} {'images' if info.is_images else 'inputs'} {info.shape}"
+    say(f"{info.name}: {inputs}, {_outputs(info)}{in_domains}, sha256 {info.checksum[:16]}")
     if info.name in FACTS and info.read_from:  # older versions did not check, nor write down what they read
-        parts = "examples, classes" if info.resize else "examples, classes, pixels"
+        parts = "examples, classes, pixels" if info.is_images and not info.resize else "examples, classes"
         out.print(f"checked: {parts} as in {FACTS[info.name].source}", markup=False)
+    if info.left_out:
+        out.print(f"left out: {info.left_out}", markup=False)
     if info.resize:
         out.print(f"resized: {info.resize}")
     if info.source_checksum:
         out.print(f"source files: sha256 {info.source_checksum[:16]}")
     out.print(f"file: {shown(set_path(path_to_write(root), info.name))}", markup=False)
     group = {"name": info.name, "root": str(root)}
+    if info.input_type == "float32":
+        group["normalise"] = "standard"
     text = yaml.safe_dump({"data": group}, sort_keys=False, default_flow_style=None, width=10_000)
     out.print(f"In a configuration:\n{text}", end="", markup=False)
+
+
+def _outputs(info: SetInfo) -> str:
+    """What the targets of a set are, in words."""
+    if info.task == "regression":
+        return f"regression of {', '.join(info.classes)}"
+    return f"{len(info.classes)} {info.task if info.task in TASKS else 'outputs'}"

@@ -80,7 +80,9 @@ class SetInfo:
     mean, deviation: of the training rows, all rows where it has no official split, for each entry of an input's last axis, of
     pixels in [0, 1]; empty for tokens, and for sets from before this was written down.
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
+    columns: names of the entries of an input, where a table had them.
     resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
+    options: what else was asked of its reader, as on the command line; left_out: what the reader left out, in words.
     made_by: fingerprint of the user's own reader and its sources, see `reader_api.fingerprint`; empty for other sets.
     read_from: folder or file of the sources when it was made; empty if there were none.
     """
@@ -103,6 +105,9 @@ class SetInfo:
     vocabulary: int = 0
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
+    options: str = ""
+    left_out: str = ""
 
     @property
     def is_images(self) -> bool:
@@ -125,7 +130,7 @@ class SetInfo:
             raise ValueError(f"no keys and values but {type(fields).__name__}")
         if wrong := [name for name, value in fields.items() if not _is_sound(name, value)]:
             raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r:.100}")
-        names = {"classes", "domains"} & fields.keys()
+        names = {"classes", "domains", "columns"} & fields.keys()
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         lists |= {name: tuple(all_visible(fields[name])) for name in names}
         return SetInfo(**(fields | lists))
@@ -144,9 +149,9 @@ def _is_sound(name: str, value: object) -> bool:
         return isinstance(value, list) and all(isinstance(each, float) for each in value)
     if name in ("input_type", "target_type"):
         return value in KINDS[name.removesuffix("_type")]
-    if name in ("classes", "domains"):
+    if name in ("classes", "domains", "columns"):
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        return is_list and (bool(value) or name == "domains")
+        return is_list and (bool(value) or name != "classes")
     return type(value) is int if name in ("num_examples", "vocabulary") else isinstance(value, str)
 
 
@@ -184,6 +189,9 @@ def write_set(
     domains: Iterable[str] = (),
     task: str = "classes",
     vocabulary: int = 0,
+    columns: Iterable[str] = (),
+    left_out: str = "",
+    options: str = "",
     source_checksum: str = "",
     made_by: str = "",
     read_from: str = "",
@@ -196,35 +204,20 @@ def write_set(
       batches: (inputs, targets[, domains, splits]), one record batch each; all batches have the same columns.
       domains: names of the domains, where the batches have that column.
       vocabulary: how many different tokens the inputs have; 0: they are no tokens.
-      task, source_checksum, made_by, read_from, resize: see `SetInfo`.
+      task, columns, left_out, options, source_checksum, made_by, read_from, resize: see `SetInfo`.
     Raises:
       DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no example at all, or
         no space on the disk.
     """
-    classes, domains = tuple(map(visible, classes)), tuple(map(visible, domains))
-    digest, count, info, writer, moments = hashlib.sha256(), 0, None, None, Moments()
+    digest, count, writer, moments = hashlib.sha256(), 0, None, Moments()
+    info = SetInfo(name, tuple(map(visible, classes)), (), 0, "", source, tuple(map(visible, domains)), source_checksum)
+    info = replace(info, made_by=made_by, read_from=read_from, resize=resize, options=options, left_out=left_out)
+    info = replace(info, task=task, vocabulary=vocabulary, columns=tuple(map(visible, columns)))
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
-        for columns in batches:
-            batch = _typed(SetRows(*columns), f"{name}, row {count}")
-            if info is None:
-                info = SetInfo(
-                    name,
-                    classes,
-                    batch.inputs.shape[1:],
-                    num_examples=0,
-                    checksum="",
-                    source=source,
-                    domains=domains,
-                    task=task,
-                    input_type=str(batch.inputs.dtype),
-                    target_type=str(batch.targets.dtype),
-                    target_shape=batch.targets.shape[1:],
-                    vocabulary=vocabulary,
-                    source_checksum=source_checksum,
-                    made_by=made_by,
-                    read_from=read_from,
-                    resize=resize,
-                )
+        for rows in batches:
+            batch = _typed(SetRows(*rows), f"{name}, row {count}")
+            if writer is None:
+                info = _of_kind(info, batch)
             _check_shapes(batch, info, count)
             _check_values(batch, info, f"{name}, row", count)
             record = record_of(batch.columns)
@@ -236,7 +229,7 @@ def write_set(
             moments.add(batch)
             writer.write_batch(record)
             count += len(batch.targets)
-        if writer is None or info is None:
+        if writer is None:
             raise DataError("no examples", name, "check the source files")
         writer.close()
         mean, deviation = moments.result()
@@ -245,6 +238,12 @@ def write_set(
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)
     return info
+
+
+def _of_kind(info: SetInfo, batch: SetRows) -> SetInfo:
+    """The description with the types and shapes of a first batch."""
+    info = replace(info, shape=batch.inputs.shape[1:], target_shape=batch.targets.shape[1:])
+    return replace(info, input_type=str(batch.inputs.dtype), target_type=str(batch.targets.dtype))
 
 
 class Moments:

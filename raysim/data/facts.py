@@ -28,7 +28,7 @@ class Facts:
     Attributes:
       examples: by official split ("train", "validation", "test"), or by domain, or {"": all} where there is neither.
       classes: their names in the order of their labels, or how many there are where names differ between releases.
-      shape: (height, width, channels); None where images have several sizes.
+      shape: (height, width, channels); None where images have several sizes, and for inputs that are no images.
       domains: in their order.
       source: where these numbers stand.
     """
@@ -190,6 +190,15 @@ FACTS: dict[str, Facts] = {
     "tiny_imagenet": Facts({"train": 100_000, "test": 10_000}, 200, (64, 64, 3), source="Stanford CS231n"),
     "pacs": Facts(_PACS, _PACS_CLASSES, (227, 227, 3), tuple(_PACS), "Li et al. 2017, arXiv:1710.03077"),
     "cub200": Facts({"train": 5994, "test": 5794}, 200, source="Wah et al. 2011, CNS-TR-2011-001"),
+    "adult": Facts(
+        {"train": 32_561, "test": 16_281}, ("<=50K", ">50K"), source="Becker and Kohavi 1996, doi:10.24432/C5XW20"
+    ),
+    "wine_quality": Facts(
+        {"red": 1599, "white": 4898},
+        ("quality",),
+        domains=("red", "white"),
+        source="Cortez et al. 2009, doi:10.1016/j.dss.2009.05.016",
+    ),
     "imagenet_r": Facts({"": 30_000}, 200, source="Hendrycks et al. 2021, arXiv:2006.16241"),
     "ham10000": Facts({"": 10_015}, 7, source="Tschandl et al. 2018, doi:10.1038/sdata.2018.161"),
 }

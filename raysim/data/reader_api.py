@@ -69,21 +69,38 @@ class ReaderOptions:
 
     size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
     the size and cuts the middle out, "squash" brings both sides to it.
+    domains: how many styles drawn shapes have; "speakers": each speaker of a text is a domain.
+    target, domain, task, missing, codes: of a table, see `table_files`; target: names of columns with commas between.
+    length: of a sequence of a text.
     """
 
     size: int | None = None
     download: bool = False
     count: int | None = None
     seed: int | None = None
-    domains: int | None = None
+    domains: int | str | None = None
     resize: Literal["crop", "squash"] | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
+    target: str | None = None
+    domain: str | None = None
+    task: Literal["classes", "labels", "regression"] | None = None
+    missing: Literal["drop", "mean"] | None = None
+    codes: bool = False
+    length: int | None = None
 
     @property
     def resizing(self) -> str:
         """What is done to image files, in words; empty: they stay as they are."""
         way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
         return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
+
+    @property
+    def of_rows(self) -> str:
+        """What decides what the rows of a table or a text are, as on the command line; empty: nothing was asked for."""
+        names = ("target", "domain", "task", "missing", "length")
+        words = [f"--{name} {value}" for name in names if (value := getattr(self, name)) is not None]
+        words += ["--codes"] * self.codes + [f"--domains {self.domains}"] * isinstance(self.domains, str)
+        return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class Request:
 class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
-    classes: names of the outputs, see `SetInfo`, as task and vocabulary.
+    classes: names of the outputs, see `SetInfo`, as task, vocabulary, columns and left_out.
     num_examples: for the progress bar; None where it is not known before the end.
     """
 
@@ -126,11 +143,14 @@ class Contents:
     domains: tuple[str, ...] = ()
     task: str = "classes"
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()
+    left_out: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
         """What `write_set` is told beside classes and batches."""
-        return {"domains": self.domains, "task": self.task, "vocabulary": self.vocabulary}
+        names = ("domains", "task", "vocabulary", "columns", "left_out")
+        return {name: getattr(self, name) for name in names}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Readers of arrays: MedMNIST and other .npz files, CIFAR, MNIST and its kin, STL-10. They stream what is stored unpickled."""
+"""Readers of arrays: sets bundled with scikit-learn, MedMNIST and other .npz files, CIFAR, MNIST and its kin, STL-10.
+
+They stream what is stored unpickled.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
 from raysim.core.reading import regular_file
 from raysim.data.arrow import SetRows, batch_rows, check_range, damaged, in_batches
-from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
 from raysim.data.trees import read_folder
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,6 +35,18 @@ def read_digits(request: Request) -> Contents:
     pixels = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)[..., None]
     names = tuple(str(name) for name in digits.target_names)
     return Contents(names, in_batches(pixels, digits.target.astype(np.int64)), num_examples=len(pixels))
+
+
+def read_bundled(request: Request) -> Contents:
+    """A table of scikit-learn's as measured, under its name there: diabetes, breast_cancer, wine. Nothing is scaled."""
+    from sklearn import datasets
+
+    is_regression = request.name == "diabetes"
+    table = getattr(datasets, f"load_{request.name}")(**({"scaled": False} if is_regression else {}))
+    names = ["progression"] if is_regression else list(table.target_names)
+    inputs, targets = table.data.astype(np.float32), table.target.astype(np.float32 if is_regression else np.int64)
+    contents = array_contents(inputs, targets, request.name, names)
+    return replace(contents, columns=tuple(map(str, table.feature_names)))
 
 
 def read_mnist5k(request: Request) -> Contents:
@@ -52,15 +67,12 @@ def read_medmnist(request: Request) -> Contents:
 
     flag, _, size = request.name.partition("_")
     about = medmnist.INFO[flag]
-    if "multi-label" in about["task"]:
-        mend = "a set has one label an image; choose one, and give it with the images as an .npz to `npz`"
-        raise DataError(f"{flag} has {len(about['label'])} labels an image", "", mend)
     library_set = getattr(medmnist, about["python_class"])
     _download(request, lambda: library_set("train", root=request.root, size=int(size or 28), download=True))
     path = request.root if request.root.is_file() else request.root / f"{request.name}.npz"
     need(path, request.origin, about["MD5" + (f"_{size}" if size else "")])
     names = tuple(about["label"][str(i)] for i in range(len(about["label"])))
-    return _from_npz(path, names)
+    return _from_npz(path, names, task="labels" if "multi-label" in about["task"] else "classes")
 
 
 #: What the arrays of an .npz are called; with a part of PARTS before or after it, as in train_images and x_train.
@@ -81,7 +93,7 @@ def read_npz(request: Request) -> Contents:
     return _from_npz(path)
 
 
-def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
+def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes") -> Contents:
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
@@ -90,16 +102,19 @@ def _from_npz(path: Path, classes: tuple[str, ...] = ()) -> Contents:
         keys = _npz_keys(archive.files, path)
         for _, images, name in keys:
             _check_counts(archive.zip, images, name, path)
-        labels = [_single(archive[name], path) for _, _, name in keys]
+        labels = [
+            _labels(archive[name], len(classes), path) if task == "labels" else _single(archive[name], path)
+            for _, _, name in keys
+        ]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
-        check_range(values, len(classes), f"{path}, {name}, row")
+        check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
     parts = zip(keys, labels, codes, strict=True)
     streams = (_stream(path, f"{images}.npy", values, code) for (_, images, _), values, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)))
+    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task)
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
@@ -146,6 +161,14 @@ def _single(labels: np.ndarray, path: Path) -> np.ndarray:
         what = f"labels of shape {labels.shape} and type {labels.dtype}"
         raise DataError(what, str(path), "give one integer an image")
     return labels.astype(np.int64)
+
+
+def _labels(labels: np.ndarray, count: int, path: Path) -> np.ndarray:
+    """(n, count) uint8 of labels stored as integers, 0 or 1 each."""
+    if labels.shape[1:] != (count,) or labels.dtype != np.uint8:
+        what = f"labels of shape {labels.shape} and type {labels.dtype}"
+        raise DataError(what, str(path), f"give {count} uint8 labels an image, 0 or 1")
+    return labels
 
 
 def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> Iterator[SetRows]:

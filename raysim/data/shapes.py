@@ -22,6 +22,8 @@ STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 def read_shapes(request: Request) -> Contents:
     """The set of `--count` images (60,000) of `--size` pixels (32) in `--domains` styles (4) from `--seed` (0)."""
     options = request.options
+    if isinstance(options.domains, str):
+        raise DataError(f"--domains must be a number, got {options.domains!r}", request.name, "change the option")
     numbers = {}
     for name, default, low, high in (("count", 60_000, 1, None), ("size", 32, 8, None), ("domains", 4, 1, len(STYLES))):
         value = getattr(options, name)

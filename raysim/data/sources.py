@@ -1,4 +1,4 @@
-"""The image sets that `raysim prepare` knows, and their preparation.
+"""The sets that `raysim prepare` knows, and their preparation.
 
 To add a set, write one reader and one line of SOURCES. A reader takes a Request (the folder of source files and the
 user's options) and returns Contents: class names and batches in a fixed order. An example, for a set stored as
@@ -26,11 +26,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock
 
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.names import name_fault
-from raysim.data import readers, trees
+from raysim.data import readers, table_files, text_files, trees
 from raysim.data.arrow import PreparedSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
 from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
@@ -67,7 +68,7 @@ _EMNIST = "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _STL = "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/"
 _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in medmnist.INFO
     "pathmnist": "colon pathology, colour, 9 classes",
-    "chestmnist": "chest X-ray, 14 labels an image: refused, since a set has one label an image",
+    "chestmnist": "chest X-ray, grey, 14 labels an image",
     "dermamnist": "dermatoscope, colour, 7 classes",
     "octmnist": "retinal OCT, grey, 4 classes",
     "pneumoniamnist": "chest X-ray, grey, 2 classes",
@@ -90,6 +91,13 @@ SOURCES: dict[str, Source] = {
         read_shapes,
         options=("count", "size", "seed", "domains"),
     ),
+    "breast_cancer": _made(
+        "scikit-learn's breast cancer of Wisconsin: 569 rows of 30 numbers, 2 classes (bundled)", readers.read_bundled
+    ),
+    "diabetes": _made(
+        "scikit-learn's diabetes: 442 rows of 10 numbers, regression of its progression (bundled)", readers.read_bundled
+    ),
+    "wine": _made("scikit-learn's wine: 178 rows of 13 numbers, 3 classes (bundled)", readers.read_bundled),
     "cifar10": _library("CIFAR-10, 32 x 32 colour", readers.read_cifar, _CIFAR),
     "cifar100": _library("CIFAR-100, 32 x 32 colour", readers.read_cifar, _CIFAR),
     "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", readers.read_cifar10_1, _CIFAR_NEW),
@@ -159,6 +167,28 @@ SOURCES: dict[str, Source] = {
         trees.read_ham10000,
         "Harvard Dataverse, https://doi.org/10.7910/DVN/DBW86T",
     ),
+    "adult": Source(
+        "Adult (census income): 48,842 rows of 14 columns, 2 classes, 15 occupations as domains",
+        table_files.read_adult,
+        "the UCI repository, https://archive.ics.uci.edu/dataset/2/adult, or https://github.com/jbrownlee/Datasets",
+    ),
+    "wine_quality": Source(
+        "wine quality: 6,497 rows of 11 numbers, regression, red and white as domains",
+        table_files.read_wine_quality,
+        "the UCI repository, https://archive.ics.uci.edu/dataset/186/wine+quality, or https://github.com/jbrownlee/Datasets",
+    ),
+    "shakespeare": Source(
+        "tiny Shakespeare: sequences of characters, 65 tokens, speakers as domains",
+        text_files.read_shakespeare,
+        "the char-rnn project, https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt",
+        options=("length",),
+    ),
+    "table": Source(
+        "your CSV or Parquet table, or a folder with train.csv and test.csv; --target names what is predicted",
+        table_files.read_table_files,
+        options=("target", "domain", "task", "missing", "codes"),
+    ),
+    "text": Source("your text: the next character", text_files.read_text, options=("length", "domains")),
     "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
     "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
     "npz": Source("your .npz with `images` and `labels`, x and y, train_images ...", readers.read_npz),
@@ -221,11 +251,14 @@ def prepare(
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
             return None
-        images = PreparedSet(path)
+        prepared = PreparedSet(path)
         if resizing:
-            _check_resized(images.info, options)
-        images.verify()
-        return images.info
+            _check_resized(prepared.info, options)
+        if options.of_rows not in ("", prepared.info.options):
+            what = f"it is there with {prepared.info.options or 'no options'}, and {options.of_rows} is asked for"
+            raise DataError(what, save_as, "give --again to make it anew, or --as NAME for a second one")
+        prepared.verify()
+        return prepared.info
 
     def make() -> SetInfo:
         facts = FACTS.get(save_as)
@@ -238,12 +271,13 @@ def prepare(
             path,
             save_as,
             contents.classes,
-            _counted(contents, path.parent, partial(on_progress, "images")),
+            _counted(contents, path.parent, on_progress),
             source=source.description,
             **contents.about,
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
             resize=resizing,
+            options=options.of_rows,
         )
 
     return made_once(path, there, make)
@@ -257,7 +291,7 @@ def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
         raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
-def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int | None], None]) -> Iterator[SetRows]:
+def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Iterator[SetRows]:
     """The batches; DataError at the first one if the disk has no room for all of them."""
     done, count, free = 0, contents.num_examples, shutil.disk_usage(folder).free
     for batch in contents.batches:
@@ -267,7 +301,7 @@ def _counted(contents: Contents, folder: Path, on_progress: Callable[[int, int |
             raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller ones")
         yield batch
         done += len(batch.targets)
-        on_progress(done, count)
+        on_progress("images" if batch.inputs.dtype == np.uint8 else "inputs", done, count)
 
 
 def fetch_set(root: str, name: str, cache: Path) -> Path:

@@ -1,0 +1,437 @@
+"""Readers of tables, CSV or Parquet: `raysim prepare table`, and the published sets Adult and wine quality.
+
+Number columns become float32 as they are; a run's `data.normalise: standard` does the rest. A column of words becomes one column
+a word (one-hot), or with `--codes` the number of its word. What is fitted, words and means, is fitted on the training rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.core.errors import DataError, did_you_mean, explained
+from raysim.core.reading import regular_file
+from raysim.data.arrow import damaged, in_batches
+from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, need, split_codes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+#: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
+FEW = 20
+#: Different words that a column may have as one-hot.
+MOST_WORDS = 1000
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of one file, or of one for each official split, one after another.
+
+    frame: its index counts the rows of all files; starts: (files,) the first row of each; codes: (files,) the split of each.
+    """
+
+    frame: DataFrame
+    files: Sequence[Path]
+    starts: Sequence[int] = (0,)
+    codes: np.ndarray | None = None
+
+    @property
+    def splits(self) -> np.ndarray | None:
+        """(n,) int8, see `SetRows`; None without an official split."""
+        return None if self.codes is None else self.codes[self._owners(self.frame.index)]
+
+    def place(self, column: str, is_wrong: np.ndarray | Series) -> str:
+        """Where the first of these rows stands, counted from 1 below the header. is_wrong: (n,) bool."""
+        row = int(self.frame.index[int(np.argmax(np.asarray(is_wrong, bool)))])
+        file = int(self._owners(row))
+        return f"{self.files[file]}, column {column!r}, row {row - self.starts[file] + 1}"
+
+    def _owners(self, rows: Any) -> np.ndarray:
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+
+def read_table_files(request: Request) -> Contents:
+    """A CSV or Parquet file with a header, or a folder with train.csv and test.csv (and val.csv), the official split."""
+    if not request.options.target:
+        raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
+    table = _read(request.root)
+    given = request.options.target
+    targets = [given] if given in table.frame else [name.strip() for name in given.split(",")]
+    return table_contents(table, targets, request.options.domain, request.options)
+
+
+def _read(root: Path) -> TableRows:
+    import pandas as pd
+
+    files = [root] if root.is_file() else sorted(path for path in root.iterdir() if path.suffix in (".csv", ".parquet"))
+    if not files:
+        raise DataError("no .csv or .parquet file", str(root), "give a table, or a folder with train.csv and test.csv")
+    if others := [path.name for path in files if path.stem not in PARTS] if len(files) > 1 else []:
+        raise DataError(
+            f"{len(files)} tables, among them {others[0]}", str(root), "give one file, or train.csv and test.csv"
+        )
+    if len(files) > 1:
+        files.sort(key=lambda path: PARTS[path.stem])
+    frames = [_frame(path) for path in files]
+    for path, frame in zip(files, frames, strict=True):
+        if differing := set(frames[0]).symmetric_difference(frame):
+            what = f"the column {min(differing)!r} is in one of {files[0].name} and {path.name} alone"
+            raise DataError(what, str(root), "give all files the same columns")
+    starts = np.cumsum([0, *map(len, frames[:-1])]).tolist()
+    codes = split_codes([path.stem for path in files]) if len(files) > 1 else None
+    return TableRows(pd.concat(frames, ignore_index=True), files, starts, codes)
+
+
+def _frame(path: Path) -> DataFrame:
+    """The rows of a file as pandas has them, with types that know missing values."""
+    import pandas as pd
+
+    if not path.stat().st_size:
+        raise DataError("an empty file", str(path), "give a table with a header and rows")
+    mend = "give a table as UTF-8 text with a header and rows of its length, or as Parquet"
+    with explained("no table that can be read", path, mend, OSError, ValueError, pd.errors.ParserWarning):
+        file = regular_file(path)
+        if path.suffix == ".parquet":
+            frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
+        else:
+            frame = _csv(file, index_col=False)
+    frame.columns = [str(name).strip() for name in frame.columns]
+    if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
+        mend = "name it, or remove it; pandas writes such a column for its index, unless to_csv has index=False"
+        raise DataError(f"column {unnamed[0]} has no name", str(path), mend)
+    if not len(frame):
+        raise DataError("no row below the header", str(path), "give a table with rows")
+    return frame
+
+
+def _csv(path: Path, **how: Any) -> DataFrame:
+    """A CSV file, with the delimiter that stands most often in its first line: comma, semicolon or tab.
+
+    Raises:
+      ValueError, ParserWarning: no text, or rows that are longer than the header.
+    """
+    import pandas as pd
+
+    with open(path, encoding="utf-8-sig") as file:
+        delimiter = max(",;\t", key=file.readline().count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
+
+
+def table_contents(
+    table: TableRows,
+    targets: Sequence[str],
+    domain: str | None,
+    options: ReaderOptions,
+    *,
+    keeps_domain: bool = False,
+) -> Contents:
+    """A table as contents.
+
+    Args:
+      targets: columns to be predicted; domain: the column that says which domain a row is from.
+      options: task, missing and codes count.
+      keeps_domain: whether the column of the domain is an input as well.
+    Raises:
+      DataError: columns that are not there, missing values without `options.missing`, numbers that are not finite, targets
+        that are none of the task.
+    """
+    names = [*targets, *([domain] if domain is not None else [])]
+    _check_names(table, names)
+    inputs = [name for name in table.frame if name not in names or (keeps_domain and name == domain)]
+    if not inputs:
+        raise DataError("no column is left for the inputs", str(table.files[0]), "give a table with further columns")
+    table, left_out = _without_missing(table, inputs, names, options.missing)
+    task, classes, values = _target(table, targets, options.task)
+    rows, columns = _inputs(table, inputs, is_one_hot=not options.codes, fills=options.missing == "mean")
+    domains, owners = ((), None) if domain is None else _named(table, domain)
+    return Contents(
+        classes,
+        in_batches(rows, values, domains=owners, splits=table.splits),
+        table.files,
+        len(rows),
+        domains,
+        task=task,
+        columns=columns,
+        left_out=left_out,
+    )
+
+
+def _check_names(table: TableRows, names: Sequence[str]) -> None:
+    """DataError for a target or a domain that is no column, or that is named twice."""
+    columns, where = list(table.frame), str(table.files[0])
+    for name in names:
+        if name not in columns:
+            if numbers := [column for column in columns if _is_number(column)]:
+                what = f"no column {name!r}, and the first line holds {numbers[0]}"
+                raise DataError(what, where, "write a header, a first line with the names of the columns")
+            mend = f"{did_you_mean(name, columns)}its columns: {', '.join(columns[:20])}"
+            raise DataError(f"no column {name!r}", where, mend)
+        if names.count(name) > 1:
+            raise DataError(
+                f"the column {name!r} is named twice", where, "give different columns as --target and --domain"
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# --- missing values ---------------------------------------------------------------------------------------------------
+
+
+def _without_missing(
+    table: TableRows, inputs: Sequence[str], names: Sequence[str], missing: str | None
+) -> tuple[TableRows, str]:
+    """The table without rows that lack a value which nothing may fill in, and what was left out, in words."""
+    gaps = table.frame[list(dict.fromkeys([*inputs, *names]))].isna()
+    for name in gaps.columns[gaps.any()]:
+        count = int(gaps[name].sum())
+        if missing is None or (missing == "mean" and name in names):
+            what = f"a missing value, one of {count:,} in the column" if count > 1 else "a missing value"
+            mean = "" if name in names else ", or --missing mean, which fills in the mean, or the most frequent word"
+            raise DataError(
+                what, table.place(name, gaps[name]), f"give --missing drop, which leaves such rows out{mean}"
+            )
+    if missing != "drop" or not (is_left_out := gaps.any(axis=1).to_numpy()).any():
+        return table, ""
+    if is_left_out.all():
+        raise DataError(
+            "a missing value in every row", str(table.files[0]), "give --missing mean, or remove empty columns"
+        )
+    return replace(
+        table, frame=table.frame[~is_left_out]
+    ), f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(
+    table: TableRows, inputs: Sequence[str], *, is_one_hot: bool, fills: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """((n, entries) float32, names of the entries), in the order of the columns."""
+    splits = table.splits
+    is_training = np.ones(len(table.frame), bool) if splits is None else splits == 0
+    if not is_training.any():
+        raise DataError("no training row", str(table.files[0]), "give a train.csv with rows")
+    parts: list[np.ndarray] = []
+    names: list[str] = []
+    for name in inputs:
+        column = _numbers(table, name) if _is_numeric(table.frame[name]) else _words(table, name)
+        if fills and column.isna().to_numpy()[is_training].all():
+            raise DataError(
+                f"no value in the training rows of column {name!r}", str(table.files[0]), "remove the column"
+            )
+        transform = _transform(table, name, column[is_training], is_one_hot=is_one_hot)
+        frame = column.to_frame()
+        parts.append(transform.fit(frame[is_training]).transform(frame).astype(np.float32))
+        names += map(str, transform.get_feature_names_out([name]))
+    return np.hstack(parts), tuple(names)
+
+
+def _is_numeric(column: Series) -> bool:
+    from pandas.api.types import is_numeric_dtype
+
+    return bool(is_numeric_dtype(column.dtype))
+
+
+def _numbers(table: TableRows, name: str) -> Series:
+    """A column of numbers as float64, NaN where one is missing; DataError for one that float32 does not hold."""
+    values = table.frame[name].astype("Float64").to_numpy(np.float64, na_value=np.nan)
+    with np.errstate(over="ignore"):
+        is_wrong = np.isinf(values.astype(np.float32))
+    if is_wrong.any():
+        what = f"{values[is_wrong][0]:g}, no number that float32 holds,"
+        raise DataError(what, table.place(name, is_wrong), "correct it, or leave the cell empty")
+    return _series(table, name, values)
+
+
+def _words(table: TableRows, name: str) -> Series:
+    """A column of words as str, NaN where one is missing; DataError for columns of dates and the like."""
+    from pandas.api.types import is_object_dtype, is_string_dtype
+
+    column = table.frame[name]
+    dtype = column.dtype.categories.dtype if column.dtype == "category" else column.dtype
+    if not (is_string_dtype(dtype) or is_object_dtype(dtype)):
+        raise DataError(f"a column {name!r} of type {dtype}", str(table.files[0]), "give numbers or words")
+    return _series(table, name, [np.nan if gap else str(cell) for gap, cell in zip(column.isna(), column, strict=True)])
+
+
+def _series(table: TableRows, name: str, values: Any) -> Series:
+    import pandas as pd
+
+    kind = np.float64 if isinstance(values, np.ndarray) else object
+    return pd.Series(values, index=table.frame.index, name=name, dtype=kind)
+
+
+def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: bool) -> Any:
+    """The unfitted transformer of a column: missing values are filled in, words become numbers."""
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
+
+    if training.dtype == np.float64:
+        return SimpleImputer(strategy="mean")
+    words = training.dropna().unique()
+    are_numbers = np.array([_is_number(word) for word in words])
+    if FEW < are_numbers.sum() < len(words):
+        stray = words[~are_numbers][0]
+        where = table.place(name, table.frame[name].astype(str) == stray)
+        raise DataError(f"the word {stray!r} in a column of numbers", where, "correct it, or leave the cell empty")
+    if is_one_hot and len(words) > MOST_WORDS:
+        what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
+        raise DataError(what, str(table.files[0]), "remove the column, or give --codes")
+    unseen = {"handle_unknown": "use_encoded_value", "unknown_value": -1}
+    encoder = (
+        OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
+        if is_one_hot
+        else OrdinalEncoder(**unseen)
+    )
+    return make_pipeline(SimpleImputer(strategy="most_frequent"), encoder)
+
+
+def _named(table: TableRows, name: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """(names of a column's values in their order, (n,) int64 which one each row has): classes, or domains."""
+    column = table.frame[name]
+    if _is_numeric(column) and (_kind(column) != "float" or (column == column.round()).all()):
+        kind = bool if _kind(column) == "bool" else np.int64
+        values, codes = np.unique(column.to_numpy(kind), return_inverse=True)
+    else:
+        values, codes = np.unique(np.array([str(cell) for cell in column], object), return_inverse=True)
+    if len(values) > MOST_CLASSES:
+        what = f"{len(values):,} different values in column {name!r}, more than {MOST_CLASSES:,}"
+        raise DataError(what, str(table.files[0]), "choose another column")
+    return tuple(map(str, values)), codes.reshape(-1).astype(np.int64)
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def _kind(column: Series) -> str:
+    """ "bool", "int", "float" or "words"."""
+    from pandas.api import types
+
+    if types.is_bool_dtype(column.dtype):
+        return "bool"
+    if not _is_numeric(column):
+        return "words"
+    return "int" if types.is_integer_dtype(column.dtype) else "float"
+
+
+def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
+    """(task, names of the outputs, targets with the type of the task)."""
+    kinds = {name: _kind(table.frame[name]) for name in targets}
+    task = asked or _task_of(table, kinds)
+    where = f"{table.files[0]}, --target {','.join(targets)}"
+    if task == "classes":
+        if len(targets) > 1:
+            mend = "give one --target, or --task labels or regression"
+            raise DataError(f"{len(targets)} targets, and a row has one class", where, mend)
+        numbers = table.frame[targets[0]]
+        if kinds[targets[0]] == "float" and (is_wrong := (numbers != numbers.round()).to_numpy(bool)).any():
+            what = f"{numbers.to_numpy()[is_wrong][0]:g}, no class"
+            raise DataError(
+                what, table.place(targets[0], is_wrong), "give words or whole numbers, or --task regression"
+            )
+        classes, values = _named(table, targets[0])
+        if len(classes) == 1:
+            raise DataError(f"every row has the class {classes[0]!r}", where, "choose another target")
+        return task, classes, values
+    for name, kind in kinds.items():
+        column = table.frame[name]
+        if kind == "words":
+            what = f"the word {str(column.iloc[0])!r} for the task {task}"
+            raise DataError(what, table.place(name, np.ones(1)), "give numbers, or --task classes with one target")
+        if task == "labels" and (is_wrong := ~column.isin([0, 1]).to_numpy(bool)).any():
+            what = f"the label {column.to_numpy()[is_wrong][0]}"
+            raise DataError(what, table.place(name, is_wrong), "give 0 or 1, or --task regression")
+    values = np.stack([_numbers(table, name).to_numpy() for name in targets], axis=1)
+    if task == "labels":
+        return task, tuple(targets), values.astype(np.uint8)
+    return task, tuple(targets), (values[:, 0] if len(targets) == 1 else values).astype(np.float32)
+
+
+def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
+    """The task that the columns of the target are for, where that is clear."""
+    where = f"{table.files[0]}, --target {','.join(kinds)}"
+    if len(kinds) == 1:
+        ((name, kind),) = kinds.items()
+        count = table.frame[name].nunique()
+        if kind == "int" and count > FEW:
+            mend = "give --task classes or --task regression"
+            raise DataError(f"{count:,} different whole numbers, classes or regression", where, mend)
+        return "regression" if kind == "float" else "classes"
+    if "words" not in kinds.values():
+        if all(kind != "float" and table.frame[name].isin([0, 1]).all() for name, kind in kinds.items()):
+            return "labels"
+        if "float" in kinds.values():
+            return "regression"
+    given = ", ".join(f"{name} of {'whole numbers' if kind == 'int' else kind}" for name, kind in kinds.items())
+    mend = "choose columns of numbers" if "words" in kinds.values() else "give --task labels or regression"
+    raise DataError(f"several targets that are neither labels, 0 or 1, nor fractions: {given}", where, mend)
+
+
+# --- published tables -------------------------------------------------------------------------------------------------
+
+_ADULT = """
+age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain capital-loss
+hours-per-week native-country income
+"""
+_WINE = """
+fixed acidity, volatile acidity, citric acid, residual sugar, chlorides, free sulfur dioxide, total sulfur dioxide, density, pH,
+sulphates, alcohol, quality
+"""
+
+
+def read_adult(request: Request) -> Contents:
+    """Adult (census income) from adult.data and adult.test as published, or adult-train.csv and adult-test.csv.
+
+    `?` is a word of its own; occupations are the domains, and inputs too.
+    """
+    import pandas as pd
+
+    names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
+    files = [_first(request, *pair) for pair in names]
+    frames = []
+    for path in files:
+        with damaged(path):
+            # A comment is the first line of adult.test.
+            frame = _csv(regular_file(path), names=_ADULT.split(), index_col=False, comment="|", keep_default_na=False)
+        frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
+    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
+    return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
+
+
+def read_wine_quality(request: Request) -> Contents:
+    """Quality of red and white wine, a number; winequality-red.csv and winequality-white.csv, with or without a header."""
+    import pandas as pd
+
+    columns = [name.strip() for name in _WINE.split(",")]
+    files, frames = (
+        [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in ("red", "white")],
+        [],
+    )
+    for path, colour in zip(files, ("red", "white"), strict=True):
+        with damaged(path), open(regular_file(path), encoding="utf-8") as file:
+            has_header = "acidity" in file.readline()
+            frame = _csv(path, names=columns, skiprows=int(has_header), index_col=False)
+        frames.append(frame.assign(colour=colour))
+    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
+    return table_contents(table, ["quality"], "colour", ReaderOptions(task="regression"))
+
+
+def _first(request: Request, *names: str) -> Path:
+    """The first of these files that is there; DataError for the first name where none is."""
+    paths = [request.root / name for name in names]
+    return need(next((path for path in paths if path.is_file()), paths[0]), request.origin)

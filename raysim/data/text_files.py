@@ -1,0 +1,117 @@
+"""Readers of text: characters are tokens, a sequence's targets are the characters that follow: `raysim prepare text`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from raysim.core.errors import DataError
+from raysim.core.reading import regular_file
+from raysim.data.arrow import damaged, in_batches
+from raysim.data.reader_api import MOST_CLASSES, Contents, Request
+
+LENGTH = 80
+#: Characters of tiny Shakespeare, and how many different ones.
+SHAKESPEARE = (1_115_394, 65)
+
+
+def read_text(request: Request) -> Contents:
+    """A UTF-8 text as sequences of `--length` characters (80) that do not overlap; the vocabulary is its sorted characters.
+
+    Sequence k of a text t has the inputs t[kL : kL + L] and the targets t[kL + 1 : kL + L + 1], L the length; what is left
+    at the end is left out. With `--domains speakers` the text is a play: each speaker is a domain, see `speeches`.
+    """
+    length, domains = request.options.length or LENGTH, request.options.domains
+    if domains not in (None, "speakers"):
+        raise DataError(f"--domains {domains}", request.name, "give --domains speakers, or drop it")
+    path = _file(request.root)
+    text = _read(path)
+    vocabulary = sorted(set(text))
+    if len(vocabulary) > MOST_CLASSES:
+        what = f"{len(vocabulary):,} different characters, more than {MOST_CLASSES:,}"
+        raise DataError(what, str(path), "give a text in fewer scripts")
+    texts = {"": text} if domains is None else speeches(text, path)
+    kept = {name: texts[name] for name in sorted(texts) if len(texts[name]) > length}
+    if not kept:
+        longest = max(map(len, texts.values()))
+        what = f"no sequence of {length} characters and one that follows; the longest text has {longest}"
+        raise DataError(what, str(path), "lower --length")
+    codes = {character: code for code, character in enumerate(vocabulary)}
+    parts = [_windows(np.array([codes[each] for each in part], np.int32), length) for part in kept.values()]
+    inputs, targets = (np.concatenate(sequences) for sequences in zip(*parts, strict=True))
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
+    count = len(texts) - len(kept)
+    speakers = "speaker" if count == 1 else "speakers"
+    return Contents(
+        tuple(vocabulary),
+        in_batches(inputs, targets, domains=None if domains is None else owners),
+        [path],
+        len(inputs),
+        () if domains is None else tuple(kept),
+        task="tokens",
+        vocabulary=len(vocabulary),
+        left_out=f"{count:,} {speakers} with fewer than {length + 1} characters" if count else "",
+    )
+
+
+def read_shakespeare(request: Request) -> Contents:
+    """Tiny Shakespeare (input.txt of char-rnn), its speakers as domains."""
+    text = _read(_file(request.root))
+    found = len(text), len(set(text))
+    if found != SHAKESPEARE:
+        what = "{:,} characters, {} different; {:,} and {} expected".format(*found, *SHAKESPEARE)
+        mend = "fetch it again, or use `prepare text`"
+        raise DataError(f"not the published tiny Shakespeare: {what}", str(request.root), mend)
+    return read_text(replace(request, options=replace(request.options, domains="speakers")))
+
+
+def speeches(text: str, path: Path) -> dict[str, str]:
+    """What each speaker of a play says: speaker -> lines, joined over the play, without the names.
+
+    A speaker's name stands on a line of its own that ends with a colon, at the beginning or after an empty line.
+
+    Raises:
+      DataError: the text does not begin with a speaker, or has none.
+    """
+    lines: dict[str, list[str]] = {}
+    speaker, before = None, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not before and line.endswith(":") and line[:-1].strip():
+            speaker = line[:-1].strip()
+        elif line.strip():
+            if speaker is None:
+                mend = "begin with a line NAME:, or drop --domains speakers"
+                raise DataError("words before the first speaker", f"{path}, line {number}", mend)
+            lines.setdefault(speaker, []).append(line)
+        before = line.strip()
+    if not lines:
+        raise DataError("no speaker says a word", str(path), "begin with a line NAME:, or drop --domains speakers")
+    return {name: "\n".join(said) + "\n" for name, said in lines.items()}
+
+
+def _windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets), (n, length) each, of a text of (m,) tokens; n = (m - 1) // length."""
+    size = (len(tokens) - 1) // length * length
+    return tokens[:size].reshape(-1, length), tokens[1 : size + 1].reshape(-1, length)
+
+
+def _file(root: Path) -> Path:
+    """The text itself, or the one .txt of a folder."""
+    texts = [root] if root.is_file() else sorted(root.glob("*.txt"))
+    if len(texts) != 1:
+        raise DataError(f"{len(texts)} .txt files", str(root), "give the file itself as --root")
+    return texts[0]
+
+
+def _read(path: Path) -> str:
+    with damaged(path):
+        data = regular_file(path).read_bytes()
+    if not data:
+        raise DataError("an empty file", str(path), "give a text")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save it as UTF-8") from error
+    return text.replace("\r\n", "\n")
