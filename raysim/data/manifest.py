@@ -166,6 +166,7 @@ def make_manifest(
     labels, domains, num_classes = images.labels, images.domains, len(images.info.groups)
     draws = [1]
     _check_scheme(spec.scheme, images.info)
+    _check_validation(spec.validation_set, images.info, external)
     division = _unseen_last(_divide(images, spec, draws.append), spec)
     seen, unseen = division.without_last(spec.num_unseen)
     clients, validation, test = seen.clients, seen.validation, seen.test
@@ -220,6 +221,20 @@ def _check_scheme(scheme: str, info: SetInfo) -> None:
     fit += ["domain", "natural"] * bool(info.domains)
     mend = f"set partition.scheme to {', '.join(fit)}, file or a function of your own"
     raise DataError(what, f"partition {scheme}", mend)
+
+
+def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet | None) -> None:
+    """DataError where the validation set is to be made by class, and a row has none."""
+    wanted = {
+        "external": external is not None,
+        "imbalance": spec.imbalance is not None,
+        "label_noise": spec.label_noise,
+    }
+    for other in [info] if external is None else [info, external.info]:
+        if other.groups is not other.classes and any(wanted.values()):
+            name = next(name for name, is_wanted in wanted.items() if is_wanted)
+            what = f"{name} goes by class, and {other.name} has no class for each row"
+            raise DataError(what, "data.validation_set", f"drop data.validation_set.{name}")
 
 
 def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
