@@ -66,7 +66,7 @@ class Division:
         first = len(self.clients) - count
         held_out = [(self.validation, self.validation_sizes), (self.test, self.test_sizes)]
         theirs = [
-            np.concatenate([rows, *(_own(*held, client) for held in held_out if held[1] is not None)])
+            np.concatenate([rows, *(_own(held, sizes, client) for held, sizes in held_out if sizes is not None)])
             for client, rows in enumerate(self.clients[first:], first)
         ]
         validation, test = (rows if sizes is None else rows[: sizes[:first].sum()] for rows, sizes in held_out)

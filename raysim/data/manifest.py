@@ -198,7 +198,8 @@ def make_manifest(
         num_draws=draws[-1],
         test_sizes=seen.test_sizes,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
-        **({"unseen": np.concatenate(unseen), "unseen_sizes": np.array(list(map(len, unseen)))} if unseen else {}),
+        unseen=np.concatenate([np.zeros(0, np.int64), *unseen]),
+        unseen_sizes=np.array([len(rows) for rows in unseen]) if unseen else None,
     )
     if domains is None:
         return manifest
