@@ -27,7 +27,10 @@ Measure = Literal[
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
-NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("features",), "premise": ("validation-set", "test-set")}
+NEEDS: dict[Measure, tuple[str, ...]] = {
+    "features": ("classes", "features"),
+    "premise": ("validation-set", "test-set"),
+}
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -44,7 +47,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
       `singular_values`, number `effective_rank`, see `effective_rank`.
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
-      `intra`, `inter` and `separability`, see `log_separation`.
+      `intra`, `inter` and `separability`, see `log_separation`. It needs one class a row; without, name the others.
     - gradient: ||sum_k n_k/N grad L_k(theta)||_2 over the shared parameters at the broadcast point theta, over the cohort's
       training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
       L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
@@ -57,11 +60,12 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
     - weights: rank correlations (Spearman) over the clients that took a step, between their aggregation
       weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
       their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. NaN if one of the two is the
-      same for all. Measured only where it is named.
+      same for all, as the entropy is without classes. Measured only where it is named.
     - premise: whether clients with small validation gradients generalise better (FedVG): of each client's model after
       training the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows; array `premise`, a row a
-      client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. It costs each client
-      passes over both sets, so it is measured only where it is named.
+      client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. Other tasks have their
+      score of a part in the place of the accuracy; for the RMSE the premise is +1. It costs each client passes over both
+      sets, so it is measured only where it is named.
 
     `spectrum` and `features` need the new model, which is there only in rounds that are evaluated: let one of `every`
     and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured

@@ -129,8 +129,8 @@ def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
 
 
 def output_norm(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean L2 norm of the logits of a batch; needs no labels. Scalar."""
-    norms: Tensor = torch.linalg.vector_norm(outputs.logits, dim=1)
+    """Mean L2 norm of the logits of a batch, of each token in a sequence; needs no targets. Scalar."""
+    norms: Tensor = torch.linalg.vector_norm(outputs.logits, dim=-1)
     return norms.mean()
 
 

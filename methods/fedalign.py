@@ -96,7 +96,9 @@ def fedalign(
             if passed is None:  # the pass went by the `forward` hook, as a measurement's does
                 return total
             x, y = passed
-            narrow = x[:, : slim(x.shape[1], width, as_in)]
+            narrow = (
+                x[..., : slim(x.shape[-1], width, as_in)] if x.dim() == 3 else x[:, : slim(x.shape[1], width, as_in)]
+            )
             gap = F.mse_loss(spectral_norms(narrow, slim_pass(module, narrow, width, as_in)), spectral_norms(x, y))
             ratio = torch.where(gap > 0, total / gap.clamp_min(torch.finfo(gap.dtype).tiny), 0.0).detach()
             return total + mu * ratio * gap
@@ -169,8 +171,11 @@ def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
     """(B,): spectral norm of x y^T / pixels for each image; where there are several, by power iterations from ones.
 
     Args:
-      x, y: (B, channels) or (B, channels, height, width), what goes into a block and comes out; y has no more pixels.
+      x, y: (B, channels), (B, length, channels) or (B, channels, height, width), what goes into a block and comes out; y has
+        no more pixels. A position of a sequence counts as a pixel.
     """
+    if x.dim() == 3:
+        x, y = x.transpose(1, 2), y.transpose(1, 2)
     if x.dim() == 2:  # of one pixel, an outer product; iterating would only add gradients too small for fast arithmetic
         lengths: list[Tensor] = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)]
         return lengths[0] * lengths[1]

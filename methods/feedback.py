@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -47,7 +47,7 @@ def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", se
         chosen_layers(layout, layers, "fa")
         return {}
 
-    @functools.cache
+    @cache
     def back_of(layer: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
         return random_feedback(shape, init=init, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
 
@@ -64,9 +64,10 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
     """Direct feedback alignment: each layer block gets the output error through a random matrix of its own.
 
     Nøkland 2016 (NeurIPS): with e = dL/dlogits, the gradient of a block's input h is e R, with a fixed random
-    R of (classes, numbers in one example's h), uniform in [-1, 1) / sqrt(numbers in h). From there down to the next
-    block, through pooling, activation and BatchNorm, and inside a block, backpropagation goes on; the head's own
-    gradients are exact. R is drawn from the seed and the block's name, the same for all clients and rounds.
+    R of (outputs, numbers in one example's h), uniform in [-1, 1) / sqrt(numbers in h); in a sequence with an output at
+    each position, of one position's h. From there down to the next block, through pooling, activation and BatchNorm, and
+    inside a block, backpropagation goes on; the head's own gradients are exact. R is drawn from the seed and the block's
+    name, the same for all clients and rounds.
 
     A block (`raysim methods --model`) is a residual or encoder block as a whole, so that no error leaks past R along a
     skip connection, and in models without such blocks a layer. Inputs that need no gradient (images) are left alone.
@@ -82,9 +83,9 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
         chosen_blocks(layout, blocks)
         return {}
 
-    @functools.cache
-    def matrix_of(block: str, classes: int, size: int, device: torch.device) -> Tensor:
-        return direct_matrix(block, classes, size, seed=seed).to(device)
+    @cache
+    def matrix_of(block: str, outputs: int, size: int, device: torch.device) -> Tensor:
+        return direct_matrix(block, outputs, size, seed=seed).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         return {**ops, **direct_ops(client, chosen_blocks(client.layout, blocks), matrix_of)}
@@ -98,15 +99,22 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
 def feedback_layers(layout: Layout) -> dict[str, Leaf]:
     """Path -> weight leaf of every trained linear and two-dimensional convolution layer, in module order.
 
-    Not the output projection inside torch's MultiheadAttention, whose weight is used without calling the layer.
+    Not embeddings, whose input has no gradient. Not the output projection inside torch's MultiheadAttention, whose weight is
+    used without calling the layer.
     """
     weights = {}
     for leaf in layout.params:
         parent = leaf.layer.rpartition(".")[0]
         is_hidden = f"{parent}.in_proj_weight" in layout.by_name
-        if leaf.name == f"{leaf.layer}.weight" and len(leaf.shape) in (2, 4) and not is_hidden:
+        is_matrix = leaf.name == f"{leaf.layer}.weight" and len(leaf.shape) in (2, 4) and not leaf.is_lookup
+        if is_matrix and not is_hidden:
             weights[leaf.layer] = leaf
     return weights
+
+
+def idle_layer(layout: Layout) -> str:
+    """The one of `feedback_layers` whose input needs no gradient: the first; none, "", where it reads trained embeddings."""
+    return "" if any(leaf.is_lookup for leaf in layout.params) else next(iter(feedback_layers(layout)), "")
 
 
 def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:
@@ -155,10 +163,10 @@ def random_feedback(shape: tuple[int, ...], *, init: Init, seed: int) -> Tensor:
     return (2 * torch.rand(shape, generator=torch_generator(seed)) - 1) * bound
 
 
-def direct_matrix(layer: str, classes: int, size: int, *, seed: int) -> Tensor:
-    """(classes, size): R of direct feedback, uniform in [-1, 1) / sqrt(size), drawn from the seed and the layer's name."""
+def direct_matrix(layer: str, outputs: int, size: int, *, seed: int) -> Tensor:
+    """(outputs, size): R of direct feedback, uniform in [-1, 1) / sqrt(size), drawn from the seed and the layer's name."""
     generator = torch_generator(derive_seed(seed, f"direct/{layer}"))
-    return (2 * torch.rand(classes, size, generator=generator) - 1) / math.sqrt(size)
+    return (2 * torch.rand(outputs, size, generator=generator) - 1) / math.sqrt(size)
 
 
 # --- the backward pass --------------------------------------------------------------------------------------------------
@@ -210,14 +218,14 @@ def direct_ops(
     """Operations of layers (or blocks) whose input gets e R as its gradient, and of the head, where e is kept.
 
     Args:
-      matrix_of: (layer, classes, numbers in one example's input, device) -> R.
+      matrix_of: (layer, outputs, numbers in the input of one example or position, device) -> R.
     """
     errors: dict[str, Tensor] = {}
 
     def op(layer: str) -> LayerOp:
         def run(module: nn.Module, x: Tensor) -> Tensor:
             if layer in layers and torch.is_grad_enabled() and x.requires_grad:
-                x = with_direct_error(x, matrix_of(layer, len(client.class_counts), x[0].numel(), x.device), errors)
+                x = with_direct_error(x, partial(matrix_of, layer), errors)
             y: Tensor = type(module).forward(module, x)
             return with_kept_error(y, errors) if layer == client.head and y.requires_grad else y
 
@@ -227,18 +235,38 @@ def direct_ops(
 
 
 def with_kept_error(logits: Tensor, errors: dict[str, Tensor]) -> Tensor:
-    """The logits (B, classes); on the way back their gradient dL/dlogits is kept as errors["output"]."""
+    """The logits (B, ..., outputs); on the way back their gradient dL/dlogits is kept as errors["output"]."""
     logits = logits.clone()
     assert logits.grad_fn is not None
     logits.grad_fn.register_prehook(lambda above: errors.update(output=above[0]))
     return logits
 
 
-def with_direct_error(x: Tensor, matrix: Tensor, errors: Mapping[str, Tensor]) -> Tensor:
-    """The input x; its gradient is errors["output"] @ matrix instead of what arrives from above."""
-    x, shape, dtype = x.clone(), x.shape, x.dtype
+def with_direct_error(
+    x: Tensor, matrix_of: Callable[[int, int, torch.device], Tensor], errors: Mapping[str, Tensor]
+) -> Tensor:
+    """The input x (B, ...); its gradient is errors["output"] @ R instead of what arrives from above.
+
+    Where the output error is (B, length, outputs), x is (B, length, ...), and every position gets its own error.
+
+    Args:
+      matrix_of: (outputs, numbers of x in one example or position, device) -> R.
+    Raises:
+      MethodError: on the way back, an input without the positions of the output.
+    """
+    x, shape, dtype, device = x.clone(), x.shape, x.dtype, x.device
     assert x.grad_fn is not None
-    x.grad_fn.register_prehook(lambda above: ((errors["output"].to(matrix.dtype) @ matrix).view(shape).to(dtype),))
+
+    def direct(above: tuple[Tensor, ...]) -> tuple[Tensor]:
+        error = errors["output"]
+        positions = error.shape[:-1]
+        if shape[: len(positions)] != positions:
+            what = f"an input of shape {tuple(shape)} gets no error of shape {tuple(error.shape)}"
+            raise MethodError(what, "direct feedback", "name blocks whose input has the positions of the output")
+        matrix = matrix_of(error.shape[-1], shape[len(positions) :].numel(), device)
+        return ((error.to(matrix.dtype) @ matrix).view(shape).to(dtype),)
+
+    x.grad_fn.register_prehook(direct)
     return x
 
 

@@ -87,6 +87,7 @@ def fisher(
         report=report,
         server_update=server_update,
         claims=frozenset({"merge"}),
+        needs=frozenset({"classes"}),
         base_weights="uniform" if is_mammoth else "examples",
     )
 

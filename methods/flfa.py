@@ -17,6 +17,7 @@ from methods.feedback import (
     direct_ops,
     feedback_layers,
     feedback_op,
+    idle_layer,
     random_feedback,
 )
 from raysim.core.counting import counts_without
@@ -52,8 +53,8 @@ def flfa(
     many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13), and `is_plain`,
     1 in rounds that were plain backpropagation: round 0, and those with the first layer alone.
 
-    The first layer changes nothing, since images need no gradient: such a round equals one without FLFA, to the bit,
-    and the first of them gives a warning. A gradient taken at a perturbed point (FedSOL) uses
+    The first layer changes nothing, since images need no gradient (behind trained embeddings it does): such a round equals
+    one without FLFA, to the bit, and the first of them gives a warning. A gradient taken at a perturbed point (FedSOL) uses
     B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation. Where W^r is 0,
     so is B, and a warning says that no error passes the layer in that round.
 
@@ -95,8 +96,8 @@ def flfa(
         return random_feedback(shape, init="layer", seed=name).to(device)
 
     @functools.lru_cache(maxsize=num_layers)
-    def direct_back(layer: str, classes: int, size: int, device: torch.device) -> Tensor:
-        return direct_matrix(layer, classes, size, seed=seed).to(device)
+    def direct_back(layer: str, outputs: int, size: int, device: torch.device) -> Tensor:
+        return direct_matrix(layer, outputs, size, seed=seed).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         layers = list(layers_of(client.layout).items())
@@ -144,7 +145,7 @@ def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used
     Args:
       layers: the candidates; used, chosen: places among them of this round's layers and of the next one's.
     """
-    is_idle = [name == next(iter(feedback_layers(server.layout))) for name in layers]  # its input needs no gradient
+    is_idle = [name == idle_layer(server.layout) for name in layers]
     server.log("is_plain", float(all(is_idle[index] for index in used)))
     if all(is_idle[index] for index in chosen):
         where = f"flfa: the chosen layer {list(layers)[chosen[0]]!r} is the first one, whose input needs no gradient"

@@ -44,7 +44,7 @@ def mean_weights(server: ServerView) -> Tensor:
 
 
 def premise_of(client: ClientView) -> Tensor:
-    """(2,) float64, of the client's model after training: G_k of FedVG's eq. 4, and accuracy on the test rows, in [0, 1].
+    """(2,) float64, of the client's model after training: G_k of FedVG's eq. 4, and `client.accuracy` on the test rows.
 
     FedVG's premise is that clients whose validation gradient is small have models that generalise. G_k is FedVG's
     default, the mean over parameter tensors of the L1 norms of the validation gradient in train mode. Not numbers for a

@@ -48,7 +48,8 @@ def univarfl(
     - The diagonal is left out: it is a constant whose rounding error, times 1/eps^2, swamps the gradient in float32 where
       eps is small. Rows of zeros have no direction (cosine 0, gradient 0).
     - The variance is biased. The features are the classifier's input, behind a projector, as in FedUV's code.
-    With a batch of one both terms are constant.
+    With a batch of one both terms are constant. The variance is of classes; `lam: 0` leaves the energy alone, for every
+    task. Features of a sequence count as one vector, position after position.
 
     Args:
       mu, lam: strengths of the energy L_HE and of the variance term L_V, >= 0; lam null: D/4.
@@ -91,7 +92,7 @@ def univarfl(
 
         return value
 
-    return Method("univarfl", loss=loss, needs=frozenset({"classes", "features"}))
+    return Method("univarfl", loss=loss, needs=frozenset({"features"} if lam == 0 else {"classes", "features"}))
 
 
 def classifier_variance(shares: Tensor, *, variance: Variance = "biased", spread: Spread = "variance") -> Tensor:

@@ -312,8 +312,14 @@ class Config(Group):
 
     @property
     def num_clients(self) -> int:
-        """The population: partition.num_clients, or 1 for joint training."""
-        return 1 if self.is_joint else self.partition.num_clients
+        """The population: those of partition.num_clients that train, or 1 for joint training."""
+        return 1 if self.is_joint else self.partition.num_clients - self.num_unseen
+
+    @property
+    def num_unseen(self) -> int:
+        """Clients that never train: the share data.unseen_clients of all, at least one where that is above 0."""
+        share = 0.0 if self.is_joint else self.data.unseen_clients
+        return max(1, int(self.partition.num_clients * share + 1e-9)) if share else 0
 
     @property
     def cohort_size(self) -> int:

@@ -97,6 +97,14 @@ class DataGroup(Group):
         counts=counts_without("data.split", "file"),
     )
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
+    unseen_clients: float = key(
+        0.0,
+        "share of the clients, at least one, that never train and are scored: drawn by partition.seed and numbered last; of "
+        "scheme file the last ones",
+        ge=0,
+        lt=1,
+        counts=counts_without("partition.scheme", "joint"),
+    )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
         None, "done to every image once, before it is stored; data.resize and the like act on every batch"
@@ -145,7 +153,17 @@ class PartitionGroup(Group):
 
     scheme: (
         Literal[
-            "dirichlet", "iid", "labels", "shards", "quantity", "domain", "natural", "nine_plus_one", "file", "joint"
+            "dirichlet",
+            "iid",
+            "labels",
+            "shards",
+            "quantiles",
+            "quantity",
+            "domain",
+            "natural",
+            "nine_plus_one",
+            "file",
+            "joint",
         ]
         | Own
         | dict[Own, Settings]
@@ -161,14 +179,19 @@ class PartitionGroup(Group):
         gt=0,
         counts=_of_scheme("dirichlet", "quantity", "nine_plus_one", OWN),
     )
-    num_clients: int = key(20, "number of clients, the population", ge=1, counts=NOT_JOINT)
+    num_clients: int = key(20, "number of clients, unseen ones among them", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
         1,
         "fewest training examples of a client; with data.split_within_clients, fewest examples in all",
         ge=1,
         counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
     )
-    shards_per_client: int = key(2, "pieces of the sorted set for each client", ge=1, counts=_of_scheme("shards", OWN))
+    shards_per_client: int = key(
+        2,
+        "pieces of the set, sorted by class or number, for each client; more are less heterogeneous",
+        ge=1,
+        counts=_of_scheme("shards", "quantiles", OWN),
+    )
     labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels", OWN))
     domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
     samples_per_client: int | None = key(

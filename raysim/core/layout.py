@@ -20,7 +20,8 @@ class Leaf:
     """One named tensor of the layout.
 
     `layer` is the owning module's path, `block` its layer block (FedVG's granularity), `is_channels_last` says that a
-    convolution weight lies as (out, height, width, in) in the vector while its view keeps the usual shape.
+    convolution weight lies as (out, height, width, in) in the vector while its view keeps the usual shape. `is_lookup`: an
+    embedding, whose rows are looked up and multiply nothing.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Leaf:
     is_head: bool = False
     is_shared: bool = True
     is_channels_last: bool = False
+    is_lookup: bool = False
 
     @property
     def size(self) -> int:
@@ -189,6 +191,7 @@ def layout_of(
             is_head=not is_buffer and (layer == head or layer.startswith(head + ".")),
             is_shared=name in shared,
             is_channels_last=not is_buffer and channels_last and tensor.dim() == 4,
+            is_lookup=isinstance(module.get_submodule(layer), nn.Embedding | nn.EmbeddingBag),
         )
         leaves.append(leaf)
 

@@ -52,6 +52,27 @@ class Division:
         training = np.array([len(rows) for rows in self.clients])
         return training + sum(sizes for sizes in (self.validation_sizes, self.test_sizes) if sizes is not None)
 
+    def reordered(self, order: np.ndarray) -> Division:
+        """The same with its clients in another order. order: (num_clients,) int64, their present numbers."""
+        validation, test = (
+            rows if sizes is None else np.concatenate([_own(rows, sizes, client) for client in order])
+            for rows, sizes in ((self.validation, self.validation_sizes), (self.test, self.test_sizes))
+        )
+        sizes = (None if sizes is None else sizes[order] for sizes in (self.validation_sizes, self.test_sizes))
+        return Division([self.clients[client] for client in order], validation, test, *sizes)
+
+    def without_last(self, count: int) -> tuple[Division, list[np.ndarray]]:
+        """(the division without its last clients, all rows of each of these, those held out for it among them)."""
+        first = len(self.clients) - count
+        held_out = [(self.validation, self.validation_sizes), (self.test, self.test_sizes)]
+        theirs = [
+            np.concatenate([rows, *(_own(held, sizes, client) for held, sizes in held_out if sizes is not None)])
+            for client, rows in enumerate(self.clients[first:], first)
+        ]
+        validation, test = (rows if sizes is None else rows[: sizes[:first].sum()] for rows, sizes in held_out)
+        sizes = (None if sizes is None else sizes[:first] for _, sizes in held_out)
+        return Division(self.clients[:first], validation, test, *sizes), theirs
+
     def table(self, num_examples: int) -> str:
         """The division as the file above, with all columns and a row for each example of the set."""
         owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
@@ -67,6 +88,12 @@ class Division:
             for example, (owner, split) in enumerate(zip(owners.tolist(), splits.tolist(), strict=True))
         )
         return "example,client,split\n" + "".join(lines)
+
+
+def _own(rows: np.ndarray, sizes: np.ndarray, client: int) -> np.ndarray:
+    """A client's part of rows that lie client after client."""
+    start = int(sizes[:client].sum())
+    return rows[start : start + int(sizes[client])]
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def _index_text(manifest: Manifest, **more: object) -> str:
         "test_domains": manifest.test_domains,
         "test_sizes": manifest.test_sizes,
         "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
+        **({} if manifest.unseen_sizes is None else {"unseen_sizes": manifest.unseen_sizes}),
     }
     return json.dumps(index | more, default=np.ndarray.tolist) + "\n"
 
@@ -120,7 +121,7 @@ class Federation:
 
     Attributes:
       class_counts: (num_clients, classes) int64; sizes: (num_clients,) int64 training examples.
-      domains, domain_counts, test_domains, test_sizes: see `Manifest`; None where it has none.
+      domains, domain_counts, test_domains, test_sizes, unseen_sizes: see `Manifest`; None where it has none.
       test_sets: examples of each further test set.
 
     Args:
@@ -144,9 +145,9 @@ class Federation:
         self.num_test: int = index["num_test"]
         self.num_validation: int = index["num_validation"]
         self.domains: list[str] = index["domains"]
-        self.domain_counts, self.test_domains, self.test_sizes = (
-            None if index[name] is None else np.array(index[name], dtype=np.int64)
-            for name in ("domain_counts", "test_domains", "test_sizes")
+        self.domain_counts, self.test_domains, self.test_sizes, self.unseen_sizes = (
+            None if index.get(name) is None else np.array(index[name], dtype=np.int64)
+            for name in ("domain_counts", "test_domains", "test_sizes", "unseen_sizes")
         )
         self.test_sets: dict[str, int] = index["test_sets"]
         self._starts = np.cumsum([0, *self.sizes])
@@ -167,7 +168,7 @@ class Federation:
         return end - int(self.test_sizes[client]), end
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of a file: "validation", "test" or, for a further test set, "test-NAME"."""
+        """(inputs, targets) of a file: "validation", "test", "unseen" or, for a further test set, "test-NAME"."""
         if name not in self._maps:
             self._maps[name] = self._open(name).whole()
         return self._maps[name]

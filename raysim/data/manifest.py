@@ -16,9 +16,9 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.data.arrow import PreparedSet
+from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import Division, DivisionFile, read_division
-from raysim.data.partition import SCHEMES, OnDrawn, Parts, check_sizes, own_parts
+from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.splits import TEST, Mix, ValidationSpec, arrange, external_rows, split, split_officially, split_within
 
@@ -34,6 +34,7 @@ class PartitionSpec:
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
       within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
+      num_unseen: how many of the clients never train: the last ones of a file, else drawn, and then numbered last.
     """
 
     scheme: str = "dirichlet"
@@ -51,6 +52,7 @@ class PartitionSpec:
     validation: float = 0.10
     split: str = "fraction"
     within_clients: bool = False
+    num_unseen: int = 0
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
     options: str = ""
@@ -58,18 +60,18 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class OtherTest:
-    """A further test set: rows of another set, and their labels (n,) int64 in this set's classes."""
+    """A further test set: rows of another set, and their labels (n,) int64 in this set's classes, None without classes."""
 
     name: str
     path: str
     checksum: str
     rows: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows of the set: per client, for the server's validation set (in its order) and for the test.
+    """Rows of the set: per client that trains, for the server's validation set (in its order) and for the test.
 
     Attributes:
       class_counts: (num_clients, classes) int64; one column where the target is no class, as in all counts by class.
@@ -81,8 +83,9 @@ class Manifest:
         row; None for a set without domains.
       test_sizes: (num_clients,) int64 test rows of each client, client after client; None where nobody has own ones.
       test_sets: further test sets.
+      unseen: rows of the clients that never train, one after the other; unseen_sizes: (clients,) int64; None without such.
       preprocess: what is done to the images of all these rows once.
-      division: the rows before `spec.validation_set` makes the validation set of those held out for it.
+      division: of all clients, before `spec.validation_set` makes the validation set of the rows held out for it.
     """
 
     set_path: str
@@ -104,6 +107,8 @@ class Manifest:
     test_domains: np.ndarray | None = None
     test_sizes: np.ndarray | None = None
     test_sets: tuple[OtherTest, ...] = ()
+    unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    unseen_sizes: np.ndarray | None = None
 
     @cached_property
     def checksum(self) -> str:
@@ -117,6 +122,9 @@ class Manifest:
             digest.update(b"external" + self.external[1].encode())
         if self.test_sizes is not None:
             digest.update(b"test sizes" + np.ascontiguousarray(self.test_sizes, np.int64).tobytes())
+        if self.unseen_sizes is not None:
+            for part in (self.unseen_sizes, self.unseen):
+                digest.update(b"unseen" + np.ascontiguousarray(part, np.int64).tobytes())
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
         if self.preprocess.is_any:
@@ -137,6 +145,7 @@ class Manifest:
             "spec": asdict(self.spec),
             "sizes": self.sizes,
             **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
+            **({} if self.unseen_sizes is None else {"unseen": self.unseen, "unseen_sizes": self.unseen_sizes}),
             **({"preprocess": self.preprocess.to_json()} if self.preprocess.is_any else {}),
         }
         return json.dumps(fields, default=np.ndarray.tolist) + "\n"
@@ -156,8 +165,11 @@ def make_manifest(
     """
     labels, domains, num_classes = images.labels, images.domains, len(images.info.groups)
     draws = [1]
-    division = _divide(images, spec, draws.append)
-    clients, validation, test = division.clients, division.validation, division.test
+    _check_scheme(spec.scheme, images.info)
+    _check_validation(spec.validation_set, images.info, external)
+    division = _unseen_last(_divide(images, spec, draws.append), spec)
+    seen, unseen = division.without_last(spec.num_unseen)
+    clients, validation, test = seen.clients, seen.validation, seen.test
     if not any(map(len, clients)):
         mend = "leave some examples to train on: split train in a partition file, smaller data.test and data.validation"
         raise DataError("no client has an example to train on", f"partition {spec.file or spec.scheme}", mend)
@@ -166,9 +178,7 @@ def make_manifest(
     if external is not None:
         validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
         origin = (str(external.path), external.info.checksum)
-    mix = (
-        _mix_of(images, division, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
-    )
+    mix = _mix_of(images, seen, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
     validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng, mix)
     is_own = external is None and (labels[validation] == targets).all()
     manifest = Manifest(
@@ -186,14 +196,56 @@ def make_manifest(
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
         num_draws=draws[-1],
-        test_sizes=division.test_sizes,
+        test_sizes=seen.test_sizes,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
+        unseen=np.concatenate([np.zeros(0, np.int64), *unseen]),
+        unseen_sizes=np.array([len(rows) for rows in unseen]) if unseen else None,
     )
     if domains is None:
         return manifest
     names = images.info.domains
     counts = _counts(clients, domains * num_classes + labels, (len(names), num_classes))
     return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
+
+
+def _check_scheme(scheme: str, info: SetInfo) -> None:
+    """DataError where a scheme goes by what the set does not have."""
+    has_classes = info.groups is info.classes
+    has_number = info.target_type == "float32" and math.prod(info.target_shape) == 1
+    if scheme in BY_CLASS and not has_classes:
+        what = f"{info.name} has no class for each row"
+    elif scheme == "quantiles" and not has_number:
+        what = f"{info.name} has no number for each row"
+    else:
+        return
+    fit = ["iid", "quantity", *["quantiles"] * has_number, *["dirichlet", "shards"] * has_classes]
+    fit += ["domain", "natural"] * bool(info.domains)
+    mend = f"set partition.scheme to {', '.join(fit)}, file or a function of your own"
+    raise DataError(what, f"partition {scheme}", mend)
+
+
+def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet | None) -> None:
+    """DataError where the validation set is to be made by class, and a row has none."""
+    wanted = {
+        "external": external is not None,
+        "imbalance": spec.imbalance is not None,
+        "label_noise": spec.label_noise,
+    }
+    for other in [info] if external is None else [info, external.info]:
+        if other.groups is not other.classes and any(wanted.values()):
+            name = next(name for name, is_wanted in wanted.items() if is_wanted)
+            what = f"{name} goes by class, and {other.name} has no class for each row"
+            raise DataError(what, "data.validation_set", f"drop data.validation_set.{name}")
+
+
+def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
+    """The division with the clients that never train behind the others; those of a file are there already."""
+    if not spec.num_unseen or spec.scheme == "file":
+        return division
+    clients = np.arange(len(division.clients))
+    rng = numpy_generator(derive_seed(spec.seed, "unseen"))
+    chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
+    return division.reordered(np.concatenate([np.setdiff1d(clients, chosen), chosen]))
 
 
 def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Division:
@@ -235,22 +287,34 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     """The test rows of another set, all rows where it has no official split, for a model of this set's classes.
 
     Raises:
-      DataError: a class that this set does not have, other channels, or no test row.
+      DataError: a class that this set does not have, other inputs or targets, or no test row.
     """
+    info, own = other.info, images.info
     known, where = list(images.info.classes), f"data.test_sets, {name}"
     missing = [cls for cls in other.info.classes if cls not in known]
     if missing:
         what = f"{len(missing)} of its classes are not among those of {images.info.name!r}, such as {missing[0]!r}"
         raise DataError(what, where, "take a set whose classes have the same names")
-    if other.info.shape[2] not in (1, images.info.shape[2]):
+    theirs, ours = ((each.target_type, each.target_shape, each.input_type) for each in (info, own))
+    if theirs != ours or (not own.is_images and info.shape != own.shape):
+        what = f"inputs of {info.input_type} {info.shape} with targets of {info.target_type} {info.target_shape}"
+        raise DataError(what, where, f"take a set with those of {own.name}")
+    if own.is_images and info.shape[2] not in (1, own.shape[2]):
         what = f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}"
         raise DataError(what, where, "take a set with as many channels, or a grey one")
     splits = other.splits
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
     if not len(rows):
         raise DataError("its official split has no test row", where, "take another set")
+    if own.groups is not own.classes:
+        return OtherTest(name, str(other.path), info.checksum, rows, None)
     relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)
     return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
+
+
+def _targets(images: PreparedSet, spec: PartitionSpec) -> np.ndarray:
+    """(n, ...): the set's targets where the scheme may ask for them; they may be long sequences."""
+    return images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
 
 
 def _partition(
@@ -260,6 +324,7 @@ def _partition(
     known = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
+        "targets": _targets(images, spec)[rows],
         "owners": None if file is None else file.of(rows),
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),

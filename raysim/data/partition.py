@@ -9,8 +9,8 @@ A function of the user's own, split(labels, num_clients, *, options) -> position
         ...
         return parts                                      # num_clients arrays of positions in labels, none in two of them
 
-By name it may also take `domains` ((n,) int64, or None) and every key of the partition group. Positions that nobody has
-stay unused.
+By name it may also take `domains` ((n,) int64, or None), `targets` ((n, ...) as the set has them) and every key of the
+partition group. Where a set has no classes, all labels are 0. Positions that nobody has stay unused.
 """
 
 from __future__ import annotations
@@ -76,12 +76,26 @@ def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_c
 
     McMahan et al. 2017 (arXiv:1602.05629), section 3, with 2 shards a client: the "pathological" split.
     """
-    num_shards = num_clients * shards_per_client
-    check_enough(len(labels), num_clients, max(min_samples, shards_per_client), "shards")
-    mixed = rng.permutation(len(labels))
-    pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], num_shards)
-    owned = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
-    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in owned], min_samples, "shards")
+    return _sorted_pieces(labels, num_clients, shards_per_client, min_samples, "shards", rng)
+
+
+def quantiles(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    rng: Generator,
+    targets: np.ndarray,
+    shards_per_client: int,
+    min_samples: int,
+) -> Parts:
+    """As `shards`, by a number instead of a class: with one piece each, client by client a quantile of the target.
+
+    More pieces mix quantiles, and so weaken the skew.
+
+    Args:
+      targets: (n,) or (n, 1) numbers.
+    """
+    return _sorted_pieces(targets.reshape(-1), num_clients, shards_per_client, min_samples, "quantiles", rng)
 
 
 def labels_each(
@@ -215,6 +229,7 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
     },
     "labels": {"": labels_each},
     "shards": {"": shards},
+    "quantiles": {"": quantiles},
     "quantity": {"dirichlet": quantity, "power": quantity_power},
     "domain": {"": domain},
     "natural": {"": natural},
@@ -224,7 +239,23 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
 }
 
 
+#: Schemes that go by class, and so need one class a row.
+BY_CLASS = ("dirichlet", "labels", "shards", "nine_plus_one")
+
+
 # --- who gets which --------------------------------------------------------------------------------------------------
+
+
+def _sorted_pieces(
+    column: np.ndarray, num_clients: int, per_client: int, min_samples: int, scheme: str, rng: Generator
+) -> Parts:
+    """Positions sorted by a column, ties at random, in equal pieces, `per_client` random ones for each client."""
+    num_pieces = num_clients * per_client
+    check_enough(len(column), num_clients, max(min_samples, per_client), scheme)
+    mixed = rng.permutation(len(column))
+    pieces = np.array_split(mixed[np.argsort(column[mixed], kind="stable")], num_pieces)
+    owned = rng.permutation(num_pieces).reshape(num_clients, per_client)
+    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in owned], min_samples, scheme)
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
@@ -291,7 +322,7 @@ def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
 #: What such a function gets, and what it may ask for besides.
 NEEDED = ("labels", "num_clients")
 OFFERED = (
-    *("rng", "domains", "alpha", "min_samples", "seed"),
+    *("rng", "domains", "targets", "alpha", "min_samples", "seed"),
     *("shards_per_client", "labels_per_client", "domains_per_client", "samples_per_client"),
 )
 

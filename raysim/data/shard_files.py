@@ -153,6 +153,8 @@ def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
         yield _Wanted("validation", path, manifest.validation, manifest.validation_labels)
     if len(manifest.test):
         yield _Wanted("test", own, manifest.test)
+    if len(manifest.unseen):
+        yield _Wanted("unseen", own, manifest.unseen)
     for other in manifest.test_sets:
         yield _Wanted(f"test-{other.name}", other.path, other.rows, other.labels)
 

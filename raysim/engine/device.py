@@ -53,7 +53,8 @@ class DeviceData:
     """The federation's examples on the device of a trainer; held-out sets are brought there once.
 
     Args:
-      shift: of clients' examples, of the validation set and of the test set; further test sets stay as they are.
+      shift: of clients' examples, unseen ones among them, of the validation set and of the test set; further test sets stay
+        as they are.
     """
 
     def __init__(self, federation: Federation, transform: Transform, device: torch.device, shift: Shift | None = None):
@@ -69,11 +70,13 @@ class DeviceData:
         return Examples(self._shift.of_client(examples.inputs, client), examples.targets)
 
     def held_out(self, name: str) -> Examples:
-        """The "test" set, the "validation" set, or "test-NAME", a further test set."""
+        """The "test" set, the "validation" set, "unseen" clients one after the other, or "test-NAME", a further test set."""
         if name not in self._held_out:
             examples = self._examples(*self.federation.held_out(name))
-            if self._shift is not None and name in ("test", "validation"):
+            if self._shift is not None and name in ("test", "validation", "unseen"):
                 sizes = self.federation.test_sizes if name == "test" else None
+                if name == "unseen" and self.federation.unseen_sizes is not None:  # numbered behind the others
+                    sizes = np.concatenate([np.zeros_like(self.federation.sizes), self.federation.unseen_sizes])
                 examples = Examples(self._shift.of_held_out(examples.inputs, name, sizes), examples.targets)
             self._held_out[name] = examples
         return self._held_out[name]

@@ -34,6 +34,7 @@ class FederationSizes:
       domains: names; test_domains: (num_test,) domain of each test row, None for a set without domains.
       test_sizes: (N,) test rows that are the clients' own and lie client after client; None where nobody has own ones.
       test_sets: examples of each further test set.
+      unseen_sizes: (U,) rows of the clients that never train, client after client; None without such.
       outputs: of the model; None: as many as classes.
     """
 
@@ -46,6 +47,7 @@ class FederationSizes:
     test_domains: np.ndarray | None = None
     test_sizes: np.ndarray | None = None
     test_sets: Mapping[str, int] = field(default_factory=dict)
+    unseen_sizes: np.ndarray | None = None
     outputs: int | None = None
 
     @property
@@ -144,7 +146,7 @@ def evaluation(
     """All metrics of a global model, and the confusion matrix of the test set if there is one.
 
     Args:
-      scores: on the held-out sets "validation", "test" and "test-NAME".
+      scores: on the held-out sets "validation", "test", "unseen" and "test-NAME".
       metrics: further metrics of the test set, by name: those that need every logit.
     """
     numbers: dict[str, float] = {}
@@ -164,6 +166,12 @@ def evaluation(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
+    if "unseen" in scores and sizes.unseen_sizes is not None:
+        score = scores["unseen"]
+        main = task.metrics(score.columns, sizes.num_outputs)[task.main]
+        numbers |= {f"server/unseen_{task.main}": main, "server/unseen_loss": score.mean_loss}
+        own = of.client_means(task.values(score.columns), sizes.unseen_sizes)
+        numbers |= spread(f"clients/unseen_{task.of_part}", task.finish(own))
     for name in sizes.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))

@@ -40,7 +40,7 @@ class Scorer:
     """Scores models on the held-out sets.
 
     Args:
-      counts: name of a held-out set ("test", "validation", "test-NAME") -> its number of examples.
+      counts: name of a held-out set ("test", "validation", "unseen", "test-NAME") -> its number of examples.
       batch_size: of the forward passes.
     """
 

@@ -73,6 +73,8 @@ class Server:
     def __post_init__(self) -> None:
         counts = {"validation": self.sizes.num_validation, "test": self.sizes.num_test}
         counts |= {f"test-{name}": count for name, count in self.sizes.test_sets.items()}
+        if self.sizes.unseen_sizes is not None:
+            counts["unseen"] = int(self.sizes.unseen_sizes.sum())
         self.scorer = Scorer(self.pool, counts, self.evaluation_batch)
         for phase in self.phases:
             self.method_state |= phase.stack.init(self.params, self.layout)

@@ -173,7 +173,8 @@ def partition_spec(config: Config) -> PartitionSpec:
         file_sha256=_digest(file) if file else "",
         **data.model_dump(include={"test", "validation", "split"}),
         form="" if config.is_joint else part.form or "",
-        num_clients=config.num_clients,
+        num_clients=config.num_clients + config.num_unseen,
+        num_unseen=config.num_unseen,
         within_clients=data.split_within_clients,
         validation_set=ValidationSpec(
             **chosen.model_dump(exclude={"external", "from_clients"}),

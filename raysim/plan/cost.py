@@ -96,7 +96,8 @@ def cost_of(plan: Plan) -> RunCost:
     every, rounds = config.evaluation.every, plan.num_rounds
     evaluations = (rounds // every if every else 0) + (every == 0 or rounds % every > 0)
     num_test, num_validation = len(plan.manifest.test), len(plan.manifest.validation)
-    held_out = num_test + num_validation + sum(len(other.rows) for other in plan.manifest.test_sets)
+    held_out = num_test + num_validation + len(plan.manifest.unseen)
+    held_out += sum(len(other.rows) for other in plan.manifest.test_sets)
     scored = evaluations * held_out
     for phase, done in zip(phases, work, strict=True):
         scored += done.clients * num_validation * ("validation-set" in phase.stack.needs)

@@ -51,7 +51,7 @@ def _file_has_splits(config: Config, images: PreparedSet) -> bool:
     if part.scheme != "file" or part.file is None:
         return False
     try:
-        file = read_division(Path(part.file), num_examples=len(images), num_clients=config.num_clients)
+        file = read_division(Path(part.file), num_examples=len(images), num_clients=part.num_clients)
     except DataError:
         return False
     return file.splits is not None
@@ -104,4 +104,5 @@ def rows_line(config: Config, manifest: Manifest) -> str:
     rule = RULES.get(config.data.split, config.data.split)
     rule += " of each client" if config.data.split_within_clients else ""
     train, validate, test = int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test)
-    return f"{train:,} rows train, {validate:,} validate, {test:,} test: {rule}"
+    unseen = f", {len(manifest.unseen):,} are of {config.num_unseen} unseen clients" if config.num_unseen else ""
+    return f"{train:,} rows train, {validate:,} validate, {test:,} test{unseen}: {rule}"

@@ -60,14 +60,14 @@ class Shift:
         """The same for rows that the server holds: each is shifted as one client's.
 
         Args:
-          purpose: "test" or "validation"; their draws differ.
+          purpose: "test", "validation" or "unseen"; their draws differ.
           sizes: rows of each client, one client's after the other's; None: rows are dealt to clients at random, evenly.
         """
         if sizes is None:
             rng = numpy_generator(derive_seed(self.seed, f"shift {purpose}"))
             owners = rng.permutation(np.arange(len(images)) % self.num_clients)
         else:
-            owners = np.repeat(np.arange(self.num_clients), sizes)
+            owners = np.repeat(np.arange(len(sizes)), sizes)
         shifted = torch.empty(images.shape, dtype=torch.float32, device=images.device)
         for client in np.unique(owners):
             rows = torch.from_numpy(np.flatnonzero(owners == client)).to(images.device)

@@ -44,8 +44,9 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
     A method names its own columns `method/name` while it runs: of these only the method is known beforehand.
     """
     validated = (f"validation_{name}" for name in (*MAINS, "loss"))
-    known = {*SUMMARY_METRICS, *COLUMNS, *(f"server/{name}" for name in (*MAINS, *OF_THE_SERVER, *validated))}
-    kinds = ("", "expected_", "personal_", "expected_personal_")
+    unseen = (f"unseen_{name}" for name in (*MAINS, "loss"))
+    known = {*SUMMARY_METRICS, *COLUMNS, *(f"server/{name}" for name in (*MAINS, *OF_THE_SERVER, *validated, *unseen))}
+    kinds = ("", "unseen_", "expected_", "personal_", "expected_personal_")
     known |= {f"clients/{k}{name}_{part}" for k in kinds for name in OF_PARTS for part in ("mean", "p10", "worst")}
     methods: set[str] = set()
     for config in configs:

@@ -34,6 +34,7 @@ def divide(scheme, labels, clients, form=None, seed=0, **options):
         "shards_per_client": 2,
         "labels_per_client": 2,
         "domains": None,
+        "targets": labels.astype(np.float32),
         "domains_per_client": 1,
         "samples_per_client": None,
         **options,

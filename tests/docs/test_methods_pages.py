@@ -11,7 +11,7 @@ import pytest
 
 from methods import GROUPS, METHODS
 from raysim.core.options import options_of
-from tests.docs.method_tables import BLOCK, PAGES, written
+from tests.docs.method_tables import BLOCK, PAGES, TASK_PAGE, written
 
 TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
 STUDIES = {"fedvg": "fedvg_digits", "flfa": "flfa_digits", "livar": "livar_digits", "univarfl": "univarfl_shapes"}
@@ -37,6 +37,10 @@ def test_baselines_stand_in_the_groups_of_the_code():
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 def test_tables_of_options_are_the_methods_own(path: Path):
     assert written(TEXTS[path]) == TEXTS[path], "run `python -m tests.docs.method_tables`"
+
+
+def test_table_of_tasks_is_the_methods_own():
+    assert written(TASK_PAGE.read_text()) == TASK_PAGE.read_text(), "run `python -m tests.docs.method_tables`"
 
 
 @pytest.mark.parametrize("name", STUDIES)

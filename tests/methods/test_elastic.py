@@ -156,7 +156,9 @@ def test_sensitivity_is_that_of_the_outputs_or_of_the_loss():
     asked = []
     client = client_of(8, 4, cuts=8)
     client.layout, client.start, client.num_steps = layout, torch.zeros(layout.num_params), 1
-    client.model = SimpleNamespace(gradient=lambda loss, point, batch: asked.append(loss) or torch.ones_like(point))
+    client.model = SimpleNamespace(
+        criterion=cross_entropy, gradient=lambda loss, point, batch: asked.append(loss) or torch.ones_like(point)
+    )
     for options in ({}, {"signal": "loss"}, {"as_in": "fl-bench"}):
         elastic(sample_ratio=0.5, **options).report(client)
     assert asked == [output_norm, cross_entropy, cross_entropy]

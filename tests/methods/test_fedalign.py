@@ -28,6 +28,12 @@ def test_spectral_norms_are_those_of_x_times_y():
     assert torch.allclose(spectral_norms(x, y), torch.stack(want), rtol=1e-6)
 
 
+def test_positions_of_a_sequence_count_as_pixels():
+    x, y = draw(5, 6, 4), draw(5, 6, 3, seed=1)
+    as_images = (side.transpose(1, 2)[..., None] for side in (x, y))
+    assert torch.equal(spectral_norms(x, y), spectral_norms(*as_images))
+
+
 def test_spectral_norms_have_finite_gradients_where_features_are_zero():
     x = torch.zeros(2, 4)
     y = torch.zeros(2, 3, requires_grad=True)

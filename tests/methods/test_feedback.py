@@ -16,6 +16,7 @@ from methods.feedback import (
     fa,
     feedback_layers,
     feedback_op,
+    idle_layer,
     random_feedback,
     with_direct_error,
     with_kept_error,
@@ -243,7 +244,9 @@ def test_dfa_with_one_hidden_layer_through_the_heads_weight_is_backpropagation()
     hidden.zero_grad()
     head.zero_grad()
     errors = {}
-    logits = with_kept_error(head(with_direct_error(torch.relu(hidden(x)), head.weight.detach(), errors)), errors)
+    logits = with_kept_error(
+        head(with_direct_error(torch.relu(hidden(x)), lambda *_: head.weight.detach(), errors)), errors
+    )
     F.cross_entropy(logits, y).backward()
     assert torch.allclose(errors["output"], (logits.softmax(1) - F.one_hot(y, 3)) / 6, atol=1e-7)
     for p, grad in zip((*hidden.parameters(), *head.parameters()), want, strict=True):
@@ -259,7 +262,7 @@ def test_direct_feedback_is_the_output_error_through_the_layers_matrix(batch):
         asked.append((layer, classes, size))
         return matrix
 
-    ops = direct_ops(SimpleNamespace(class_counts=torch.ones(3), head="head"), ["hidden"], matrix_of)
+    ops = direct_ops(SimpleNamespace(head="head"), ["hidden"], matrix_of)
     x, y = torch.randn(batch, 5, requires_grad=True), torch.arange(batch)
     logits = ops["head"](head, ops["hidden"](hidden, x))
     F.cross_entropy(logits, y).backward()
@@ -267,12 +270,36 @@ def test_direct_feedback_is_the_output_error_through_the_layers_matrix(batch):
     assert torch.allclose(x.grad, (logits.softmax(1) - F.one_hot(y, 3)) / batch @ matrix, atol=1e-6)
 
 
+def test_direct_feedback_of_a_sequence_gives_every_position_its_own_error():
+    torch.manual_seed(0)
+    hidden, head, matrix = nn.Linear(5, 4), nn.Linear(4, 3), torch.randn(3, 5)
+    ops = direct_ops(SimpleNamespace(head="head"), ["hidden"], lambda layer, outputs, size, device: matrix)
+    x, y = torch.randn(2, 6, 5, requires_grad=True), torch.randint(3, (2, 6))
+    logits = ops["head"](head, ops["hidden"](hidden, x))
+    F.cross_entropy(logits.flatten(0, 1), y.flatten()).backward()
+    assert torch.allclose(x.grad, (logits.softmax(2) - F.one_hot(y, 3)) / 12 @ matrix, atol=1e-6)
+
+
+def test_direct_feedback_refuses_an_input_without_the_positions_of_the_output():
+    errors = {"output": torch.ones(2, 6, 3)}
+    x = with_direct_error(torch.ones(2, 5, requires_grad=True), lambda *_: torch.ones(3, 5), errors)
+    with pytest.raises(MethodError, match=r"input of shape \(2, 5\) gets no error of shape \(2, 6, 3\)"):
+        x.sum().backward()
+
+
+def test_embeddings_are_no_layers_of_feedback():
+    layout = layout_of(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)), head="2")
+    assert list(feedback_layers(layout)) == ["1", "2"]
+    assert not idle_layer(layout)
+    assert idle_layer(layout_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), head="1")) == "0"
+
+
 def test_dfa_without_an_error_moves_nothing():
     torch.manual_seed(0)
     hidden, head = nn.Linear(5, 4), nn.Linear(4, 3)
     errors = {}
     matrix = torch.randn(3, 4)
-    x = with_direct_error(torch.relu(hidden(torch.randn(6, 5))), matrix, errors)
+    x = with_direct_error(torch.relu(hidden(torch.randn(6, 5))), lambda *_: matrix, errors)
     (with_kept_error(head(x), errors) * 0).sum().backward()
     assert all(not p.grad.any() for p in (*hidden.parameters(), *head.parameters()))
 

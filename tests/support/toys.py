@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from raysim.core.method import Method, Partition
 from raysim.core.weights import RightMap
@@ -334,3 +335,35 @@ def scatter_killed_once(folder, plan, table):
         return _scattered(plan, table)
     _scattered(plan, table.slice(0, len(table) // 2))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- models for rows and for tokens -----------------------------------------------------------------------------------
+
+
+def linear_rows(*, num_classes, input_shape):
+    """One linear layer on rows of numbers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), num_classes))
+
+
+def rows_net(*, num_classes, input_shape, hidden: int = 6):
+    """Two smooth hidden layers on rows of numbers."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(int(np.prod(input_shape)), hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, num_classes),
+    )
+
+
+def tokens_net(*, num_classes, input_shape, vocabulary: int = 5, hidden: int = 6):
+    """Embeddings and two smooth hidden layers at every position, which sees nothing of the others."""
+    return nn.Sequential(
+        nn.Embedding(vocabulary, hidden),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, num_classes),
+    )
