@@ -6,17 +6,11 @@ Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import math
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,50 +18,25 @@ from filelock import FileLock
 
 from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
-from raysim.core.memory import memory_fault
 from raysim.core.reading import read_json, regular_file
 from raysim.core.texts import all_visible, visible
+from raysim.data.rows import (
+    KINDS,
+    SPLITS,
+    SetRows,
+    check_range,
+    columns_of,
+    full_disk,
+    record_of,
+    typed,
+    update,
+)
 from raysim.folders.files import replaced_file
-
-SPLITS = ("train", "validation", "test")
-BATCH_BYTES = 16 << 20  # of inputs; a few batches are in memory at a time, whatever the size of the set
-#: Column -> the types that it may have in a file.
-KINDS: dict[str, tuple[str, ...]] = {
-    "input": ("uint8", "float32", "int32"),
-    "target": ("int64", "uint8", "float32", "int32"),
-    "domain": ("int64",),
-    "split": ("int8",),
-}
-#: What files from before other inputs than images call these columns.
-OLDER_NAMES = {"image": "input", "label": "target"}
 
 
 def _prepare(path: Path, *options: str) -> str:
     """What to do about a set that cannot be used, by the path of its file ROOT/NAME/NAME.arrow."""
     return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
-
-
-class SetRows(NamedTuple):
-    """Rows of a set, with types as in KINDS.
-
-    inputs: (n, height, width, channels) images, (n, ...) arrays, (n, length) tokens; targets: (n,) or (n, ...); domains,
-    splits: (n,).
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    domains: np.ndarray | None = None
-    splits: np.ndarray | None = None
-
-    @property
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns that the batch has, under their names in the file, in its order."""
-        return {name: values for name, values in zip(KINDS, self, strict=True) if values is not None}
-
-    @staticmethod
-    def of(columns: Mapping[str, np.ndarray]) -> SetRows:
-        """The inverse of `columns`."""
-        return SetRows(**{f"{OLDER_NAMES.get(name, name)}s": values for name, values in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -215,7 +184,7 @@ def write_set(
     info = replace(info, task=task, vocabulary=vocabulary, columns=tuple(map(visible, columns)))
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for rows in batches:
-            batch = _typed(SetRows(*rows), f"{name}, row {count}")
+            batch = typed(SetRows(*rows), f"{name}, row {count}")
             if writer is None:
                 info = _of_kind(info, batch)
             _check_shapes(batch, info, count)
@@ -294,28 +263,6 @@ def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None
             check_range(values, limits[column], where, first=first, column=names.get(column, column))
 
 
-def _typed(batch: SetRows, where: str) -> SetRows:
-    """The batch with contiguous columns of the types in KINDS: whole targets of one number are classes."""
-    inputs, targets = batch.inputs, batch.targets
-    if str(inputs.dtype) not in KINDS["input"]:
-        mend = "images must be uint8, 0 to 255; other inputs float32, or int32 for tokens"
-        raise DataError(f"inputs of type {inputs.dtype}", where, mend)
-    if inputs.dtype == np.uint8 and inputs.ndim != 4:
-        what = f"images of shape {inputs.shape[1:]}"
-        raise DataError(what, where, "give (n, height, width, channels); numbers that are no pixels as float32")
-    if inputs.ndim < 2 or (inputs.dtype == np.int32 and inputs.ndim != 2):
-        raise DataError(f"inputs of shape {inputs.shape}", where, "give (n, ...) numbers, or (n, length) tokens")
-    if np.issubdtype(targets.dtype, np.integer) and targets.ndim == 1:
-        targets = targets.astype(np.int64, copy=False)
-    if str(targets.dtype) not in KINDS["target"] or (targets.dtype == np.int32 and targets.shape != inputs.shape):
-        what = f"targets of shape {targets.shape} and type {targets.dtype} for inputs of shape {inputs.shape}"
-        mend = "give one class, uint8 labels, float32 numbers, or one int32 token for each of the input"
-        raise DataError(what, where, mend)
-    columns = SetRows(inputs, targets, batch.domains, batch.splits).columns
-    fixed = {"domain": np.int64, "split": np.int8}
-    return SetRows.of({name: np.ascontiguousarray(values, fixed.get(name)) for name, values in columns.items()})
-
-
 def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
     """DataError where a batch does not fit the set, or its columns each other."""
     inputs, targets, row = batch.inputs, batch.targets, f"{info.name}, row"
@@ -343,46 +290,7 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
             raise DataError(what, f"{row} {first}", f"one an {kind}")
 
 
-def update(digest: hashlib._Hash, columns: Mapping[str, np.ndarray]) -> None:
-    """Add the columns of a batch to the checksum of a set."""
-    for values in columns.values():
-        digest.update(values.data)
-
-
-def record_of(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
-    """Columns, `input` first, as Arrow has them; nothing is copied."""
-    return pa.record_batch(list(map(_column, columns.values())), names=list(columns))
-
-
 # Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
-
-
-def _column(values: np.ndarray) -> pa.Array:
-    content = pa.py_buffer(np.ascontiguousarray(values))
-    entries = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, content])
-    if values.ndim == 1:
-        return entries
-    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), list(values.shape[1:]))
-    rows = pa.FixedSizeListArray.from_arrays(entries, int(np.prod(kind.shape)))
-    return pa.ExtensionArray.from_storage(kind, rows)
-
-
-def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """The inverse of `record_of`: views of the record, which are views of the file where that is mapped."""
-    columns = {}
-    for name in record.schema.names:
-        kind, column = record.schema.field(name).type, record[name]
-        if isinstance(kind, pa.FixedShapeTensorType):
-            entries = np.from_dlpack(column.storage.flatten())
-            columns[OLDER_NAMES.get(name, name)] = entries.reshape(-1, *kind.shape)
-        else:
-            columns[OLDER_NAMES.get(name, name)] = np.from_dlpack(column)
-    return {name: columns[name] for name in sorted(columns, key=_place)}
-
-
-def _place(column: str) -> int:
-    """Where a column stands among the others; those of no set, such as `row`, come last."""
-    return list(KINDS).index(column) if column in KINDS else len(KINDS)
 
 
 class PreparedSet:
@@ -472,63 +380,3 @@ class PreparedSet:
         if len(self.batches) == 1:
             return self.batches[0].inputs, self.batches[0].targets
         return self.take(np.arange(len(self)))
-
-
-def in_batches(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    rows: int | None = None,
-    *,
-    domains: np.ndarray | None = None,
-    splits: np.ndarray | None = None,
-) -> Iterator[SetRows]:
-    """Slices of arrays as `write_set` takes them; of `batch_rows` rows by default."""
-    rows = rows or batch_rows(inputs.shape[1:], inputs.itemsize)
-    columns = SetRows(inputs, targets, domains, splits).columns
-    for start in range(0, len(targets), rows):
-        yield SetRows.of({name: values[start : start + rows] for name, values in columns.items()})
-
-
-def batch_rows(shape: tuple[int, ...], itemsize: int = 1) -> int:
-    """Rows of a batch of inputs of this shape: 4096, fewer where that exceeds BATCH_BYTES, and at least 1.
-
-    Raises:
-      DataError: one input alone does not fit into memory.
-    """
-    size = math.prod(map(int, shape)) * itemsize
-    if text := memory_fault(size):
-        raise DataError(f"an image of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
-    return max(1, min(4096, BATCH_BYTES // max(1, size)))
-
-
-# --- faults of files, as users see them -----------------------------------------------------------------------------
-
-
-@contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Errors while a source file is read become a DataError that names the file."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"not readable ({type(error).__name__}: {error})", str(path), "fetch the file again") from error
-
-
-@contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """A full disk, a spent quota and a file over the limit become a DataError; other errors pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        mend = "free some, or choose another folder; nothing was kept"
-        raise DataError(f"no space left ({error})", str(folder), mend) from error
-
-
-def check_range(values: np.ndarray, limit: int, where: str, *, first: int = 0, column: str = "label") -> None:
-    """DataError at the first value outside 0..limit-1; its row is counted from `first` and appended to `where`."""
-    wrong = np.argwhere((values < 0) | (values >= limit))
-    if len(wrong):
-        mend = f"check the {column}s or the {'class' if column == 'label' else column} names"
-        what = f"{column} {values[tuple(wrong[0])]} outside 0..{limit - 1}"
-        raise DataError(what, f"{where} {first + int(wrong[0, 0])}", mend)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import SPLITS, SetRows
 from raysim.data.reader_api import PARTS, Contents
+from raysim.data.rows import SPLITS, SetRows
 
 #: Folders between --root and the set's own: the wrapper of a download, and one more.
 DEPTH = 2

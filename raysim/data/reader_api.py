@@ -36,7 +36,8 @@ from raysim.core.errors import DataError, explained
 from raysim.core.own import own_errors, place_of
 from raysim.core.own_code import own_function, with_given
 from raysim.core.settings import Raw
-from raysim.data.arrow import PreparedSet, SetInfo, SetRows, damaged, in_batches, is_prepared, made_once, write_set
+from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
+from raysim.data.rows import SetRows, damaged, in_batches
 from raysim.folders.files import file_digest
 
 Item = TypeVar("Item")

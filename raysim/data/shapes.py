@@ -8,8 +8,8 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.memory import memory_fault
-from raysim.data.arrow import SetRows, batch_rows
 from raysim.data.reader_api import Contents, Request
+from raysim.data.rows import SetRows, batch_rows
 
 Plane = np.ndarray  # (n, size, size) float32
 

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.core.errors import DataError, explained
-from raysim.data.arrow import PreparedSet, SetInfo, check_range, columns_of, describe, full_disk, record_of, update
+from raysim.data.arrow import PreparedSet, SetInfo, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
+from raysim.data.rows import check_range, columns_of, full_disk, record_of, update
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

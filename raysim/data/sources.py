@@ -31,10 +31,11 @@ from filelock import FileLock
 
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.names import name_fault
-from raysim.data import readers, table_files, text_files, trees
-from raysim.data.arrow import PreparedSet, SetInfo, SetRows, describe, is_prepared, made_once, write_set
+from raysim.data import readers, table_files, table_sets, text_files, trees
+from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
 from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
+from raysim.data.rows import SetRows
 from raysim.data.shapes import read_shapes
 from raysim.folders.filesystems import FAILURES, remote_folder
 
@@ -169,12 +170,12 @@ SOURCES: dict[str, Source] = {
     ),
     "adult": Source(
         "Adult (census income): 48,842 rows of 14 columns, 2 classes, 15 occupations as domains",
-        table_files.read_adult,
+        table_sets.read_adult,
         "the UCI repository, https://archive.ics.uci.edu/dataset/2/adult, or https://github.com/jbrownlee/Datasets",
     ),
     "wine_quality": Source(
         "wine quality: 6,497 rows of 11 numbers, regression, red and white as domains",
-        table_files.read_wine_quality,
+        table_sets.read_wine_quality,
         "the UCI repository, https://archive.ics.uci.edu/dataset/186/wine+quality, or https://github.com/jbrownlee/Datasets",
     ),
     "shakespeare": Source(

@@ -16,8 +16,8 @@ import numpy as np
 
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.reading import regular_file
-from raysim.data.arrow import damaged, in_batches
-from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, need, split_codes
+from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, split_codes
+from raysim.data.rows import in_batches
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -99,7 +99,7 @@ def _frame(path: Path) -> DataFrame:
         if path.suffix == ".parquet":
             frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
         else:
-            frame = _csv(file, index_col=False)
+            frame = csv_frame(file, index_col=False)
     frame.columns = [str(name).strip() for name in frame.columns]
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
         mend = "name it, or remove it; pandas writes such a column for its index, unless to_csv has index=False"
@@ -109,7 +109,7 @@ def _frame(path: Path) -> DataFrame:
     return frame
 
 
-def _csv(path: Path, **how: Any) -> DataFrame:
+def csv_frame(path: Path, **how: Any) -> DataFrame:
     """A CSV file, with the delimiter that stands most often in its first line: comma, semicolon or tab.
 
     Raises:
@@ -383,55 +383,3 @@ def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
 
 
 # --- published tables -------------------------------------------------------------------------------------------------
-
-_ADULT = """
-age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain capital-loss
-hours-per-week native-country income
-"""
-_WINE = """
-fixed acidity, volatile acidity, citric acid, residual sugar, chlorides, free sulfur dioxide, total sulfur dioxide, density, pH,
-sulphates, alcohol, quality
-"""
-
-
-def read_adult(request: Request) -> Contents:
-    """Adult (census income) from adult.data and adult.test as published, or adult-train.csv and adult-test.csv.
-
-    `?` is a word of its own; occupations are the domains, and inputs too.
-    """
-    import pandas as pd
-
-    names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
-    files = [_first(request, *pair) for pair in names]
-    frames = []
-    for path in files:
-        with damaged(path):
-            # A comment is the first line of adult.test.
-            frame = _csv(regular_file(path), names=_ADULT.split(), index_col=False, comment="|", keep_default_na=False)
-        frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
-    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
-    return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
-
-
-def read_wine_quality(request: Request) -> Contents:
-    """Quality of red and white wine, a number; winequality-red.csv and winequality-white.csv, with or without a header."""
-    import pandas as pd
-
-    columns = [name.strip() for name in _WINE.split(",")]
-    files, frames = (
-        [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in ("red", "white")],
-        [],
-    )
-    for path, colour in zip(files, ("red", "white"), strict=True):
-        with damaged(path), open(regular_file(path), encoding="utf-8") as file:
-            has_header = "acidity" in file.readline()
-            frame = _csv(path, names=columns, skiprows=int(has_header), index_col=False)
-        frames.append(frame.assign(colour=colour))
-    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
-    return table_contents(table, ["quality"], "colour", ReaderOptions(task="regression"))
-
-
-def _first(request: Request, *names: str) -> Path:
-    """The first of these files that is there; DataError for the first name where none is."""
-    paths = [request.root / name for name in names]
-    return need(next((path for path in paths if path.is_file()), paths[0]), request.origin)

@@ -9,8 +9,8 @@ import numpy as np
 
 from raysim.core.errors import DataError
 from raysim.core.reading import regular_file
-from raysim.data.arrow import damaged, in_batches
 from raysim.data.reader_api import MOST_CLASSES, Contents, Request
+from raysim.data.rows import damaged, in_batches
 
 LENGTH = 80
 #: Characters of tiny Shakespeare, and how many different ones.

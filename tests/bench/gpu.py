@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.data.arrow import in_batches, write_set
+from raysim.data.arrow import write_set
 from raysim.data.federation import build_shards
+from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session

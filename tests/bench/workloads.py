@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import yaml
 
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
+from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
 from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model

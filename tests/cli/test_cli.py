@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from raysim.cli.main import app, main
 from raysim.config import Config, parse_config, read_config
 from raysim.core.errors import ConfigError, DataError
-from raysim.data.arrow import describe, in_batches, write_set
+from raysim.data.arrow import describe, write_set
+from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
 from raysim.models import MODELS
 from raysim.plan.check import check

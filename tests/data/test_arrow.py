@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import PreparedSet, SetRows, describe, in_batches, write_set
+from raysim.data.arrow import PreparedSet, describe, write_set
+from raysim.data.rows import SetRows, in_batches
 from raysim.data.sources import prepare, set_path
 from raysim.folders.files import part_of
 from tests.support.image_sets import pixels, same

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import describe, in_batches, write_set
+from raysim.data.arrow import describe, write_set
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.rows import in_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import pixels, png, prepared, same
 

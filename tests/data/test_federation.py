@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from raysim.core.errors import DataError, RaysimError
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
+from raysim.data.rows import in_batches
 from raysim.data.shard_files import shard_plan, write_serially
 from raysim.data.sources import set_path
 

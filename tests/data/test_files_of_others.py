@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from raysim.core.errors import DataError
-from raysim.data.arrow import PreparedSet, describe, record_of, write_set
+from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.preprocess import make_preprocess
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.rows import record_of
 from raysim.data.sources import prepare
 from tests.fuzz.verdicts import limited
 

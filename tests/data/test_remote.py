@@ -7,7 +7,8 @@ import pytest
 
 from raysim.core.errors import ConfigError, DataError
 from raysim.core.uri import is_uri
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
+from raysim.data.rows import in_batches
 from raysim.data.sources import fetch_set, set_path
 from tests.support.federations import plan_of, run
 

@@ -11,10 +11,11 @@ import pytest
 
 import raysim.data.shard_files as shard_files
 from raysim.core.errors import DataError
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.federation import build_all_shards, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess
+from raysim.data.rows import in_batches
 from raysim.data.shard_files import Filled, read_window, scatter, shard_plan, work_on, write_serially
 from raysim.data.sources import set_path
 from raysim.data.splits import ValidationSpec

@@ -18,8 +18,9 @@ import raysim
 from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
-from raysim.data.arrow import PreparedSet, in_batches
+from raysim.data.arrow import PreparedSet
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.rows import in_batches
 from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check import check

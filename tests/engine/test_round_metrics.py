@@ -13,8 +13,9 @@ from torch import nn
 
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.rows import in_batches
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from raysim.data.arrow import PreparedSet, in_batches, write_set
+from raysim.data.arrow import PreparedSet, write_set
+from raysim.data.rows import in_batches
 from raysim.data.sources import prepare, set_path
 
 RNG = np.random.default_rng(0)

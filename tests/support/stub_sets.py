@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from raysim.config import read_config
-from raysim.data.arrow import SPLITS, SetInfo
+from raysim.data.arrow import SetInfo
 from raysim.data.dirichlet import whole
+from raysim.data.rows import SPLITS
 from raysim.data.sources import set_path
 
 NUMBERS = read_config(Path(__file__).with_suffix(".yaml"))

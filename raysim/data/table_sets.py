@@ -1,0 +1,68 @@
+"""Tables that were published: their columns, and readers of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raysim.core.reading import regular_file
+from raysim.data.reader_api import Contents, ReaderOptions, Request, need
+from raysim.data.rows import damaged
+from raysim.data.table_files import TableRows, csv_frame, table_contents
+
+_ADULT = """
+age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain capital-loss
+hours-per-week native-country income
+"""
+
+
+_WINE = """
+fixed acidity, volatile acidity, citric acid, residual sugar, chlorides, free sulfur dioxide, total sulfur dioxide, density, pH,
+sulphates, alcohol, quality
+"""
+
+
+def read_adult(request: Request) -> Contents:
+    """Adult (census income) from adult.data and adult.test as published, or adult-train.csv and adult-test.csv.
+
+    `?` is a word of its own; occupations are the domains, and inputs too.
+    """
+    import pandas as pd
+
+    names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
+    files = [_first(request, *pair) for pair in names]
+    frames = []
+    for path in files:
+        with damaged(path):
+            # A comment is the first line of adult.test.
+            frame = csv_frame(
+                regular_file(path), names=_ADULT.split(), index_col=False, comment="|", keep_default_na=False
+            )
+        frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
+    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
+    return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
+
+
+def read_wine_quality(request: Request) -> Contents:
+    """Quality of red and white wine, a number; winequality-red.csv and winequality-white.csv, with or without a header."""
+    import pandas as pd
+
+    columns = [name.strip() for name in _WINE.split(",")]
+    files, frames = (
+        [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in ("red", "white")],
+        [],
+    )
+    for path, colour in zip(files, ("red", "white"), strict=True):
+        with damaged(path), open(regular_file(path), encoding="utf-8") as file:
+            has_header = "acidity" in file.readline()
+            frame = csv_frame(path, names=columns, skiprows=int(has_header), index_col=False)
+        frames.append(frame.assign(colour=colour))
+    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
+    return table_contents(table, ["quality"], "colour", ReaderOptions(task="regression"))
+
+
+def _first(request: Request, *names: str) -> Path:
+    """The first of these files that is there; DataError for the first name where none is."""
+    paths = [request.root / name for name in names]
+    return need(next((path for path in paths if path.is_file()), paths[0]), request.origin)

@@ -1,0 +1,145 @@
+"""Whether the input pipeline, the task and the memory fit the inputs of a set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from raysim.config import (
+    Config,
+    nearest,
+)
+from raysim.core.errors import Fault, OwnCodeError
+from raysim.core.memory import memory_fault
+from raysim.core.settings import name_and_options
+from raysim.data.arrow import SetInfo
+from raysim.data.manifest import Manifest
+from raysim.plan.build import (
+    feature_shift,
+    input_transform,
+    task_of,
+)
+from raysim.plan.check_data import or_faults
+from raysim.training.augment import AUGMENTATIONS
+from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
+from raysim.training.tasks import fits
+
+#: Keys of `data` that are for images alone, and their values that do nothing.
+FOR_IMAGES = {"resize": None, "crop": None, "channels": None, "augment": "none", "shift": "none"}
+
+
+def input_faults(config: Config, info: SetInfo) -> list[Fault]:
+    """Whether the input pipeline fits the set's inputs."""
+    data, shape = config.data, info.shape
+    if data.normalise == STANDARD and not info.mean:
+        text = "the set has no mean and deviation written down; prepare it again"
+        return [Fault("data.normalise", "tokens have no mean; drop it" if info.vocabulary else text)]
+    if not info.is_images:
+        faults = [
+            Fault(
+                f"data.{key}",
+                f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; drop it",
+            )
+            for key, nothing in FOR_IMAGES.items()
+            if getattr(data, key) != nothing
+        ]
+        if data.normalise not in ("none", STANDARD):
+            faults.append(Fault("data.normalise", f"{data.normalise!r} is for images; take standard, or drop it"))
+        return faults
+    augment, _ = name_and_options(data.augment)
+    faults = [
+        Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
+        for key, name, known in (
+            ("normalise", data.normalise, {**NORMALISATIONS, STANDARD: ()}),
+            ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
+        )
+        if name not in known
+    ]
+    if data.channels is not None and shape[2] not in (1, data.channels):
+        faults.append(Fault("data.channels", f"images with {shape[2]} channels cannot get {data.channels}; drop it"))
+    channels = data.channels or shape[2]
+    statistics, _ = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
+    if len(statistics) not in (0, 1, channels):
+        text = f"{data.normalise!r} is for {len(statistics)} channels, the inputs have {channels}; set data.channels=3"
+        faults.append(Fault("data.normalise", text))
+    height, width = (data.resize, data.resize) if data.resize else shape[:2]
+    if data.crop is not None and data.crop > min(height, width):
+        text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
+        faults.append(Fault("data.crop", text))
+    if faults:
+        return faults
+    # Not zeros: a function of the user's own may divide by the deviation of an image.
+    pixels = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    trials: dict[str, Callable[[], torch.Tensor]] = {}
+    if ":" in augment:
+        transform = input_transform(config, info)
+        assert isinstance(transform, InputTransform)
+        trials["augment"] = partial(transform.by_function, pixels, torch.Generator().manual_seed(0))
+    if (shift := feature_shift(config)) is not None:
+        trials["shift"] = partial(shift.of_client, pixels, config.num_clients - 1)
+    for key, trial in trials.items():
+        with torch.random.fork_rng(devices=[]):
+            images, own_faults = or_faults(trial, f"data.{key}")
+        faults += own_faults
+        if images is not None and not bool(torch.isfinite(images).all()):
+            name, _ = name_and_options(getattr(data, key))
+            faults.append(Fault(f"data.{key}", f"{name} gives images that are not finite, for random pixels; mend it"))
+    return faults
+
+
+#: Task -> the type of the targets that it reads; one of the user's own reads what it likes.
+TARGET_TYPES = {"classes": "int64", "labels": "uint8", "regression": "float32", "tokens": "int32"}
+
+
+def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) -> list[Fault]:
+    """Whether the task can read the set's targets and the model's outputs.
+
+    Args:
+      outputs: shape of the model's for one example; None: there is no sound model, and they count as the targets need them.
+    """
+    name, _ = name_and_options(config.task or info.task)
+    try:
+        task = task_of(config, info)
+    except (LookupError, OwnCodeError) as error:
+        return [Fault("task", str(error))]
+    if info.target_type != TARGET_TYPES.get(name, info.target_type):
+        text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
+        return [Fault("task", text)]
+    if outputs is None:
+        outputs = (*(info.target_shape if info.target_type == "int32" else ()), len(info.classes))
+    targets = torch.zeros(2, *info.target_shape, dtype=getattr(torch, info.target_type))
+    text = fits(task, torch.zeros(2, *outputs), targets)
+    mend = "; choose another model.per: token or sequence" if info.vocabulary else ""
+    return [Fault("task", text + mend)] if text else []
+
+
+def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = None) -> list[Fault]:
+    """Batches of inputs that this machine cannot hold, by a lower bound: float32 of the images as they are resized.
+
+    Args:
+      manifest: None: it is not known yet, and a batch has one example at least.
+    """
+    data, shape, kind = config.data, info.shape, "inputs"
+    if info.is_images:
+        height, width = (data.resize, data.resize) if data.resize else shape[:2]
+        shape, kind = (height, width, data.channels or shape[2]), "images"
+    entries = math.prod(shape)
+    training, tested = (1, 1) if manifest is None else (int(manifest.sizes.max()), len(manifest.test))
+    batches = {
+        "local.batch_size": min(config.local.batch_size, training),
+        "evaluation.batch_size": min(config.evaluation.batch_size, tested),
+    }
+    key = "data.resize" if manifest is None else ""
+    form = " x ".join(map(str, shape[:2]))
+    texts = {name: memory_fault(4 * count * entries) for name, count in batches.items()}
+    return [
+        Fault(
+            key or name,
+            f"a batch of {batches[name]} {kind} of {form} {text}; lower it, or data.resize",
+        )
+        for name, text in texts.items()
+        if text
+    ][: 1 if key else None]
