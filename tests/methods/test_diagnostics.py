@@ -295,7 +295,7 @@ def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools):
 
 
 def server_labels(server):
-    return server.pool._trainer.data.held_out("test").labels.tolist()
+    return server.pool._trainer.data.held_out("test").targets.tolist()
 
 
 def _rows_and_sum(features, labels, shared):
