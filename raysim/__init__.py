@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from raysim.running.results import Run as Run
     from raysim.running.results import Runs as Runs
     from raysim.running.results import load as load
+    from raysim.training.tasks import Task as Task
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.find"}
 _HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.round_metrics"}
-_HOMES["Method"] = "raysim.core.method"
+_HOMES |= {"Method": "raysim.core.method", "Task": "raysim.training.tasks"}
 
 __all__ = ["__version__", *_HOMES]
 

@@ -3,8 +3,8 @@
 A task is a value, as a method is. Engine and methods ask it and hold no case for any. What `measure` keeps is by example, in
 the order of the set, so metrics have the same bits for any number of trainers.
 
-    def quantiles(*, level: float = 0.9) -> Task:        # task: {my_tasks:quantiles: {level: 0.5}}
-        ...
+    def median() -> Task:        # task: my_tasks:median
+        return replace(REGRESSION, name="median", total=lambda outputs, targets: (outputs[:, 0] - targets).abs().sum())
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Task:
 
     Attributes:
       name: in messages.
-      total: total(logits, targets) -> the losses of B examples, summed. Scalar. A tensor of B x ... outputs and their targets.
-      measure: measure(logits, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
-      metrics: metrics(columns, number of outputs) -> numbers of a whole set; the first one is the task's main metric, whose
-        better values `raysim.core.direction` knows by its name.
+      total: total(outputs, targets) -> the losses of B examples, summed. Scalar. outputs: (B, ...) of the model; targets: (B, ...).
+      measure: measure(outputs, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
+      metrics: metrics(columns, number of outputs) -> numbers of a whole set; larger ones are better, but for names that
+        `raysim.core.direction` knows, such as those with loss or rmse.
       values: values(columns) -> (n,) one number an example, whose mean over some of them, `finish`ed, is the metric `of_part`:
         what domains and clients are scored by.
-      main: name of the first metric.
+      of_part, main: names of metrics; a run is judged by `main`.
+      finish: see `values`.
       mean: loss(outputs, batch), the mean of a batch; None: total / B.
     """
 
