@@ -30,7 +30,7 @@ class Task:
 
     Attributes:
       name: in messages.
-      total: total(outputs, targets) -> the losses of B examples, summed. Scalar. outputs: (B, ...) of the model; targets: (B, ...).
+      total: total(outputs, targets) -> the losses of B examples, summed. Scalar. Both are (B, ...).
       measure: measure(outputs, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
       metrics: metrics(columns, number of outputs) -> numbers of a whole set; larger ones are better, but for names that
         `raysim.core.direction` knows, such as those with loss or rmse.
