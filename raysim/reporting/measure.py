@@ -63,7 +63,11 @@ class ReportMetric:
 
     @property
     def words(self) -> str:
-        return WORDS.get(self.name) or (WAYS[self.way].format(self.bare) if "/" in self.bare else self.name)
+        if "/" in self.bare:
+            return WAYS[self.way].format(self.bare)
+        main = self.column.removeprefix("server/")
+        known = WORDS.get(self.name if self.name == main else self.name.replace(main, "accuracy"))
+        return known.replace("accuracy", main) if known else self.name
 
     @property
     def is_accuracy(self) -> bool:
@@ -89,7 +93,9 @@ class ReportMetric:
 
     @property
     def quantity(self) -> str:
-        return "accuracy" if self.is_accuracy else self.bare
+        return (
+            "accuracy" if self.is_accuracy else self.bare if "/" in self.bare else self.column.removeprefix("server/")
+        )
 
     @property
     def title(self) -> str:

@@ -33,6 +33,7 @@ class Cell:
     """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
 
     scores: mostly by seed. A cell of a published table has none, and n = 0.
+    metric: what the scores are.
     is_joint: whether all its runs trained on all examples together.
     """
 
@@ -43,6 +44,7 @@ class Cell:
     folders: Mapping[Label, Path]
     published: Published | None = None
     is_joint: bool = False
+    metric: ReportMetric = ACCURACY
 
     @property
     def n(self) -> int:
@@ -175,7 +177,7 @@ def _cell(
     labels = {**next(iter(seeds.values())).labels, **more}
     folders = {seed: run.folder for seed, run in runs.items()}
     is_joint = all(run.is_joint for run in runs.values())
-    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint)
+    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint, metric=metric)
 
 
 def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
@@ -193,7 +195,9 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
         scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
         folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}
-    return replace(cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint)
+    return replace(
+        cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint, metric=one.metric
+    )
 
 
 def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:

@@ -42,15 +42,19 @@ Lines = Mapping[str, pd.DataFrame]
 
 
 def curves(report: ReportContents) -> Iterator[Figure]:
-    """The metric's column of progress.csv per round (for keys of summary.json the accuracy on the test set).
+    """The metric's column of progress.csv per round (for keys of summary.json the main metric on the test set).
 
     Mean over seeds, and the band of their deviation; a figure for each table, one panel a column.
     """
     for table in report.tables:
-        metric = table.metric
-        columns = measured(table, by_round, metric.column, metric.scale)
+        columns = measured(table, scored_by_round)
         if panels := [(column_title(table, column), lines) for column, lines in columns.items()]:
-            yield line_figure(table.title, panels, report.styles, ylabel=metric.axis, title_size="large")
+            yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
+
+
+def scored_by_round(cell: Cell) -> pd.DataFrame:
+    """[rounds, seeds]: the column of the cell's own metric."""
+    return by_round(cell, cell.metric.column, cell.metric.scale)
 
 
 def by_round(cell: Cell, name: str, scale: float = 1.0) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from raysim.cli.main import app
 from raysim.core.errors import ConfigError, DataError
+from raysim.reporting import traces
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import Cost, cost
 from raysim.reporting.document import conclusions
@@ -337,3 +338,29 @@ def test_training_time_needs_a_second_round(tmp_path):
     for method in ("FedAvg", "FedVG"):
         fabricate(tmp_path / method, 0.5, rounds=1, labels=labels_of(method, 0.1), progress={"system/train_s": 1.0})
     assert make_report([tmp_path], {"time": "FedAvg"}).extras == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "words", "column"),
+    [
+        ("mean_last_10pct_rmse", "mean rmse of the last 10 % of the rounds", "server/rmse"),
+        ("best_accuracy", "best accuracy of the evaluated rounds", "server/accuracy"),
+        ("accuracy_at_best_validation", "accuracy at the round of the best validation accuracy", "server/accuracy"),
+        ("rounds", "rounds", "server/rounds"),
+        ("best:server/rmse_domain_red", "best value of server/rmse_domain_red", "server/rmse_domain_red"),
+    ],
+)
+def test_numbers_of_a_run_are_named_in_words_whatever_the_task(metric, words, column):
+    assert ReportMetric(metric).words == words
+    assert ReportMetric(metric).column == column
+
+
+def test_curves_of_several_numbers_show_each_its_own_column(tmp_path):
+    progress = {"server/rmse": [3.0, 2.0], "server/rmse_domain_red": [9.0, 8.0]}
+    named = {"all": "server/rmse", "red": "server/rmse_domain_red"}
+    for seed in (0, 1):
+        fabricate(tmp_path / str(seed), 0.5, labels={"method": "A"}, rounds=2, progress=progress, seed=seed)
+    report = make_report([tmp_path], {"metrics": {"domain": named}, "columns": ["domain"]})
+    (figure,) = traces.curves(report)
+    drawn = {axes.get_title(): axes.lines[0].get_ydata().tolist() for axes in figure.axes if axes.lines}
+    assert drawn == {"domain = all": [3.0, 2.0], "domain = red": [9.0, 8.0]}
