@@ -268,7 +268,7 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
     for bad, message in (
         (images.astype(complex), "uint8"),
         (images[0], "give images as|Give images as"),
-        (images[:5], "give one a row"),
+        (images[:5], "Give one a row"),
     ):
         with pytest.raises(DataError, match=message):
             raysim.arrays(bad, labels, name="bad", root=tmp_path / "data")

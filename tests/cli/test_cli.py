@@ -47,7 +47,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     raw["local"] |= {"lr": 0, "momentu": 0.9}
     raw["cohort"] = {"size": "many"}
     raw["resources"] = {"backend": "ray", "trainers": 1000}
-    raw["partition"] |= {"alpha": 1e-4, "num_clients": 300}
+    raw["partition"] |= {"alpha": 1e-4, "num_clients": 100}
     raw["sed"] = 1
     raw["storage"] = str(tmp_path / "runs")
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(raw))

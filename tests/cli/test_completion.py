@@ -49,13 +49,14 @@ def test_first_come_recipes_then_files_here(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     (tmp_path / "experiments").mkdir()
     assert completions([], "ex") == [
+        "example:diabetes",
         "example:quickstart",
         "example:shapes",
         "example.yaml",
         "extra.yml",
         "experiments/",
     ]
-    assert completions(["example"], ":") == ["quickstart", "shapes"]
+    assert completions(["example"], ":") == ["diabetes", "quickstart", "shapes"]
     assert completions([], "experiments/") == []  # left to the shell
 
 

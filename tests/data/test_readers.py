@@ -201,7 +201,7 @@ def test_stl10_is_read_from_its_binary_files(tmp_path, monkeypatch):
 
 
 def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
-    monkeypatch.setattr("raysim.data.arrow.BATCH_BYTES", 6 * 5 * 3 * 4)  # so that 10 images are 3 batches
+    monkeypatch.setattr("raysim.data.rows.BATCH_BYTES", 6 * 5 * 3 * 4)  # so that 10 images are 3 batches
     images, labels = pixels(10, 6, 5, 3), np.arange(10) % 3
     np.savez(tmp_path / "mine.npz", images=images, labels=labels, classes=np.array(["a", "b", "c"]))
     source, _, _ = prepared("npz", tmp_path, tmp_path / "out", save_as="mine")

@@ -199,7 +199,7 @@ def test_empty_class_folder_and_empty_tree_are_named(tmp_path):
 def test_decoding_in_parallel_or_on_ray_data_gives_the_same_bytes(tmp_path, monkeypatch, ray_cluster):
     from raysim.data.pipeline import map_with_ray_data
 
-    monkeypatch.setattr("raysim.data.arrow.BATCH_BYTES", 10 * 12 * 3 * 4)  # 4 images a batch
+    monkeypatch.setattr("raysim.data.rows.BATCH_BYTES", 10 * 12 * 3 * 4)  # 4 images a batch
     images, labels = class_tree(tmp_path / "files", [f"class {i}" for i in range(5)], each=5)
     written = []
     for out, how in (("serial", map), ("threads", reader_api.map_in_threads), ("ray", map_with_ray_data)):

@@ -276,8 +276,8 @@ def hostile_call(rng: random.Random, raw: dict[str, Any], root: Path) -> Callabl
         act = rng.choice(("word", "true", "array", "leave", "number", "text", "stop", "none", "two"))
         return lambda: raysim.run(raw, on_round=own_code.on_round(act), quiet=True)
     if kind == "arrays":
-        key = rng.choice(("images", "labels", "name", "classes", "domains", "root"))
-        given = {"images": np.zeros((2, 4, 4), np.uint8), "labels": [0, 1], "name": "a", "root": Path(raw["storage"])}
+        key = rng.choice(("inputs", "targets", "name", "classes", "domains", "root"))
+        given = {"inputs": np.zeros((2, 4, 4), np.uint8), "targets": [0, 1], "name": "a", "root": Path(raw["storage"])}
         return lambda: raysim.arrays(**{**given, key: value})
     if kind == "report":
         return lambda: raysim.report(value) if rng.random() < 0.5 else raysim.load(value)
