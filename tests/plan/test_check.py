@@ -24,7 +24,7 @@ def test_what_crosses_to_actors_is_names_and_numbers(root):
     plan = plan_of(root, ["fedvg"])
     recipe = recipe_of(plan, root)
     for make in (partial(make_trainer, recipe), partial(make_server, recipe)):
-        assert len(pickle.dumps(make)) < 4000
+        assert len(pickle.dumps(make)) < 4500
 
 
 def test_a_phase_method_runs_by_itself_after_the_last_round(root):
