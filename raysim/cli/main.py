@@ -6,18 +6,17 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
-from raysim.cli.unexpected import told
+from raysim.cli.unexpected import shown_once, told
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, SettingIgnored, SettingRenamed
+from raysim.core.errors import ConfigError
 from raysim.core.own_code import refuse_shadows
 from raysim.core.uri import is_uri
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
@@ -39,21 +38,7 @@ def options(
     ] = False,
 ) -> None:
     """What goes before the verb."""
-    warnings.showwarning = _shown_once()
-
-
-def _shown_once() -> Callable[..., None]:
-    """A setting left out or renamed is a line for users, told once; other warnings are for programmers, with their place."""
-    lines: set[str] = set()
-
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:
-        if category not in (SettingIgnored, SettingRenamed):
-            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
-        elif str(message) not in lines:
-            lines.add(str(message))
-            err.print(f"note: {message}", markup=False)
-
-    return show
+    warnings.showwarning = shown_once()
 
 
 @app.command()

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 import time
 import traceback
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from raysim.core.errors import ConfigError, DataError, MethodError, ModelError, OwnCodeError, RaysimError, RunExists
+from raysim.core.errors import (
+    ConfigError,
+    DataError,
+    MethodError,
+    ModelError,
+    OwnCodeError,
+    RaysimError,
+    RunExists,
+    SettingIgnored,
+    SettingRenamed,
+)
 from raysim.core.uri import masked
+from raysim.terminal import err
 
 #: Where this variable is set, a traceback goes to the terminal as Python prints it.
 DEBUG_VARIABLE = "RAYSIM_DEBUG"
@@ -61,3 +76,17 @@ def _kept(error: BaseException) -> str:
             (folder / name).write_text(text)
             return f"; its traceback is in {folder / name}"
     return ""
+
+
+def shown_once() -> Callable[..., None]:
+    """A setting left out or renamed is a line for users, told once; other warnings are for programmers, with their place."""
+    lines: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:
+        if category not in (SettingIgnored, SettingRenamed):
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+        elif str(message) not in lines:
+            lines.add(str(message))
+            err.print(f"note: {message}", markup=False)
+
+    return show

@@ -196,9 +196,7 @@ def stand_in(path, trial, root, folder, other):
 def test_recipe_runs_scaled_down(path, trial, root, sweeps):
     summary, records = run_scaled(path, trial, root, sweeps / f"{path.parent.name}_{path.stem}")
     assert summary["rounds"] == len(records) == 2
-    score = summary[summary["main_metric"]]
-    assert score >= 0
-    assert score <= 1 or summary["main_metric"] == "rmse"
+    assert np.isfinite(summary[summary["main_metric"]])
     assert all(np.isfinite(record.metrics["train/loss"]) for record in records)
     assert all(record.clients["num_steps"].sum() > 0 for record in records)
 
