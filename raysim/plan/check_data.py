@@ -38,7 +38,10 @@ class Sets:
     @property
     def info(self) -> SetInfo:
         """The run's own set, with the shape that its images have after the preprocessing."""
-        return replace(self.images.info, shape=self.preprocess.shape)
+        work = self.preprocess
+        info = replace(self.images.info, shape=work.shape, input_type=work.input_type)
+        # The moments written down are those of the images as they are prepared.
+        return replace(info, mean=(), deviation=()) if work.is_any else info
 
 
 def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:

@@ -11,7 +11,7 @@ from raysim.data.federation import Federation, build_shards
 from raysim.data.preprocess import fit_to, make_preprocess
 from raysim.data.sources import set_path
 from raysim.plan.check import check
-from tests.support.federations import raw_config, run
+from tests.support.federations import plan_of, raw_config, run
 
 TOYS = "tests.support.toys"
 
@@ -84,3 +84,14 @@ def test_work_does_not_depend_on_where_the_set_is_cut(root):
     whole = work.work(images)
     for cuts in ([1, 2, 300], [255, 256, 257]):
         assert (np.concatenate([work.work(part) for part in np.split(images, cuts)]) == whole).all()
+
+
+def test_float_features_of_an_own_function_are_the_inputs_of_the_run(root, tmp_path):
+    groups = {"data": {"root": str(root), "preprocess": {"own": f"{TOYS}:as_float_features"}}, "model": {"name": "mlp"}}
+    plan = plan_of(root, **groups)
+    assert (plan.info.shape, plan.info.input_type, plan.spec.input_shape) == ((8,), "float32", (8,))
+    inputs, _ = Federation(build_shards(plan.manifest, tmp_path)).client(0)
+    pixels = PreparedSet(set_path(root, "digits")).take(plan.manifest.clients[0])[0]
+    assert inputs.dtype == np.float32
+    assert np.allclose(inputs, pixels.mean((2, 3)))
+    assert run(plan, root).params.isfinite().all()
