@@ -35,10 +35,11 @@ def cells(row: Iterable[object]) -> Iterator[object]:
     """The cells of a row of a CSV file. Text that a spreadsheet would take for a formula begins with an apostrophe."""
     for value in row:
         text = visible(value) if isinstance(value, str) else value
-        yield f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) and not _is_number(text) else text
+        yield f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) and not is_number(text) else text
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads a text as a number."""
     try:
         float(text)
     except ValueError:

@@ -16,6 +16,7 @@ import numpy as np
 
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.reading import regular_file
+from raysim.core.texts import is_number
 from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, split_codes
 from raysim.data.rows import in_batches
 
@@ -168,7 +169,7 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
     columns, where = list(table.frame), str(table.files[0])
     for name in names:
         if name not in columns:
-            if numbers := [column for column in columns if _is_number(column)]:
+            if numbers := [column for column in columns if is_number(column)]:
                 what = f"no column {name!r}, and the first line holds {numbers[0]}"
                 raise DataError(what, where, "write a header, a first line with the names of the columns")
             mend = f"{did_you_mean(name, columns)}its columns: {', '.join(columns[:20])}"
@@ -177,14 +178,6 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
             raise DataError(
                 f"the column {name!r} is named twice", where, "give different columns as --target and --domain"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # --- missing values ---------------------------------------------------------------------------------------------------
@@ -284,7 +277,7 @@ def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: boo
     if training.dtype == np.float64:
         return SimpleImputer(strategy="mean")
     words = training.dropna().unique()
-    are_numbers = np.array([_is_number(word) for word in words])
+    are_numbers = np.array([is_number(word) for word in words])
     if FEW < are_numbers.sum() < len(words):
         stray = words[~are_numbers][0]
         where = table.place(name, table.frame[name].astype(str) == stray)

@@ -25,7 +25,7 @@ from raysim.plan.check import check
 from raysim.training.tasks import TASKS
 from tests.support.federations import run, server_on
 from tests.support.runs import quietly
-from tests.support.task_sets import task_config, write_task_set
+from tests.support.task_sets import task_config, write_task_sets
 from tests.twins.federation import assert_close
 
 #: Task -> the mean loss of a batch, in PyTorch's own words.
@@ -39,10 +39,7 @@ LOSSES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tasks")
-    for task in TASKS:
-        write_task_set(folder, task)
-    return folder
+    return write_task_sets(tmp_path_factory.mktemp("tasks"))
 
 
 def tensors(plan, rows):

@@ -14,7 +14,7 @@ from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS
 from tests.docs.method_tables import options_on
-from tests.support.task_sets import task_config, write_task_set
+from tests.support.task_sets import task_config, write_task_sets
 
 #: Further options that no task may break.
 FURTHER = {
@@ -32,10 +32,7 @@ FURTHER = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tasks")
-    for task in TASKS:
-        write_task_set(folder, task)
-    return folder
+    return write_task_sets(tmp_path_factory.mktemp("tasks"))
 
 
 def plan_on(folder, task, spec):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.api import arrays
+from raysim.training.tasks import TASKS
 
 #: Rows of each set; numbers in a row, tokens in a sequence.
 ROWS, WIDTH, LENGTH, VOCABULARY = 60, 4, 7, 5
@@ -42,6 +43,13 @@ def write_task_set(root: Path, task: str, **how: object) -> str:
     names = [f"{task} {number}" for number in range(classes)]
     arrays(inputs, targets, name=f"tiny_{task}", classes=names, root=root, **more, **how)
     return f"tiny_{task}"
+
+
+def write_task_sets(folder: Path) -> Path:
+    """The folder, with the set of every task."""
+    for task in TASKS:
+        write_task_set(folder, task)
+    return folder
 
 
 def task_config(root: Path, task: str, methods=(), **groups: object) -> dict[str, object]:
