@@ -88,6 +88,10 @@ class LocalGroup(Group):
 class CohortGroup(Group):
     size: int | None = key(None, "clients per round", ge=1)
     fraction: float | None = key(None, "clients per round as a fraction of the population", gt=0, le=1)
+    sampling: Literal["fixed", "poisson"] = key(
+        "fixed",
+        "poisson: each client takes part with the chance of its share, so that the number of clients varies",
+    )
     dropout: float = key(0.0, "chance that a chosen client never reports", ge=0, lt=1)
     stragglers: float = key(0.0, "chance that a client does only a share of its local work", ge=0, le=1)
     straggler_work: float = key(

@@ -1,4 +1,4 @@
-"""Methods: frozen records of up to ten hooks, and the objects of a round that hooks see.
+"""Methods: frozen records of up to thirteen hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -12,10 +12,22 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | forward             | client, once per round       | forward({layer: LayerOp}, ClientView) -> {layer: LayerOp}   |
 | loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |
 | grads               | client, built once per round | grads(GradFn, ClientView) -> GradFn, called every step      |
-| report              | client, after the last step  | report(ClientView) -> {name: number, Tensor or Vector}      |
+| outgoing            | client, after the last step  | outgoing(Update, ClientView) -> Update                      |
+| report              | client, after that           | report(ClientView) -> {name: number, Tensor or Vector}      |
 | weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
 | server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
+
+What `outgoing` returns is what the client sends: it is summed, and reports see the model that it leads to
+(`ClientView.params`). Attacks, compression and a client's own noise are this hook.
+
+Two more hooks let some clients of a cohort train after the others, knowing what the server knows of these (an attacker
+who sees the honest updates). Nothing else may depend on an order among clients.
+
+| latecomers          | server, before training      | latecomers(clients (K,), Crowd) -> (K,) bool                |
+| overhear            | server, between the two      | overhear(ServerView of the others) -> {name: Value}         |
+
+What `overhear` returns is the latecomers' `overheard`.
 
 `evaluation_override` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
 what it broadcasts): its tensors stand in the place of those leaves while the global model is scored on the test set, and
@@ -30,12 +42,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from raysim.core.layout import Layout
+from raysim.core.seeding import torch_generator
 from raysim.core.weights import Weights
 
 #: What a method sends, reports or keeps: tensors, numbers, strings, None, and lists and dicts of them. Any, because only
@@ -82,6 +96,35 @@ class Message(NamedTuple):
 
     params: Tensor
     fields: Mapping[str, Value]
+
+
+class Update(NamedTuple):
+    """What a client sends. values: [num_params]; num_bytes: of their encoded form, without buffers.
+
+    Without an `outgoing` hook these are 4 bytes for each shared parameter.
+    """
+
+    values: Tensor
+    num_bytes: int
+
+
+class Crowd(NamedTuple):
+    """All clients of the run, of whom a method may choose some once and for all. seed: this method's own, of the run."""
+
+    population: int
+    seed: int
+
+    def drawn(self, share: float) -> Tensor:
+        """Ids of a share of all clients, rounded to whole ones, (n,) int64, ascending: the same in every round."""
+        return _drawn(self.population, self.seed, round(share * self.population))
+
+
+NO_CROWD = Crowd(0, 0)
+
+
+@lru_cache(maxsize=8)
+def _drawn(population: int, seed: int, count: int) -> Tensor:
+    return torch.randperm(population, generator=torch_generator(seed))[:count].sort().values
 
 
 class Vector(NamedTuple):
@@ -155,6 +198,7 @@ class ClientView:
       start_state, state: [num_state], the same two with the buffers behind the parameters.
       head: path of the classifier layer.
       message: this method's downlink fields.
+      overheard: for latecomers, what this method's `overhear` returned; {} for all others.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
       batches: batches() is a fixed-order pass over the local examples, without augmentation; with is_normalised=False
@@ -169,6 +213,7 @@ class ClientView:
       initial_state: [num_state] of a network built anew, with random values of this client's own, the same in every
         round.
       generator: this method's own random stream for this client and round.
+      crowd: all clients of the run.
     """
 
     id: int
@@ -191,6 +236,8 @@ class ClientView:
     validation_loss: Callable[[str], float]
     accuracy: Callable[[str], float]
     initial_state: Callable[[], Tensor]
+    crowd: Crowd = NO_CROWD
+    overheard: Mapping[str, Value] = field(default_factory=dict)
     momentum: float = 0.0
     batch_size: int = 32
     num_steps: int = 0
@@ -203,12 +250,23 @@ class Log(Protocol):
     def __call__(self, name: str, value: float | Tensor, columns: Sequence[str] = (), /) -> None: ...
 
 
+class MapColumns(Protocol):
+    """See `ServerView.map_columns`."""
+
+    def __call__(
+        self, function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None, rows: Tensor | None = None, /
+    ) -> list[Value]: ...
+
+
 @dataclass
 class ServerView:
     """One round at the server, as hooks see it. K participants in client order.
 
     Attributes:
       population: number of all clients.
+      cohort_size: of the configuration: with Poisson sampling the expected one.
+      sampling: of cohorts: "fixed" size without replacement, or "poisson".
+      crowd: all clients of the run.
       clients: (K,) int64 client ids, ascending.
       num_examples, num_steps: (K,) int64.
       class_counts: (K, classes) int64.
@@ -220,6 +278,12 @@ class ServerView:
         reported Vector, [num_state] of "update".
       map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
         [num_params]; results should be small.
+      map_columns: map_columns(f, shared, rows) -> [f(block, extra, shared) for each block of columns, in their order]: block is
+        (K, width) float32, so many neighbouring entries of all K updates, client after client; extra is (m, width), the
+        same entries of `rows` (m, num_params). Blocks are fixed by K and num_params. A function of all updates that no
+        process could hold at once: a median, products of pairs.
+      map_test: map_test(f, shared) -> [f(model, batch, shared)] for each batch of the test set, run on the trainers with the
+        global model in eval mode; likewise meant for `evaluation_override` (needs "test-set").
       map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice of
         the test set at the global parameters, in eval mode: features (B, width), the head's input, and labels (B,) int64.
         The slices, and so the results in their order, do not depend on the trainers. It is meant for `evaluation_override`; what
@@ -230,6 +294,8 @@ class ServerView:
         point, with the buffers that the round began with, in "train" or "eval" mode; plain backpropagation, once a round, on
         one trainer, as `ClientView.validation_gradient` does it (needs "validation-set"). Personal layers are as they
         began at the server, so a method that uses it should refuse them.
+      validation_update: validation_update() -> [num_params], the update of a client whose examples are the server's
+        validation set, from the broadcast point, with the clients' settings and without methods (needs "validation-set").
       move_buffers: move_buffers(change) adds [num_state - num_params] to the new global buffers, in `server_update`.
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
@@ -249,12 +315,18 @@ class ServerView:
     weights: Weights
     total: Callable[[str, Weights], Tensor]
     map_updates: Callable[[Callable[[Tensor, Value], Value], Value], list[Value]]
+    map_columns: MapColumns
+    map_test: Callable[[Callable[[Model, Batch, Value], Value], Value], list[Value]]
     map_features: Callable[[Callable[[Tensor, Tensor, Value], Value], Value], list[Value]]
     validation_loss: Callable[[Weights], float]
     validation_gradient: Callable[[str], Tensor]
+    validation_update: Callable[[], Tensor]
     move_buffers: Callable[[Tensor], None]
     log: Log
     generator: torch.Generator
+    crowd: Crowd = NO_CROWD
+    cohort_size: int = 0
+    sampling: Literal["fixed", "poisson"] = "fixed"
 
     @property
     def is_active(self) -> Tensor:
@@ -284,7 +356,7 @@ class Method:
       needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd", "features",
         "linear-head",
         "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
-      excludes: hook -> why no other method of the run may have that hook.
+      excludes: hook -> why no other method of the run may have that hook; those named in `trusts` may.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
@@ -297,6 +369,9 @@ class Method:
     forward: Callable[[dict[str, LayerOp], ClientView], dict[str, LayerOp]] | None = None
     loss: Callable[[LossFn, ClientView], LossFn] | None = None
     grads: Callable[[GradFn, ClientView], GradFn] | None = None
+    latecomers: Callable[[Tensor, Crowd], Tensor] | None = None
+    overhear: Callable[[ServerView], Mapping[str, Value]] | None = None
+    outgoing: Callable[[Update, ClientView], Update] | None = None
     report: Callable[[ClientView], Mapping[str, Value]] | None = None
     weigh: Callable[[Weights, ServerView], Weights] | None = None
     server_update: Callable[[Tensor, State, ServerView], tuple[Tensor, State]] | None = None
@@ -304,5 +379,6 @@ class Method:
     claims: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     excludes: Mapping[str, str] = field(default_factory=dict)
+    trusts: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False

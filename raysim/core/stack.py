@@ -14,11 +14,25 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from raysim.core.hooks import CALLS, called, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, GradFn, LayerOp, LossFn, Message, Method, Partition, ServerView, State, Value
+from raysim.core.method import (
+    ClientView,
+    Crowd,
+    GradFn,
+    LayerOp,
+    LossFn,
+    Message,
+    Method,
+    Partition,
+    ServerView,
+    State,
+    Update,
+    Value,
+)
 from raysim.core.own import is_own_function, place_of
 from raysim.core.weights import Weights
 
@@ -113,6 +127,35 @@ class Stack:
                 gradient = wrapped(method, "grads", gradient or gradient_of(loss), views[method.name])
         return ClientStep(ops, loss, gradient)
 
+    def latecomers(self, clients: Tensor, crowd_of: Callable[[str], Crowd]) -> Tensor:
+        """(K,) bool: who trains once the others have. clients: (K,) int64. crowd_of(method name) -> all clients."""
+        late = torch.zeros(len(clients), dtype=torch.bool)
+        for method in self.methods:
+            if method.latecomers is not None:
+                some = method.latecomers(clients, crowd_of(method.name))
+                late = late | shaped(some, late.shape, method, "latecomers").bool()
+        return late
+
+    def overhear(self, view_of: Callable[[str], ServerView]) -> dict[str, Mapping[str, Value]]:
+        """Method name -> what its latecomers are told. view_of(method name) -> the others' round."""
+        return {
+            m.name: returned(m.overhear(view_of(m.name)), Mapping, m, "overhear")
+            for m in self.methods
+            if m.overhear is not None
+        }
+
+    def outgoing(self, update: Update, views: Mapping[str, ClientView]) -> Update:
+        """What a client sends of its update. update: what its local steps came to."""
+        for method in self.methods:
+            if method.outgoing is not None:
+                view = views[method.name]
+                sent = returned(
+                    called(method.outgoing, method, "outgoing", view)(update, view), Update, method, "outgoing"
+                )
+                shaped(sent.values, update.values.shape, method, "outgoing", "as the update's values")
+                update = sent
+        return update
+
     def report(self, views: Mapping[str, ClientView]) -> dict[str, Mapping[str, Value]]:
         """Method name -> {name: number, Tensor or Vector} of a client after its last local step."""
         return {
@@ -184,6 +227,12 @@ def chain(name: str, *parts: Method) -> Method:
         reports = stack.report({part.name: _client_inside(view, part) for part in parts})
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
+    def outgoing(update: Update, view: ClientView) -> Update:
+        return stack.outgoing(update, {part.name: _client_inside(view, part) for part in parts})
+
+    def overhear(view: ServerView) -> Mapping[str, Value]:
+        return stack.overhear(lambda part: _server_inside(view, part))
+
     def weigh(weights: Weights, view: ServerView) -> Weights:
         return stack.weigh(weights, lambda part, so_far: replace(_server_inside(view, part), weights=so_far))
 
@@ -201,6 +250,9 @@ def chain(name: str, *parts: Method) -> Method:
         forward=_one_after_another(parts, "forward"),
         loss=_one_after_another(parts, "loss"),
         grads=_one_after_another(parts, "grads"),
+        latecomers=where("latecomers", lambda clients, crowd: stack.latecomers(clients, lambda part: crowd)),
+        overhear=where("overhear", overhear),
+        outgoing=where("outgoing", outgoing),
         report=where("report", report),
         weigh=where("weigh", weigh),
         server_update=where("server_update", server_update),
@@ -208,6 +260,7 @@ def chain(name: str, *parts: Method) -> Method:
         claims=frozenset(claim for part in parts for claim in part.claims),
         needs=stack.needs,
         excludes={hook: reason for part in parts for hook, reason in part.excludes.items()},
+        trusts=frozenset(other for part in parts for other in part.trusts),
         base_weights=stack.base_weights,
     )
 
@@ -230,6 +283,7 @@ def _client_inside(view: ClientView, part: Method) -> ClientView:
     """The client as a part of a chain sees it: its own message fields, memory and scratch."""
     inside = copy(view)
     inside.message = view.message.get(part.name, {})
+    inside.overheard = view.overheard.get(part.name, {})
     inside.memory = view.memory.setdefault(part.name, {}) if "client-memory" in part.needs else {}
     inside.scratch = view.scratch.setdefault(part.name, {})
     return inside
@@ -306,7 +360,8 @@ def conflicts(
                 nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
         for other in methods:
-            hooks = [] if other is method else [hook for hook in method.excludes if getattr(other, hook) is not None]
+            is_free = other is method or other.name in method.trusts
+            hooks = [] if is_free else [hook for hook in method.excludes if getattr(other, hook) is not None]
             faults += [
                 f"{other.name} cannot run beside {method.name} because of its `{hook}`: {method.excludes[hook]}; drop one"
                 for hook in hooks[:1]

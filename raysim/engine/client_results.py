@@ -14,11 +14,12 @@ from torch import Tensor
 
 from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeError
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Value, Vector
+from raysim.core.method import ClientView, Update, Value, Vector
 from raysim.core.own import place_in
 from raysim.core.rounds import round_name
 from raysim.engine.messages import Packed, packed_copy
 from raysim.engine.schedule import Phase
+from raysim.training.model import BoundModel
 
 
 class RoundVectors:
@@ -69,6 +70,33 @@ class RoundVectors:
 
 #: The engine's own namespace in client memory: personal (trained but not shared) leaves.
 ENGINE = "raysim"
+
+
+def take_update(
+    phase: Phase,
+    views: Mapping[str, ClientView],
+    vectors: RoundVectors,
+    client: int,
+    model: BoundModel,
+    start: Tensor,
+    layout: Layout,
+) -> tuple[np.ndarray, int]:
+    """Keep the update that a client sends: (its peaks, its bytes). The model is then where that update leads.
+
+    Args:
+      start: [num_state], where the client began.
+    """
+    if not any(method.outgoing for method in phase.methods):
+        return vectors.write("update", client, model.state, start), layout.shared_bytes
+    size, whole = layout.num_params, model.state - start
+    shared = 4 * sum(leaf.size for leaf in layout.shared if not leaf.is_buffer)
+    sent = phase.stack.outgoing(Update(whole[:size].clone(), shared), views)
+    own = {leaf.name: layout.view(whole, leaf).clone() for leaf in layout.personal}
+    whole[:size] = sent.values
+    for name, values in own.items():  # what stays at the client is not sent
+        layout.view(whole, name).copy_(values)
+    model.state.copy_(start + whole)
+    return vectors.write("update", client, whole), sent.num_bytes + layout.shared_bytes - shared
 
 
 def take_reports(

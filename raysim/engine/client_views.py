@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, State
+from raysim.core.method import Batch, ClientView, Crowd, State
 from raysim.core.seeding import derive_seed, torch_generator
+from raysim.data.federation import Federation
 from raysim.engine.messages import RoundMessage, unpack
 from raysim.engine.schedule import Phase
 from raysim.training.inputs import Examples
@@ -27,9 +28,18 @@ class Round:
         self.message, self.phase, self.index = message, phase, message.round_index
         self.state = torch.from_numpy(message.state.copy()).to(device)
         self.fields: dict[str, State] = unpack(dict(message.fields), device)
+        self.overheard: dict[str, State] = unpack(dict(message.overheard or {}), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        return (self.index, self.message.phase_index) == (message.round_index, message.phase_index)
+        return _key(self.message) == _key(message)
+
+    def follows(self, message: RoundMessage) -> bool:
+        """Whether a message is of another round, and not of this one's latecomers, or those that they waited for."""
+        return self.index != message.round_index
+
+
+def _key(message: RoundMessage) -> tuple[int, int, bool]:
+    return message.round_index, message.phase_index, message.overheard is None
 
 
 class Bench(Protocol):
@@ -39,6 +49,7 @@ class Bench(Protocol):
     head: str
     num_groups: int
     seed: int
+    federation: Federation
     model: BoundModel
 
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
@@ -83,7 +94,9 @@ def client_views(
         method.name: shared(
             class_counts=_group_counts(examples, trainer.num_groups),
             message=current.fields.get(method.name, {}),
+            overheard=current.overheard.get(method.name, {}),
             memory=memory.get(method.name, {}),
+            crowd=Crowd(len(trainer.federation.sizes), derive_seed(trainer.seed, f"crowd/{method.name}")),
             generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
         )
         for method in current.phase.methods

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
@@ -13,6 +14,8 @@ from raysim.core.layout import Layout
 from raysim.core.method import Method, Value
 from raysim.core.weights import Weights, take
 from raysim.engine.messages import (
+    Columns,
+    ColumnsRequest,
     FoldRequest,
     Handle,
     MapRequest,
@@ -27,6 +30,16 @@ from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.training.aggregate import rounding_constants
 from raysim.training.nonfinite import Origin, Suspect
+
+#: Columns are cut into about so many blocks, of at least so many columns and at most so many entries: 64 MiB.
+BLOCKS, FEWEST_COLUMNS, MOST_ENTRIES = 32, 2**12, 2**24
+
+
+def column_cuts(num_params: int, num_clients: int) -> list[Columns]:
+    """Blocks of columns of so many updates: the same on any number of trainers."""
+    width = max(FEWEST_COLUMNS, math.ceil(num_params / BLOCKS))
+    width = max(1, min(width, MOST_ENTRIES // max(1, num_clients)))
+    return [Columns(start, min(num_params, start + width)) for start in range(0, num_params, width)]
 
 
 class Cohort:
@@ -129,6 +142,19 @@ class Cohort:
             for place, value in zip(places.tolist(), values, strict=True):
                 ordered[place] = unpack(value)
         return ordered
+
+    def map_columns(
+        self, function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None, rows: Tensor | None = None
+    ) -> list[Value]:
+        """function(block, extra, shared) of each block of columns of the kept clients' updates; see `ServerView`."""
+        size = self._layout.num_params
+        extra = torch.zeros(0, size) if rows is None else rows
+        request, cuts = (
+            ColumnsRequest(function, pack(shared), pack(extra.float())),
+            column_cuts(size, self.is_kept.sum()),
+        )
+        parts = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in self._parts()]
+        return [unpack(answer) for answer in self._pool.on_columns(request, parts, cuts)]
 
     def _parts(self) -> Iterator[tuple[TaskResult, np.ndarray, Tensor]]:
         """(result, kept rows in it, their places among the kept clients) for each task result that has any."""

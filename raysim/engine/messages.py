@@ -99,6 +99,7 @@ class RoundMessage:
       counters: integer buffers, such as BatchNorm's number of batches.
       fields: method name -> its message fields.
       is_scored: whether the round is evaluated, so that personal models are scored, too.
+      overheard: method name -> what latecomers are told of the others; None: they are not asked yet.
     """
 
     round_index: int
@@ -107,6 +108,7 @@ class RoundMessage:
     counters: Mapping[str, int]
     fields: Mapping[str, Packed]
     is_scored: bool
+    overheard: Mapping[str, Packed] | None = None
 
 
 #: A report's attribute of some clients: an array, or arrays by name, the first axis that of the clients.
@@ -125,6 +127,7 @@ class Reports:
       counters: integer buffer -> (k,) int64.
       personal: (k, domains, classes) float64, test accuracy of each client's own model by domain and class, or (k, 1, 1)
         on its own test rows; None unless layers are personal.
+      sent_bytes: (k,) int64, of the update as it was sent, see `Update`, with its buffers.
       origin: (k, 5) float64, an `Origin` each: where an update that is not finite comes from; zeros for the others.
     """
 
@@ -134,6 +137,7 @@ class Reports:
     num_steps: np.ndarray
     train_loss: np.ndarray
     seconds: np.ndarray
+    sent_bytes: np.ndarray
     peaks: Mapping[str, np.ndarray]
     counters: Mapping[str, np.ndarray]
     methods: MethodReports
@@ -190,6 +194,26 @@ class FoldRequest:
     constants: np.ndarray
 
 
+class Columns(NamedTuple):
+    """Entries start..end of updates."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ColumnsRequest:
+    """function(block, extra, shared), see `ServerView.map_columns`.
+
+    Attributes:
+      rows: (m, num_params) float32, further rows beside the clients'; m may be 0.
+    """
+
+    function: Callable[..., Value]
+    shared: Packed
+    rows: np.ndarray
+
+
 @dataclass(frozen=True)
 class MapRequest:
     """function(what it is given, shared), to be called where that lies."""
@@ -213,6 +237,14 @@ class GradientRequest(NamedTuple):
     batch_size: int
     seed: int
     mode: str
+
+
+class UpdateRequest(NamedTuple):
+    """How an update on the validation set is made: by which phase's settings, with which learning rate and draws."""
+
+    phase_index: int
+    lr: float
+    seed: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The protocol between the server and its trainers."""
+"""The protocol between the server and its trainers; and the pool of a single one, which needs no Ray."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from raysim.engine.messages import (
+    Columns,
+    ColumnsRequest,
     EvaluationPoint,
     Handle,
     Packed,
@@ -16,6 +18,7 @@ from raysim.engine.messages import (
     TaskResult,
 )
 from raysim.engine.schedule import Queues
+from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
 
@@ -60,8 +63,72 @@ class Pool(Protocol):
         """
         ...
 
+    def on_columns(
+        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+    ) -> list[Packed]:
+        """One answer a cut, in their order, from `request.function` of these columns of all clients' updates.
+
+        A block of columns is brought together where it is worked on; few are in flight at a time.
+        """
+        ...
+
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
         """One answer a slice, in their order, from call(trainer, point, request, slices) -> an answer for each of its own."""
         ...
+
+
+class SerialPool:
+    """A `Pool` of one trainer in this process, and the twin that tests compare Ray with.
+
+    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
+    """
+
+    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
+        self._trainer = make_trainer()
+        self._keeps_memory = keeps_memory
+
+    def begin_round(self) -> int:
+        return 1
+
+    def take_counts(self) -> PoolCounts:
+        return PoolCounts(trainers=1, nodes=1)
+
+    def take_notes(self) -> list[str]:
+        return []
+
+    def put(self, value: Packed) -> Handle:
+        return value
+
+    def get(self, handle: Handle) -> Packed:
+        return handle
+
+    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
+        for blocks in (blocks for tasks in queues for blocks in tasks):
+            before = [memories.get(client) for block in blocks for client in block.clients]
+            reports, after = self._trainer.train(message, blocks, before)
+            yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
+
+    def at_results(
+        self,
+        call: Callable[..., Answer],
+        request: object,
+        parts: Sequence[tuple[TaskResult, TaskClients]],
+        *,
+        adds: bool,
+    ) -> list[Answer]:
+        asked = [clients for _, clients in parts]
+        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
+
+    def on_columns(
+        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+    ) -> list[Packed]:
+        asked = [clients for _, clients in parts]
+        clients = [part.clients for part in asked]
+        return [self._trainer.on_columns(request, cut, clients, *self._trainer.columns(asked, [cut])) for cut in cuts]
+
+    def on_slices(
+        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+    ) -> list[Answer]:
+        return call(self._trainer, point, request, slices)

@@ -90,10 +90,9 @@ def cohort_metrics(
 ) -> dict[str, float]:
     """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models."""
     reports, count = cohort.reports, len(cohort.clients)
-    up = num_bytes(reports.methods) + sum(
-        count * (layout.shared_bytes if vector == "update" else 4 * layout.num_params) for vector in reports.peaks
-    )
-    down = count * (layout.shared_bytes + num_bytes(message.fields))
+    up = num_bytes(reports.methods) + int(reports.sent_bytes.sum())
+    up += 4 * layout.num_params * count * (len(reports.peaks) - 1)  # reported vectors
+    down = count * (layout.shared_bytes + num_bytes(message.fields))  # without what attackers overhear
     steps, losses = reports.num_steps[cohort.is_kept], reports.train_loss[cohort.is_kept]
     metrics = {
         "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Phase:
     """A stretch of rounds with one list of methods and one kind of local work.
 
     Attributes:
+      sampling: of cohorts, see `choose_cohort`.
       dropout: chance that a chosen client never reports.
       stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
     """
@@ -53,6 +54,7 @@ class Phase:
     dropout: float = 0.0
     stragglers: float = 0.0
     straggler_work: float = 1.0
+    sampling: Literal["fixed", "poisson"] = "fixed"
 
     @cached_property
     def stack(self) -> Stack:
@@ -87,9 +89,17 @@ def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
     return min(count(name, each) for name, each in share.items() if each)
 
 
-def choose_cohort(population: int, size: int, *, seed: int, round_index: int) -> np.ndarray:
-    """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64."""
+def choose_cohort(
+    population: int, size: int, *, seed: int, round_index: int, sampling: Literal["fixed", "poisson"] = "fixed"
+) -> np.ndarray:
+    """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64.
+
+    With "poisson" each client takes part with the chance size / population, independently of the others: the number of
+    clients varies and may be 0.
+    """
     rng = numpy_generator(derive_seed(seed, "cohort", round_index))
+    if sampling == "poisson":  # that many of them, each set as likely: the same distribution as a draw for each client
+        size = int(rng.binomial(population, size / population))
     return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
 
 
@@ -99,25 +109,26 @@ def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_in
     Args:
       dropout: chance of each client, in [0, 1); drawn per round and client, so another cohort changes nobody's fate.
     """
-    if dropout == 0:
+    if dropout == 0 or not len(clients):
         return clients
     draws = np.array([numpy_generator(derive_seed(seed, "dropout-out", round_index, int(c))).random() for c in clients])
     stays = draws >= dropout
     return clients[stays] if stays.any() else clients[[int(draws.argmax())]]
 
 
-def cut_blocks(clients: Sequence[int], work: Sequence[int]) -> list[ClientBlock]:
+def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> list[ClientBlock]:
     """Client blocks, longest clients first; never a function of the number of trainers.
 
     Args:
       work: optimiser steps of each client.
+      first: index of the first block.
     """
     # Ids break ties, so that blocks do not depend on the order in which clients are listed.
     members = sorted(zip(work, clients, strict=True), key=lambda member: (-member[0], member[1]))
     groups = _cut(members, [amount for amount, _ in members], BLOCKS_PER_COHORT)
     return [
         ClientBlock(index, tuple(client for _, client in group), sum(amount for amount, _ in group))
-        for index, group in enumerate(groups)
+        for index, group in enumerate(groups, first)
     ]
 
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from raysim.core.method import Value
-from raysim.engine.messages import EvaluationPoint, GradientRequest, MapRequest, Slice, pack, unpack
+from raysim.core.seeding import torch_generator
+from raysim.engine.messages import (
+    EvaluationPoint,
+    GradientRequest,
+    MapRequest,
+    Packed,
+    Slice,
+    UpdateRequest,
+    pack,
+    unpack,
+)
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
-from raysim.training.evaluate import Score, joined
+from raysim.training.evaluate import Score, features_of, joined
 from raysim.training.inputs import bounds_of
+from raysim.training.local import train_locally
+from raysim.training.model import seed_global_stream
 
 #: Rows of a slice of a large set; slices of a smaller one, as long as they have this many rows: with fewer, the passes of a
 #: ResNet-18 cost a third more.
@@ -34,6 +48,69 @@ def slices_of(name: str, count: int, batch_size: int) -> list[Slice]:
 def _power_of_two(limit: int) -> int:
     """The largest one up to a limit; 1 for less."""
     return 1 << max(1, limit).bit_length() - 1
+
+
+# --- what trainers run at a global model --------------------------------------------------------------------------------
+
+TestCall = Callable[[Trainer, EvaluationPoint, MapRequest, Sequence[Slice]], list[Packed]]
+
+
+def map_features(
+    trainer: Trainer, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]
+) -> list[Packed]:
+    """function(features, labels, shared) of each slice; features: see `features_of`."""
+    answers = []
+    with trainer.global_model(point):
+        for part in slices:
+            examples = trainer.data.slice(part)
+            features = features_of(trainer.model, examples, trainer.transform, batch_size=trainer.evaluation_batch)
+            # Anew for each slice: a function that writes to it would else tell the trainers apart.
+            shared = unpack(request.shared, trainer.model.device)
+            answers.append(pack(request.function(features, examples.targets, shared)))
+    return answers
+
+
+def map_test(trainer: Trainer, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]) -> list[Packed]:
+    """[function(model, batch, shared) for each batch] of each slice, in eval mode."""
+    answers = []
+    with trainer.global_model(point), torch.no_grad():
+        trainer.module.eval()
+        for part in slices:
+            shared = unpack(request.shared, trainer.model.device)
+            batches = trainer.batches_of(trainer.data.slice(part))
+            answers.append([pack(request.function(trainer.model, batch, shared)) for batch in batches])
+    return answers
+
+
+def validation_gradient(
+    trainer: Trainer, point: EvaluationPoint, request: GradientRequest, slices: Sequence[Slice]
+) -> list[Packed]:
+    """(num_params,): see `ServerView.validation_gradient`; `slices` is the whole set as one."""
+    with trainer.global_model(point):
+        return [pack(trainer.on_validation(trainer.model.mean_gradient, *request)) for _ in slices]
+
+
+def validation_update(
+    trainer: Trainer, point: EvaluationPoint, request: UpdateRequest, slices: Sequence[Slice]
+) -> list[Packed]:
+    """(num_params,): see `ServerView.validation_update`; `slices` is the whole set as one."""
+    answers, model = [], trainer.model
+    for part in slices:
+        with trainer.global_model(point):
+            begin = model.params.clone()
+            seed_global_stream(request.seed, model.device)
+            train_locally(
+                model,
+                model.criterion,
+                None,
+                trainer.data.slice(part),
+                trainer.transform,
+                trainer.phases[request.phase_index].settings,
+                lr=request.lr,
+                generator=torch_generator(request.seed),
+            )
+            answers.append(pack(model.params - begin))
+    return answers
 
 
 class Scorer:
@@ -76,27 +153,26 @@ class Scorer:
             parts.setdefault(part.held_out, []).append(score)
         return found | {name: joined(scores) for name, scores in parts.items()}
 
-    def map_features(
+    def on_test(self, call: TestCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
+        """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""
+        point = EvaluationPoint(pack(state), dict(counters), {})
+        return [unpack(answer) for answer in self._pool.on_slices(call, point, request, self._slices("test"))]
+
+    def on_validation(
         self,
-        function: Callable[[Tensor, Tensor, Value], Value],
-        shared: Value,
+        call: Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]],
+        request: GradientRequest | UpdateRequest,
         state: Tensor,
         counters: Mapping[str, int],
-    ) -> list[Value]:
-        """function(features, labels, shared) of each slice of the test set at a model, in their order."""
-        point, request = EvaluationPoint(pack(state), dict(counters), {}), MapRequest(function, pack(shared))
-        answers = self._pool.on_slices(Trainer.map_features, point, request, self._slices("test"))
-        return [unpack(answer) for answer in answers]
+    ) -> Tensor:
+        """[num_params]: `validation_gradient` or `validation_update` of a model.
 
-    def gradient(self, state: Tensor, counters: Mapping[str, int], request: GradientRequest) -> Tensor:
-        """[num_params]: see `ServerView.validation_gradient`; one trainer takes it, since batches make one sum in order."""
-        point, whole = (
-            EvaluationPoint(pack(state), dict(counters), {}),
-            Slice("validation", 0, self._counts["validation"]),
-        )
-        (answer,) = self._pool.on_slices(Trainer.validation_gradient, point, request, [whole])
-        gradient: Tensor = unpack(answer)
-        return gradient
+        One trainer takes the whole set, since batches make one sum, or one path, in order.
+        """
+        point = EvaluationPoint(pack(state), dict(counters), {})
+        (answer,) = self._pool.on_slices(call, point, request, [Slice("validation", 0, self._counts["validation"])])
+        vector: Tensor = unpack(answer)
+        return vector
 
     def _slices(self, name: str) -> list[Slice]:
         return slices_of(name, self._counts.get(name, 0), self._batch_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
-from raysim.core.method import State
+from raysim.core.method import Crowd, State, Value
 from raysim.core.own import own_errors
 from raysim.core.rounds import round_name
+from raysim.core.seeding import derive_seed
 from raysim.core.stack import Stack
 from raysim.core.weights import Weights, normalised
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, pack, unpack
+from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import (
     FederationSizes,
@@ -104,10 +105,7 @@ class Server:
         began = time.perf_counter()
         phase_index, phase = self.phase_of(round_index)
         message, start = self._broadcast(round_index, phase_index)
-        queues = self._queues(phase, round_index)
-        cohort = Cohort(list(self.pool.train(message, queues, self._memories)), self.pool, self.layout)
-        # Before anything is weighed: one NaN in a report would make every weight NaN.
-        self._drop_nonfinite(cohort, round_index)
+        cohort = self._trained(phase, message, start)
         self._commit_memories(cohort)
         trained = time.perf_counter()
         views = ServerViews(self, cohort, round_index, start)
@@ -154,17 +152,57 @@ class Server:
         )
         return message, start
 
-    def _queues(self, phase: Phase, round_index: int) -> Queues:
-        """Choose a cohort, cut it into client blocks, and give each trainer its tasks."""
-        clients = choose_cohort(len(self.sizes.examples), phase.cohort_size, seed=self.seed, round_index=round_index)
+    def _trained(self, phase: Phase, message: RoundMessage, start: Tensor) -> Cohort:
+        """Choose a cohort and train it; those whom a method makes wait train once the others have."""
+        round_index, population = message.round_index, len(self.sizes.examples)
+        clients = choose_cohort(
+            population, phase.cohort_size, seed=self.seed, round_index=round_index, sampling=phase.sampling
+        )
         clients = without_dropouts(clients, phase.dropout, seed=self.seed, round_index=round_index)
+        is_nobody = not len(clients)
+        if is_nobody:  # still a round, with a server step: one client trains and is dropped
+            clients = np.zeros(1, np.int64)
+        late = phase.stack.latecomers(torch.from_numpy(clients), self.crowd).numpy()
+        results = self._results(phase, message, clients[~late]) if not late.all() else []
+        if late.any():
+            told: dict[str, Mapping[str, Value]] = {}
+            if results:
+                others = self._sound(results, round_index)
+                views = ServerViews(self, others, round_index, start)
+                weights = self._base_weights(phase.stack, views)
+                told = phase.stack.overhear(lambda method: views.of(method, weights))
+            message = replace(message, overheard=pack(told))
+            results += self._results(phase, message, clients[late], first=len(clients))
+        cohort = self._sound(results, round_index)
+        if is_nobody:
+            cohort.drop(np.ones(1, bool))
+        return cohort
+
+    def crowd(self, method: str) -> Crowd:
+        """All clients, as a method may draw some of them."""
+        return Crowd(len(self.sizes.examples), derive_seed(self.seed, f"crowd/{method}"))
+
+    def _results(self, phase: Phase, message: RoundMessage, clients: np.ndarray, first: int = 0) -> list[TaskResult]:
+        """Train some clients, ascending (k,) int64. first: index of their first block."""
+        queues = self._queues(phase, message.round_index, clients, first)
+        return list(self.pool.train(message, queues, self._memories))
+
+    def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
+        """The clients of some results, without those whose update is not finite."""
+        cohort = Cohort(results, self.pool, self.layout)
+        # Before anything is weighed: one NaN in a report would make every weight NaN.
+        self._drop_nonfinite(cohort, round_index)
+        return cohort
+
+    def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int) -> Queues:
+        """Cut clients into client blocks, and give each trainer its tasks."""
         work = [
             # One more than its steps: a client without any must be loaded and measured all the same.
             1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
             for client in clients.tolist()
         ]
         # The number of trainers comes in only here, after the blocks are cut: no result may depend on it.
-        return assign(cut_blocks(clients.tolist(), work), self.pool.begin_round())
+        return assign(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = cohort.has_nonfinite_update()
@@ -188,12 +226,15 @@ class Server:
 
     def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
         """Where aggregation weights are made: shares of the examples, then each method's `weigh` (FedVG's, for one)."""
+        return stack.weigh(self._base_weights(stack, views), views.of)
+
+    def _base_weights(self, stack: Stack, views: ServerViews) -> Weights:
+        """What `weigh` hooks start from."""
         view = views.of("", {})
         is_active = view.is_active
         # A client without a step returned what it got: with a weight it would pull the sum back to the start.
         scores = is_active.double() if stack.base_weights == "uniform" else view.num_examples.double() * is_active
-        weights: Weights = dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(scores))
-        return stack.weigh(weights, views.of)
+        return dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(scores))
 
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Where aggregation weights are applied: the exact weighted sum, the methods' server updates, the new state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -12,14 +13,14 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import ServerView, Value
+from raysim.core.method import Batch, Crowd, Model, ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import GradientRequest, packed_copy
+from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
 from raysim.engine.round_metrics import FederationSizes
 from raysim.engine.schedule import Phase
-from raysim.engine.scorer import Scorer
+from raysim.engine.scorer import Scorer, TestCall, map_features, map_test, validation_gradient, validation_update
 from raysim.training.evaluate import Score
 
 
@@ -38,6 +39,8 @@ class Holder(Protocol):
 
     @property
     def buffers(self) -> Tensor: ...
+
+    def crowd(self, method: str) -> Crowd: ...
 
     def counters_after(self, cohort: Cohort) -> dict[str, int]: ...
 
@@ -76,13 +79,16 @@ class ServerViews:
     def of(self, method: str, weights: Weights) -> ServerView:
         """The round as one method sees it. weights: so far."""
         server, cohort = self.server, self.cohort
-        clients = cohort.kept(cohort.clients)
+        clients, (_, phase) = cohort.kept(cohort.clients), server.phase_of(self.round_index)
 
         def total(vector: str, weights: Weights) -> Tensor:
             return cohort.total("update" if vector == "update" else f"{method}/{vector}", weights)
 
-        def map_features(function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None) -> list[Value]:
-            return server.scorer.map_features(function, shared, server.state, server.counters)
+        def on_test(call: TestCall, function: Callable[..., Value], shared: Value = None) -> list[Value]:
+            return server.scorer.on_test(call, MapRequest(function, pack(shared)), server.state, server.counters)
+
+        def on_batches(function: Callable[[Model, Batch, Value], Value], shared: Value = None) -> list[Value]:
+            return [*chain(*on_test(map_test, function, shared))]
 
         return ServerView(
             round_index=self.round_index,
@@ -98,12 +104,18 @@ class ServerViews:
             weights=weights,
             total=total,
             map_updates=cohort.map_updates,
-            map_features=map_features,
+            map_columns=cohort.map_columns,
+            map_test=on_batches,
+            map_features=partial(on_test, map_features),
             validation_loss=self._validation_loss,
             validation_gradient=self._validation_gradient,
+            validation_update=self._validation_update,
             move_buffers=self._move_buffers,
             log=partial(self._log, method, clients),
             generator=torch_generator(derive_seed(server.seed, f"server/{method}", self.round_index)),
+            crowd=server.crowd(method),
+            cohort_size=phase.cohort_size,
+            sampling=phase.sampling,
         )
 
     def _log(self, method: str, clients: Tensor, name: str, value: float | Tensor, columns: Sequence[str] = ()) -> None:
@@ -137,8 +149,17 @@ class ServerViews:
             server, (buffers, counters) = self.server, self._begun
             batch_size = server.phase_of(self.round_index)[1].settings.batch_size
             request = GradientRequest(batch_size, derive_seed(server.seed, "server/validation", self.round_index), mode)
-            self.gradients[mode] = server.scorer.gradient(torch.cat([self.start, buffers]), counters, request)
+            state = torch.cat([self.start, buffers])
+            self.gradients[mode] = server.scorer.on_validation(validation_gradient, request, state, counters)
         return self.gradients[mode].clone()
+
+    def _validation_update(self) -> Tensor:
+        """See `ServerView.validation_update`."""
+        server, (buffers, counters) = self.server, self._begun
+        phase_index, phase = server.phase_of(self.round_index)
+        seed = derive_seed(server.seed, "server/validation", self.round_index)
+        request = UpdateRequest(phase_index, phase.settings.lr_of(self.round_index), seed)
+        return server.scorer.on_validation(validation_update, request, torch.cat([self.start, buffers]), counters)
 
     def validated(self, state: Tensor) -> dict[str, Score]:
         """The score of a model on the validation set, by that name, if a method asked for its loss in this round.

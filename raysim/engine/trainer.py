@@ -1,4 +1,4 @@
-"""The trainer: one long-lived model, client after client; and the pool of a single one, which needs no Ray.
+"""The trainer: one long-lived model, client after client.
 
 A trainer is a plain class. With Ray it lives in an actor.
 """
@@ -22,28 +22,26 @@ from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import ClientStep
 from raysim.data.federation import Federation
-from raysim.engine.client_results import ENGINE, RoundVectors, named_errors, take_memory, take_reports
+from raysim.engine.client_results import ENGINE, RoundVectors, named_errors, take_memory, take_reports, take_update
 from raysim.engine.client_views import Round, client_views
 from raysim.engine.device import DeviceData, keep_freed_memory, settle_arithmetic
 from raysim.engine.messages import (
+    Columns,
+    ColumnsRequest,
     EvaluationPoint,
     FoldRequest,
-    GradientRequest,
-    Handle,
     MapRequest,
     Packed,
-    PoolCounts,
     Reports,
     RoundMessage,
     Slice,
     TaskClients,
-    TaskResult,
     pack,
     unpack,
 )
-from raysim.engine.schedule import ClientBlock, Phase, Queues
+from raysim.engine.schedule import ClientBlock, Phase
 from raysim.training.aggregate import fold
-from raysim.training.evaluate import Score, evaluate, features_of
+from raysim.training.evaluate import Score, evaluate
 from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_means, client_means
@@ -121,8 +119,9 @@ class Trainer:
           ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
         if self._round is None or not self._round.is_of(message):
+            if self._round is None or self._round.follows(message):
+                self._vectors.begin_round()
             self._round = Round(message, self.phases[message.phase_index], self.model.device)
-            self._vectors.begin_round()
         current = self._round
         clients = [(block, client) for block in blocks for client in block.clients]
         stacked: dict[int, Trained] = {}
@@ -165,7 +164,7 @@ class Trainer:
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
-        peaks = {"update": self._vectors.write("update", client, model.state, start)}
+        peak, sent_bytes = take_update(phase, views, self._vectors, client, model, start, self.layout)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
         if start._version != version:
@@ -181,14 +180,15 @@ class Trainer:
             num_steps=np.array([num_steps]),
             train_loss=np.array([mean_loss]),
             seconds=np.zeros(1),
-            peaks=peaks | more,
+            sent_bytes=np.array([sent_bytes]),
+            peaks={"update": peak} | more,
             counters={name: np.array([int(buffer)]) for name, buffer in model.counters.items()},
             methods=methods,
             personal=self._personal_score(client)[None] if is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
         seconds, origin = np.array([time.perf_counter() - began]), Origin()
-        if not np.isfinite(peaks["update"]).all():
+        if not np.isfinite(peak).all():
             _, views = _begun(self, current, client, examples, packed)
             origin = first_nonfinite(model, phase.stack, views, partial(_take_steps, self, current, client, examples))
         return replace(report, seconds=seconds, origin=np.array([origin], np.float64)), kept
@@ -270,36 +270,36 @@ class Trainer:
         # A copy: a function may write to its argument, or return it; the row is needed again.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
+    def columns(self, parts: Sequence[TaskClients], cuts: Sequence[Columns]) -> list[np.ndarray]:
+        """(k, width) float32 for each cut: those entries of the updates of some clients of each of some tasks."""
+        rows = self._vectors.of("update", [client for part in parts for client in part.clients.tolist()])
+        return [torch.stack([row[start:end] for row in rows]).numpy() for start, end in cuts]
+
+    def on_columns(
+        self, request: ColumnsRequest, cut: Columns, clients: Sequence[np.ndarray], *rows: np.ndarray
+    ) -> Packed:
+        """The request's function of a block of columns.
+
+        Args:
+          clients: ids of the rows of some trainers, one array for each part; rows: (k, width) of one trainer after the other.
+        """
+        order = np.argsort(np.concatenate(clients))  # the request's order: by id
+        block = torch.from_numpy(np.concatenate(rows)[order])
+        extra = torch.from_numpy(request.rows[:, cut.start : cut.end].copy())
+        return pack(request.function(block, extra, unpack(request.shared)))
+
     def evaluate(self, point: EvaluationPoint, request: None, slices: Sequence[Slice]) -> list[Score]:
         """Scores of a global model on slices of held-out sets."""
-        with self._global_model(point):
+        with self.global_model(point):
             return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
 
     def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
         examples, batch_size = self.data.slice(part), self.evaluation_batch
         return evaluate(self.model, examples, self.transform, batch_size=batch_size, keeps_logits=keeps_logits)
 
-    def map_features(self, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]) -> list[Packed]:
-        """function(features, labels, shared) of each slice; features: see `features_of`, at a global model."""
-        answers = []
-        with self._global_model(point):
-            for part in slices:
-                examples = self.data.slice(part)
-                features = features_of(self.model, examples, self.transform, batch_size=self.evaluation_batch)
-                # Anew for each slice: a function that writes to it would else tell the trainers apart.
-                shared = unpack(request.shared, self.model.device)
-                answers.append(pack(request.function(features, examples.targets, shared)))
-        return answers
-
-    def validation_gradient(
-        self, point: EvaluationPoint, request: GradientRequest, slices: Sequence[Slice]
-    ) -> list[Packed]:
-        """(num_params,) of a global model, see `ServerView.validation_gradient`; `slices` is the whole set as one."""
-        with self._global_model(point):
-            return [pack(self.on_validation(self.model.mean_gradient, *request)) for _ in slices]
-
     @contextlib.contextmanager
-    def _global_model(self, point: EvaluationPoint) -> Iterator[None]:
+    def global_model(self, point: EvaluationPoint) -> Iterator[None]:
+        """Stand at a global model."""
         self.model.load(unpack(point.state), point.counters)
         # An override may have another shape than its leaf (LIVAR's merged adapters), so it cannot be loaded like a state.
         with self.model.replaced(unpack(dict(point.override))):
@@ -347,51 +347,3 @@ def _take_steps(
             generator=trainer._order(current, client),
             share=phase.share_of(client, trainer.seed, current.index),
         )
-
-
-class SerialPool:
-    """A `Pool` of one trainer in this process, and the twin that tests compare Ray with.
-
-    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
-    """
-
-    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
-        self._trainer = make_trainer()
-        self._keeps_memory = keeps_memory
-
-    def begin_round(self) -> int:
-        return 1
-
-    def take_counts(self) -> PoolCounts:
-        return PoolCounts(trainers=1, nodes=1)
-
-    def take_notes(self) -> list[str]:
-        return []
-
-    def put(self, value: Packed) -> Handle:
-        return value
-
-    def get(self, handle: Handle) -> Packed:
-        return handle
-
-    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        for blocks in (blocks for tasks in queues for blocks in tasks):
-            before = [memories.get(client) for block in blocks for client in block.clients]
-            reports, after = self._trainer.train(message, blocks, before)
-            yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
-
-    def at_results(
-        self,
-        call: Callable[..., Answer],
-        request: object,
-        parts: Sequence[tuple[TaskResult, TaskClients]],
-        *,
-        adds: bool,
-    ) -> list[Answer]:
-        asked = [clients for _, clients in parts]
-        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
-
-    def on_slices(
-        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
-    ) -> list[Answer]:
-        return call(self._trainer, point, request, slices)

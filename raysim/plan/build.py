@@ -272,6 +272,7 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
         cohort.dropout,
         cohort.stragglers,
         cohort.straggler_work,
+        cohort.sampling,
     )
     return [main, *(Phase((m,), replace(settings, steps=0), 1, config.num_clients) for m in methods if m.is_phase)]
 

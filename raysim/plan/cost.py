@@ -6,15 +6,16 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 
 from raysim.core.seeding import derive_seed
+from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
-from raysim.engine.trainer import SerialPool
 from raysim.plan.build import Plan, cached_skeleton, make_phases, make_server, make_trainer
 from raysim.plan.start import serial_recipe
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
@@ -111,7 +112,7 @@ def cost_of(plan: Plan) -> RunCost:
 
 
 def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
-    turns = _turns(len(sizes), phase.cohort_size, phase.rounds, first, seed, phase.dropout)
+    turns = _turns(len(sizes), phase.cohort_size, phase.rounds, first, seed, phase.dropout, phase.sampling)
     if phase.stragglers:  # the share of a client is drawn for each round
         pairs = [(index, client) for index, cohort in enumerate(turns, first) for client in cohort]
     else:
@@ -127,9 +128,18 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
 
 
 @lru_cache(maxsize=64)  # the trials of a sweep have few different cohorts
-def _turns(population: int, size: int, rounds: int, first: int, seed: int, dropout: float) -> list[np.ndarray]:
+def _turns(
+    population: int,
+    size: int,
+    rounds: int,
+    first: int,
+    seed: int,
+    dropout: float,
+    sampling: Literal["fixed", "poisson"],
+) -> list[np.ndarray]:
     """The cohort of each round."""
-    cohorts = (choose_cohort(population, size, seed=seed, round_index=first + index) for index in range(rounds))
+    choose = partial(choose_cohort, population, size, seed=seed, sampling=sampling)
+    cohorts = (choose(round_index=first + index) for index in range(rounds))
     return [
         without_dropouts(cohort, dropout, seed=seed, round_index=first + index) for index, cohort in enumerate(cohorts)
     ]

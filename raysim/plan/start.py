@@ -11,9 +11,9 @@ import torch
 from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
+from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
-from raysim.engine.trainer import SerialPool
 from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer

@@ -24,10 +24,10 @@ from raysim.data.arrow import write_set
 from raysim.data.federation import build_shards
 from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
+from raysim.engine.pool import SerialPool
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
 from raysim.engine.schedule import choose_cohort
-from raysim.engine.trainer import SerialPool
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check

@@ -25,6 +25,7 @@ def result(clients, peaks) -> TaskResult:
         num_steps=whole,
         train_loss=np.zeros(count),
         seconds=np.zeros(count),
+        sent_bytes=np.zeros(count, np.int64),
         peaks={name: np.array(values, np.float64) for name, values in peaks.items()},
         counters={},
         methods={},

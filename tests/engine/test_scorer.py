@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raysim.engine.messages import EvaluationPoint, Slice
+from raysim.engine.messages import EvaluationPoint, MapRequest, Slice
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.slots import TrainerActor
-from raysim.engine.scorer import Scorer, slices_of
+from raysim.engine.scorer import Scorer, map_features, slices_of
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_trainer
 from raysim.training.evaluate import Score
@@ -75,7 +75,7 @@ def test_every_slice_of_a_large_set_counts():
 
 def test_without_a_test_set_no_slice_is_asked_for():
     pool = SimpleNamespace(on_slices=lambda call, point, request, slices: slices)
-    assert Scorer(pool, {"validation": 30, "test": 0}, 256).map_features(max, {}, torch.zeros(1), {}) == []
+    assert Scorer(pool, {"validation": 30, "test": 0}, 256).on_test(map_features, MapRequest(max, {}), torch.zeros(1), {}) == []
 
 
 def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from raysim.engine.trainer import SerialPool
+from raysim.engine.pool import SerialPool
 from raysim.plan.build import make_server, make_trainer
 from raysim.running.runner import execute
 from tests.support.federations import lora_plan, plan_of, run

@@ -172,11 +172,11 @@ def test_the_gradient_is_that_of_the_broadcast_point_and_taken_once(root, monkey
     server, asked = server_on(plan, root), []
     scorer = server.scorer
 
-    def gradient(state, counters, request, take=scorer.gradient):
+    def gradient(call, request, state, counters, take=scorer.on_validation):
         asked.append(state)
-        return take(state, counters, request)
+        return take(call, request, state, counters)
 
-    monkeypatch.setattr(scorer, "gradient", gradient)
+    monkeypatch.setattr(scorer, "on_validation", gradient)
     for index in range(2):
         before = server.state.clone()
         server.run_round(index)

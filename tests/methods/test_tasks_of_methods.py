@@ -9,7 +9,7 @@ import pytest
 from methods import METHODS
 from raysim.core.errors import ConfigError
 from raysim.data.federation import build_shards
-from raysim.engine.trainer import SerialPool
+from raysim.engine.pool import SerialPool
 from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from raysim.core.method import Method
 from raysim.data.federation import build_shards
+from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
-from raysim.engine.trainer import SerialPool
 from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
 from raysim.plan.check import check
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from typing import TypeVar, cast
 
 import numpy as np
@@ -14,6 +14,8 @@ from ray.exceptions import RayTaskError
 
 from raysim.core.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
+    Columns,
+    ColumnsRequest,
     EvaluationPoint,
     Handle,
     Packed,
@@ -37,6 +39,9 @@ NOBODY = Watched(None, Process("", 0, -1), "")
 
 #: Up to here a request goes along with each call, as Ray sends small arguments; through the store it takes 1.5 ms more.
 INLINE_BYTES = 100_000
+
+#: Blocks of columns that are brought together for each trainer at a time.
+COLUMN_BLOCKS = 4
 
 
 @dataclass
@@ -235,9 +240,7 @@ class RayPool:
         self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[ClientTask, TaskClients]]
     ) -> list[Answer]:
         """One call a trainer for all its parts; the answers of a node other than this one are added there."""
-        parts: dict[Watched, list[TaskClients]] = {}
-        for task, clients in asked:
-            parts.setdefault(task.asked._replace(what="sums"), []).append(clients)
+        parts = _by_trainer(asked, "sums")
         # All trainers are asked before anybody's answer is waited for.
         partials = {one.actor.call.remote(call, request, own): one for one, own in parts.items()}
         self.slots.watch.all(partials)
@@ -249,6 +252,32 @@ class RayPool:
         away: list[Answer] = self._answers(_added_there(own) for own in by_node.values())
         self._sum_bytes += sum(cast(np.ndarray, partial).nbytes for partial in away)
         return here + away
+
+    def on_columns(
+        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+    ) -> list[Packed]:
+        asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
+        sent = ray.put(request)
+
+        def attempt() -> list[Packed]:
+            self._train_lost([task for task, _ in asked])
+            own = _by_trainer(asked, "columns")
+            clients = ray.put([one.clients for some in own.values() for one in some])
+            workers = [*own]
+            answers: list[Packed] = []
+            for first in range(0, len(cuts), COLUMN_BLOCKS * len(workers)):
+                few = cuts[first : first + COLUMN_BLOCKS * len(workers)]
+                # All are asked for their rows before anybody works: a trainer that waits for rows could not give its own.
+                rows = [one.actor.columns.options(num_returns=len(few)).remote(some, few) for one, some in own.items()]
+                rows = [[row] if len(few) == 1 else row for row in rows]
+                calls = [
+                    (one.actor.on_columns.remote(sent, cut, clients, *block), one)
+                    for cut, block, one in zip(few, zip(*rows, strict=True), cycle(workers))
+                ]
+                answers += self._answers(calls)
+            return answers
+
+        return self._with_recovery(attempt)
 
     def _answers(self, calls: Iterable[tuple[Ref, Watched]]) -> list[Answer]:
         """What those asked answer, in order."""
@@ -296,6 +325,14 @@ class RayPool:
                         raise
                 self.slots.check(self.slots.ready())
         raise AssertionError("unreachable")
+
+
+def _by_trainer(asked: Iterable[tuple[ClientTask, TaskClients]], what: str) -> dict[Watched, list[TaskClients]]:
+    """Who has their vectors -> some clients of each of some tasks."""
+    parts: dict[Watched, list[TaskClients]] = {}
+    for task, clients in asked:
+        parts.setdefault(task.asked._replace(what=what), []).append(clients)
+    return parts
 
 
 def _added_there(partials: Mapping[Ref, Watched]) -> tuple[Ref, Watched]:

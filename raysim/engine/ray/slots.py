@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from raysim.core.errors import RaysimError
 from raysim.core.own import own_errors
-from raysim.engine.messages import Packed, RoundMessage
+from raysim.engine.messages import Columns, ColumnsRequest, Packed, RoundMessage, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -55,6 +55,19 @@ class TrainerActor:
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
         """function(trainer, *values)."""
         return function(self._trainer, *values)
+
+    @own_errors()
+    def columns(self, parts: Sequence[TaskClients], cuts: Sequence[Columns]) -> object:
+        """One array for each cut, see `Trainer.columns`."""
+        rows = self._trainer.columns(parts, cuts)
+        return rows if len(rows) > 1 else rows[0]
+
+    @own_errors()
+    def on_columns(
+        self, request: ColumnsRequest, cut: Columns, clients: Sequence[np.ndarray], *rows: np.ndarray
+    ) -> Packed:
+        """See `Trainer.on_columns`."""
+        return self._trainer.on_columns(request, cut, clients, *rows)
 
     def add(self, *partials: np.ndarray) -> np.ndarray:
         """The sum of this node's partial sums: they lie on one grid, so it is exact."""
