@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -117,7 +119,7 @@ def test_blocks_cover_all_columns_and_stay_small():
         cuts = column_cuts(size, clients)
         assert cuts[0].start == 0
         assert cuts[-1].end == size
-        assert all(one.end == two.start for one, two in zip(cuts[:-1], cuts[1:], strict=True))
+        assert all(one.end == two.start for one, two in pairwise(cuts))
         assert max(cut.end - cut.start for cut in cuts) * clients <= 2**24
 
 
@@ -231,9 +233,7 @@ def test_the_update_on_the_validation_set_is_that_of_a_client_with_these_rows(ro
     examples, settings = trainer.data.held_out("validation"), server.phases[0].settings
     generator = torch_generator(derive_seed(server.seed, "server/validation", 0))
     how = {"lr": settings.lr, "generator": generator}
-    steps, _ = train_locally(
-        trainer.model, trainer.model.criterion, None, examples, trainer.transform, settings, **how
-    )
+    steps, _ = train_locally(trainer.model, trainer.model.criterion, None, examples, trainer.transform, settings, **how)
     assert steps > 1
     wanted = trainer.model.params - began[: server.layout.num_params]
     torch.testing.assert_close(found[0], wanted, atol=1e-7, rtol=0)
