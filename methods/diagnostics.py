@@ -27,10 +27,7 @@ Measure = Literal[
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
-NEEDS: dict[Measure, tuple[str, ...]] = {
-    "features": ("classes", "features"),
-    "premise": ("validation-set", "test-set"),
-}
+NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("classes", "features"), "premise": ("validation-set", "test-set")}
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:

@@ -310,12 +310,7 @@ def _of_other_verbs(raw: Settings) -> list[Fault]:
 
 
 def finished_sweep(
-    raw: Raw,
-    source: str,
-    say: Callable[[str], None],
-    line: LiveLine,
-    *,
-    callbacks: Sequence[object] = (),
+    raw: Raw, source: str, say: Callable[[str], None], line: LiveLine, *, callbacks: Sequence[object] = ()
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     with line:

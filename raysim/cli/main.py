@@ -342,10 +342,7 @@ def schema() -> None:
 
 @app.command()
 def doctor(
-    address: Annotated[
-        str | None,
-        typer.Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS"),
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS")] = None,
     storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
 ) -> None:
     """Check this installation, its disks, and every node of a running cluster."""

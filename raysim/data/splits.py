@@ -129,12 +129,7 @@ class Mix(NamedTuple):
 
 
 def arrange(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    spec: ValidationSpec,
-    rng: Generator,
-    mix: Mix | None = None,
+    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: Generator, mix: Mix | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
 

@@ -126,12 +126,7 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
 
 
 def table_contents(
-    table: TableRows,
-    targets: Sequence[str],
-    domain: str | None,
-    options: ReaderOptions,
-    *,
-    keeps_domain: bool = False,
+    table: TableRows, targets: Sequence[str], domain: str | None, options: ReaderOptions, *, keeps_domain: bool = False
 ) -> Contents:
     """A table as contents.
 

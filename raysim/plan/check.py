@@ -14,15 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from raysim.config import (
-    Config,
-    ModelGroup,
-    located,
-    parse_config,
-    parse_options,
-    sound_config,
-    without,
-)
+from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
 from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
 from raysim.core.method import Method

@@ -8,20 +8,13 @@ from functools import partial
 
 import torch
 
-from raysim.config import (
-    Config,
-    nearest,
-)
+from raysim.config import Config, nearest
 from raysim.core.errors import Fault, OwnCodeError
 from raysim.core.memory import memory_fault
 from raysim.core.settings import name_and_options
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.plan.build import (
-    feature_shift,
-    input_transform,
-    task_of,
-)
+from raysim.plan.build import feature_shift, input_transform, task_of
 from raysim.plan.check_data import or_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
@@ -136,10 +129,7 @@ def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = Non
     form = " x ".join(map(str, shape[:2]))
     texts = {name: memory_fault(4 * count * entries) for name, count in batches.items()}
     return [
-        Fault(
-            key or name,
-            f"a batch of {batches[name]} {kind} of {form} {text}; lower it, or data.resize",
-        )
+        Fault(key or name, f"a batch of {batches[name]} {kind} of {form} {text}; lower it, or data.resize")
         for name, text in texts.items()
         if text
     ][: 1 if key else None]

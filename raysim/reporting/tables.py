@@ -268,8 +268,7 @@ def make_tables(
         twin = places.setdefault((row, column), cell)
         if twin is not cell and not any(cell.labels.get(name) != twin.labels.get(name) for name in ignore):
             raise DataError(
-                f"two different settings fall into one cell ({row}, {heading(names, column)})",
-                mend="name more columns",
+                f"two different settings fall into one cell ({row}, {heading(names, column)})", mend="name more columns"
             )
         if twin is not cell:
             places[row, column] = pooled(twin, cell, ignore)

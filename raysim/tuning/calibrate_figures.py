@@ -12,11 +12,7 @@ from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
 from raysim.reporting.panels import grid, legend, styles_of
 
-TITLES = {
-    "importance_a": "$I_A$",
-    "importance_b": "$I_B$",
-    "num_examples": "number of examples $n_i$",
-}
+TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
 
 #: What the paper's own table is called beside another.
