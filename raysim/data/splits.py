@@ -67,11 +67,9 @@ def split_within(
     The order of FedVG's code: partition everything, then hold out 25 % and 10 % of each client, rounded down; the
     held-out unions keep the order of the clients.
     """
-    triples = [split(len(part), test=test, validation=validation, rng=rng) for part in parts]
-    training, validations, tests = (
-        [part[triple[i]] for part, triple in zip(parts, triples, strict=True)] for i in range(3)
-    )
-    return training, np.concatenate(validations), np.concatenate(tests)
+    cut = [[part[rows] for rows in split(len(part), test=test, validation=validation, rng=rng)] for part in parts]
+    training, validations, tests = zip(*cut, strict=True)
+    return list(training), np.concatenate(validations), np.concatenate(tests)
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:

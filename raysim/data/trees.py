@@ -60,11 +60,7 @@ def read_cub200(request: Request) -> Contents:
     """CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
     root = _inside(request.root, ["CUB_200_2011"])
     tables = [root / "images.txt", root / "train_test_split.txt"]
-    columns = []
-    for path in tables:
-        with damaged(path):
-            columns.append(dict(line.split() for line in _lines(path, request.origin)))
-    paths, is_training = columns
+    paths, is_training = (_pairs(path, request.origin) for path in tables)
     codes = {"1": 0, "0": 2}
     splits = {path: codes[is_training[number]] for number, path in paths.items() if is_training.get(number) in codes}
     classes = _folders(root / "images")
@@ -157,6 +153,11 @@ def _inside(root: Path, inner: Sequence[str]) -> Path:
 def _lines(path: Path, origin: str) -> list[str]:
     with damaged(need(path, origin)):
         return path.read_text().splitlines()
+
+
+def _pairs(path: Path, origin: str) -> dict[str, str]:
+    with damaged(path):
+        return dict(line.split() for line in _lines(path, origin))
 
 
 def _folders(root: Path) -> list[str]:
