@@ -117,10 +117,8 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
     else:
         pairs = [(first, client) for client in range(len(sizes))]
     steps = [phase.num_steps(client, int(sizes[client]), skips_single, seed, index) for index, client in pairs]
-    images = [
-        images_of(count, int(sizes[client]), phase.settings, skips_single)
-        for count, (_, client) in zip(steps, pairs, strict=True)
-    ]
+    counts = zip(steps, (int(sizes[client]) for _, client in pairs), strict=True)
+    images = [images_of(count, size, phase.settings, skips_single) for count, size in counts]
     chosen = np.concatenate(turns) if turns else np.empty(0, np.int64)
     times = np.ones(len(pairs), np.int64) if phase.stragglers else np.bincount(chosen, minlength=len(sizes))
     return Work(phase.rounds, len(chosen), int(times @ np.array(steps)), int(times @ np.array(images)))
@@ -129,10 +127,8 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
 @lru_cache(maxsize=64)  # the trials of a sweep have few different cohorts
 def _turns(population: int, size: int, rounds: int, first: int, seed: int, dropout: float) -> list[np.ndarray]:
     """The cohort of each round."""
-    cohorts = (choose_cohort(population, size, seed=seed, round_index=first + index) for index in range(rounds))
-    return [
-        without_dropouts(cohort, dropout, seed=seed, round_index=first + index) for index, cohort in enumerate(cohorts)
-    ]
+    seeds = [{"seed": seed, "round_index": index} for index in range(first, first + rounds)]
+    return [without_dropouts(choose_cohort(population, size, **each), dropout, **each) for each in seeds]
 
 
 def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_single: bool) -> int:
@@ -186,11 +182,12 @@ def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
 def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float, seed: int) -> int:
     """A seed whose first cohort has batches as large as those of the whole run, for clients differ."""
     batches = np.minimum(sizes, batch_size)
-    seeds = [derive_seed(seed, "cost", number) for number in range(64)]
-    return min(
-        seeds,
-        key=lambda each: abs(batches[choose_cohort(len(sizes), count, seed=each, round_index=0)].mean() - mean_images),
-    )
+
+    def distance(each: int) -> float:
+        chosen = choose_cohort(len(sizes), count, seed=each, round_index=0)
+        return abs(float(batches[chosen].mean()) - mean_images)
+
+    return min((derive_seed(seed, "cost", number) for number in range(64)), key=distance)
 
 
 def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:

@@ -62,13 +62,10 @@ def _split_by_file(config: Config) -> Config:
     config = config.model_copy(update={"data": config.data.model_copy(update={"split": "file"})})
     given |= {key for key in idle_options(config) if key.startswith("data.")}
     if given:
-        names = ", ".join(sorted(given))
-        warnings.warn(
-            f"left out: {names}; {config.partition.file} says which rows are held out", SettingIgnored, stacklevel=2
-        )
-    defaults = {
-        key: getattr(DataGroup(), key) for _, _, key in (each.rpartition(".") for each in given - {"data.split"})
-    }
+        text = f"left out: {', '.join(sorted(given))}; {config.partition.file} says which rows are held out"
+        warnings.warn(text, SettingIgnored, stacklevel=2)
+    keys = (key.rpartition(".")[2] for key in given - {"data.split"})
+    defaults = {key: getattr(DataGroup(), key) for key in keys}
     return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
 
 

@@ -148,7 +148,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source)
     faults, notes = clashes(whole, source)
-    refuse(library_faults(whole) + faults, source)
+    refuse([*library_faults(whole), *faults], source)
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
@@ -179,7 +179,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
 def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: TuneGroup, source: str) -> None:
     """Raise ConfigError with the faults of refused trials, unless the others are to start without them."""
     if refused and not (settings.skip_refused and num_sound):
-        raise ConfigError(refusals(refused, num_sound + len(refused)), source)
+        refuse(refusals(refused, num_sound + len(refused)), source)
 
 
 def _base(raw: sweep.Raw, source: str) -> Config:
@@ -243,16 +243,10 @@ def _points(
     for _ in range(settings.num_samples):
         for values in grid:
             if settings.search == "sobol":
-                drawn = {
-                    axis: chosen.at(float(share))
-                    for (axis, chosen), share in zip(ranges.items(), next(shares), strict=True)
-                }
-                yield {axis: drawn.get(axis, value) for axis, value in values.items()}
+                drawn = {axis: ranges[axis].at(float(share)) for axis, share in zip(ranges, next(shares), strict=True)}
             else:
-                yield {
-                    axis: ranges[axis].draw(generators[axis]) if axis in ranges else value
-                    for axis, value in values.items()
-                }
+                drawn = {axis: ranges[axis].draw(generators[axis]) for axis in ranges if axis in values}
+            yield {axis: drawn.get(axis, value) for axis, value in values.items()}
 
 
 def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
