@@ -166,9 +166,8 @@ def log_drift(server: ServerView) -> None:
 def log_layer_drift(server: ServerView) -> None:
     """The same of each layer."""
     layers = _shared_layers(server.layout)
-    server.log(
-        "layer_drift", layer_distances(server, list(layers.values()))[server.is_active].mean(dim=0), list(layers)
-    )
+    distances = layer_distances(server, list(layers.values()))
+    server.log("layer_drift", distances[server.is_active].mean(dim=0), list(layers))
 
 
 def log_agreement(server: ServerView) -> None:

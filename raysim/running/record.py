@@ -31,19 +31,9 @@ if TYPE_CHECKING:
 
 #: Of every run, after its main metric.
 COLUMNS = (
-    "server/loss",
-    "train/loss",
-    "clients/dropped",
-    "comm/up_mb",
-    "comm/down_mb",
-    "system/trainers",
-    "system/nodes",
-    "system/sum_mb",
-    "system/redone_blocks",
-    "system/train_s",
-    "system/aggregate_s",
-    "system/evaluate_s",
-    "system/round_s",
+    *("server/loss", "train/loss", "clients/dropped", "comm/up_mb", "comm/down_mb"),
+    *("system/trainers", "system/nodes", "system/sum_mb", "system/redone_blocks"),
+    *("system/train_s", "system/aggregate_s", "system/evaluate_s", "system/round_s"),
 )
 
 
@@ -71,9 +61,8 @@ class Recorder:
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters, self._on_step = dict(hyperparameters), on_step
         self.rows, self.main = folder.progress_rows(before=first_round), main
-        self._columns = list(
-            dict.fromkeys(["round", f"server/{main}", *COLUMNS, *(name for row in self.rows for name in row)])
-        )
+        names = (name for row in self.rows for name in row)
+        self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
         self._open_progress()
         folder.drop_clients(first_round)
         self._chain = record_chain(folder, first_round)
