@@ -255,10 +255,9 @@ def receive(own: OwnCode) -> None:
 
 
 def _imported(module: str, name: str) -> object:
-    try:
+    with contextlib.suppress(ImportError, AttributeError):
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = inspect.getattr_static(found, part)
         return found
-    except (ImportError, AttributeError):
-        return None
+    return None

@@ -29,7 +29,8 @@ GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds
 def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:
     """The whole report as Markdown; figures: file name -> caption."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
-    parts += [_settings(report), _tables(report), *_extras(report), _significance(report)]
+    extras = (f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras))
+    parts += [_settings(report), _tables(report), *extras, _significance(report)]
     if figures:
         parts.append("## Figures\n")
         parts += [f"![{name}](figures/{name}.png)\n\n{caption}\n" for name, caption in figures.items()]
@@ -112,10 +113,6 @@ def _tables(report: ReportContents) -> str:
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]
     return "\n".join(parts)
-
-
-def _extras(report: ReportContents) -> list[str]:
-    return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras)]
 
 
 def _significance(report: ReportContents) -> str:
