@@ -177,14 +177,6 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
     return path
 
 
-def the_one_file(root: Path, ending: str) -> Path:
-    """The file itself, or the one of a folder that ends so. Raises DataError: there is none, or more than one."""
-    files = [root] if root.is_file() else sorted(root.glob(f"*{ending}"))
-    if len(files) != 1:
-        raise DataError(f"{len(files)} {ending} files", str(root), "give the file itself as --root")
-    return files[0]
-
-
 def files_checksum(files: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> str:
     """SHA-256 over the names and contents of files in their order; empty for no files.
 

@@ -311,10 +311,8 @@ def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tupl
             raise DataError(f"{len(targets)} targets, and a row has one class", where, mend)
         numbers = table.frame[targets[0]]
         if kinds[targets[0]] == "float" and (is_wrong := (numbers != numbers.round()).to_numpy(bool)).any():
-            what, mend = (
-                f"{numbers.to_numpy()[is_wrong][0]:g}, no class",
-                "give words or whole numbers, or --task regression",
-            )
+            what = f"{numbers.to_numpy()[is_wrong][0]:g}, no class"
+            mend = "give words or whole numbers, or --task regression"
             raise DataError(what, table.place(targets[0], is_wrong), mend)
         classes, values = _named(table, targets[0])
         if len(classes) == 1:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from raysim.core.errors import DataError, explained
-from raysim.core.reading import regular_file
-from raysim.data.reader_api import MOST_CLASSES, Contents, Request, the_one_file
+from raysim.core.reading import regular_file, the_one_file
+from raysim.data.reader_api import MOST_CLASSES, Contents, Request
 from raysim.data.rows import damaged, in_batches
 
 LENGTH = 80
