@@ -87,10 +87,8 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
     from raysim.engine.ray.jobs import Jobs
 
     mend = "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
-    line, kinds = (
-        LiveLine(),
-        (OSError, RuntimeError),
-    )  # a dashboard that refuses a large upload closes the connection, too
+    line = LiveLine()
+    kinds = (OSError, RuntimeError)  # a dashboard that refuses a large upload closes the connection, too
     with explained("the job could not be submitted", "the Ray cluster", mend, *kinds, to=RaysimError):
         with line:
             line.step("connecting to the Ray cluster")
