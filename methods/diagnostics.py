@@ -239,8 +239,7 @@ def log_separation(server: ServerView) -> None:
         intra = mean over examples of ||z - mu_y||_2,   inter = mean over pairs of classes of ||mu_c - mu_c'||_2
     and separability = inter / intra. Not a number where there is one class, or no distance inside the classes.
     """
-    num_classes = server.class_counts.shape[1]
-    slices = server.map_features(class_sums, num_classes)
+    slices = server.map_features(class_sums, server.class_counts.shape[1])
     if not slices:
         return
     # Added in the order of the slices, so that the rounding is always the same.

@@ -135,8 +135,7 @@ def calibrate(
     values = parse_overrides(overrides or [])
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
     _note_before(is_scaled)
-    others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(raw, config, others)
+    calibrate_and_print(raw, config, [located_path(folder) for folder in beside or []])
 
 
 def _note_before(is_scaled: bool) -> None:

@@ -261,8 +261,7 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
             faults = [Fault(axis, f"has no label {each!r}. {nearest(str(each), list(labels))}") for each in unknown]
             raise ConfigError(faults, where)
         values = {labels[str(choice)]: named[labels[str(choice)]] for choice in choices}
-    is_there = axis in sweep.axes_as_written(raw)
-    place = sweep.key_of(raw, axis) if is_there else f"tune.param_space.{axis}"
+    place = sweep.key_of(raw, axis) if axis in sweep.axes_as_written(raw) else f"tune.param_space.{axis}"
     lay_over(raw, {place: {kind: values}}, where, where=where)
 
 

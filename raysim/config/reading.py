@@ -143,8 +143,7 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
                 raise KeyError("must be text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
-            fault = Fault(str(key), f"{error.args[0]} in {source}")
-            raise ConfigError([fault], where) from error
+            raise ConfigError([Fault(str(key), f"{error.args[0]} in {source}")], where) from error
 
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:

@@ -80,8 +80,7 @@ def without_null_sweep(raw: Settings) -> Settings:
     """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
     if "tune" not in raw or raw["tune"] is not None:
         return raw
-    scale = _mapping(raw.get("scale"))
-    kept = {key: value for key, value in scale.items() if head(str(key)) != "tune"}
+    kept = {key: value for key, value in _mapping(raw.get("scale")).items() if head(str(key)) != "tune"}
     return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
 
 
@@ -275,5 +274,4 @@ def set_all(raw: Settings, settings: object, where: str, source: str) -> None:
         try:
             assign(raw, str(key), value)
         except KeyError as error:
-            fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")
-            raise ConfigError([fault], source) from error
+            raise ConfigError([Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")], source) from error

@@ -150,8 +150,7 @@ class Contents:
     @property
     def about(self) -> dict[str, Any]:
         """What `write_set` is told beside classes and batches."""
-        names = ("domains", "task", "vocabulary", "columns", "left_out")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("domains", "task", "vocabulary", "columns", "left_out")}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:

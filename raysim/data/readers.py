@@ -45,8 +45,7 @@ def read_bundled(request: Request) -> Contents:
     table = getattr(datasets, f"load_{request.name}")(**({"scaled": False} if is_regression else {}))
     names = ["progression"] if is_regression else list(table.target_names)
     inputs, targets = table.data.astype(np.float32), table.target.astype(np.float32 if is_regression else np.int64)
-    contents = array_contents(inputs, targets, request.name, names)
-    return replace(contents, columns=tuple(map(str, table.feature_names)))
+    return replace(array_contents(inputs, targets, request.name, names), columns=tuple(map(str, table.feature_names)))
 
 
 def read_mnist5k(request: Request) -> Contents:

@@ -201,8 +201,7 @@ def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Gen
     half, total = Fraction(len(labels), 2), sum(weights)
     chosen = []
     for cls, weight in enumerate(weights):
-        rows = rng.permutation(np.flatnonzero(labels == cls))
-        chosen.append(rows[: int(weight / total * half)])
+        chosen.append(rng.permutation(np.flatnonzero(labels == cls))[: int(weight / total * half)])
     return np.sort(np.concatenate(chosen))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.errors import DataError, explained
+from raysim.core.errors import DataError
 from raysim.core.reading import regular_file, the_one_file
 from raysim.data.reader_api import MOST_CLASSES, Contents, Request
 from raysim.data.rows import damaged, in_batches
@@ -97,5 +97,7 @@ def _read(path: Path) -> str:
         data = regular_file(path).read_bytes()
     if not data:
         raise DataError("an empty file", str(path), "give a text")
-    with explained("no UTF-8 text", path, "save it as UTF-8", UnicodeDecodeError):
+    try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save it as UTF-8") from error

@@ -78,8 +78,7 @@ def read_eurosat(request: Request) -> Contents:
     root = _inside(request.root, ("2750", "EuroSAT_RGB"))
     classes = _folders(root)
     pictures = _class_images(root, classes)
-    names = ("split_zhou_EuroSAT.json", "split.json")
-    places = [folder / name for folder in (root, request.root) for name in names]
+    places = [folder / name for folder in (root, request.root) for name in ("split_zhou_EuroSAT.json", "split.json")]
     table = next((path for path in places if path.is_file()), None)
     if table is None:
         return _contents(request, classes, pictures)
@@ -198,8 +197,7 @@ def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root:
     """The pictures with their official splits, given by path below `root`; DataError for a picture without one."""
     codes = [splits.get(picture.path.relative_to(root).as_posix()) for picture in pictures]
     if None in codes:
-        path = pictures[codes.index(None)].path
-        raise DataError("an image without an official split", str(path), f"see {table}")
+        raise DataError("an image without an official split", str(pictures[codes.index(None)].path), f"see {table}")
     return [picture._replace(split=code) for picture, code in zip(pictures, codes, strict=True)]
 
 

@@ -87,8 +87,7 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
     """The module with its pretrained weights, and adapters: new ones, unless the weights hold some to go on from."""
-    architecture = find_architecture(spec.name)
-    pretrained = pretrained_weights(architecture, spec)
+    pretrained = pretrained_weights(find_architecture(spec.name), spec)
     if pretrained is None:
         return _adapted(module, spec)
     weights, source = pretrained

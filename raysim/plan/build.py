@@ -144,8 +144,7 @@ class Plan:
     @property
     def keeps_memory(self) -> bool:
         """Whether clients keep anything between rounds."""
-        is_personal = bool(self.layout.personal)
-        return is_personal or any("client-memory" in method.needs for method in self.methods)
+        return bool(self.layout.personal) or any("client-memory" in method.needs for method in self.methods)
 
     @property
     def num_rounds(self) -> int:
@@ -165,8 +164,7 @@ class Plan:
         if given not in (None, "default"):
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
-        own = packed(config.model_dump(mode="json"))
-        return Recipe(config, self.info, made, num_threads, wants_gpu, own)
+        return Recipe(config, self.info, made, num_threads, wants_gpu, packed(config.model_dump(mode="json")))
 
 
 def task_of(config: Config, info: SetInfo) -> Task:

@@ -184,8 +184,7 @@ def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float
     batches = np.minimum(sizes, batch_size)
 
     def distance(each: int) -> float:
-        chosen = choose_cohort(len(sizes), count, seed=each, round_index=0)
-        return abs(float(batches[chosen].mean()) - mean_images)
+        return abs(float(batches[choose_cohort(len(sizes), count, seed=each, round_index=0)].mean()) - mean_images)
 
     return min((derive_seed(seed, "cost", number) for number in range(64)), key=distance)
 

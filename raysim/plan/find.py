@@ -137,8 +137,7 @@ def _own_metric(metric: Metric) -> Metric:
         with own_errors(metric):
             value = metric(labels.copy(), logits.copy())  # it may write into them; other metrics follow
             if not isinstance(value, SupportsFloat):
-                text = f"a metric returned {type(value).__name__}"
-                raise OwnCodeError(text, place_of(metric), "return one number")
+                raise OwnCodeError(f"a metric returned {type(value).__name__}", place_of(metric), "return one number")
             return float(value)
 
     return call
@@ -234,8 +233,7 @@ def prepare_by_name(
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
     refuse(own_faults("reader", {name: options}, find_reader), "the command line")
-    read = own_function(name, "reader")
-    return prepare_own(save_as, read, path, files, options, again=again)
+    return prepare_own(save_as, own_function(name, "reader"), path, files, options, again=again)
 
 
 def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:

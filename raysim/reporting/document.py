@@ -59,8 +59,7 @@ def conclusions(report: ReportContents) -> list[str]:
     if report.subject and report.baseline and report.subject != report.baseline:
         lines.append(gain(report.tables, report.subject, report.baseline))
     if report.by_table:
-        pairs = "pairs of means (one for each table)"
-        lines.append(significance(report.by_table, report.tables[0].names, pairs))
+        lines.append(significance(report.by_table, report.tables[0].names, "pairs of means (one for each table)"))
     if len(report.tables) == 1:
         (table,) = report.tables
         tests = report.by_seed.get(table.title, ())

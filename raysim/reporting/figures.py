@@ -129,8 +129,7 @@ def imbalance(report: ReportContents) -> Iterator[Figure]:
     """Accuracy as the class imbalance ratio rho of the validation set decreases; a row without rho is a level line."""
     name = next((name for name in report.tables[0].names if name.split(".")[-1] in ("rho", "imbalance")), None)
     if name is not None:
-        xlabel = f"class imbalance ratio {name}"
-        yield _along(report, name, xlabel=xlabel, width=3.6, height=2.8, has_levels=True)
+        yield _along(report, name, xlabel=f"class imbalance ratio {name}", width=3.6, height=2.8, has_levels=True)
 
 
 def _along(

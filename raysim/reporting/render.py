@@ -111,8 +111,7 @@ def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
     """A Markdown table; the first column is left-aligned."""
     rows = [[markdown_text(cell) for cell in header], ["---", *["---:"] * (len(header) - 1)]]
     for name, entries in lines:
-        first = f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name)
-        rows.append([first, *_marked(entries, MARKDOWN)])
+        rows.append([f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

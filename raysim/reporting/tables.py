@@ -126,8 +126,7 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
     """`alpha = 0.1, rho = 1`, without the labels that the column lacks; a column without labels is named by its quantity."""
-    pairs = zip(names, column, strict=True)
-    parts = [f"{name} = {text(value)}" for name, value in pairs if value is not None]
+    parts = [f"{name} = {text(value)}" for name, value in zip(names, column, strict=True) if value is not None]
     return ", ".join(parts) or (f"no {', '.join(names)}" if names else quantity)
 
 

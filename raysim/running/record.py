@@ -119,8 +119,7 @@ class Recorder:
     def flush(self) -> Mapping[str, str]:
         """Make everything so far durable; called before each checkpoint, which keeps the checksums that this returns."""
         if self._tables:
-            part = self.folder.append_clients(pa.concat_tables(self._tables))
-            self._chain.add_file(self.folder.clients.name, part)
+            self._chain.add_file(self.folder.clients.name, self.folder.append_clients(pa.concat_tables(self._tables)))
             self._tables = []
         for path in self._arrays:
             sync_file(path)

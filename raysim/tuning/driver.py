@@ -216,8 +216,7 @@ class _Source(Searcher):
         """The trials that Tune got and did not finish before it ended are next."""
         self.watch.lost = []
         names = {name for name in self._given if RunFolder(self.sweep.folder / name).status.name == "unfinished"}
-        unfinished = [trial for name, trial in self._given.items() if name in names]
-        self._queue.extendleft(reversed(unfinished))
+        self._queue.extendleft(reversed([trial for name, trial in self._given.items() if name in names]))
         self._given = {}
 
     def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out

@@ -163,8 +163,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
         (sweep.folder / "best.yaml").unlink(missing_ok=True)  # of another metric
     else:
         head = f"# Trial {best.name} of {sweep.folder.name}: {metric} {outcomes[best.name].score}\n"
-        config = yaml.safe_dump(_as_run(best), sort_keys=False)
-        write_file(sweep.folder / "best.yaml", (head + config).encode())
+        write_file(sweep.folder / "best.yaml", (head + yaml.safe_dump(_as_run(best), sort_keys=False)).encode())
     Copy(sweep.place).send()
 
 

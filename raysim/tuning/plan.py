@@ -160,8 +160,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         search = Search(place, whole, base, ranges, planner, tuple(ends))
         trials, refused = planner.plan_all(search.points.items())
     else:
-        points = _points(whole, base, lists, ranges, source)
-        trials, refused = planner.plan_all(("", values) for values in points)
+        trials, refused = planner.plan_all(("", values) for values in _points(whole, base, lists, ranges, source))
         _refuse(refused, len(trials), base.tune, source)
         if idle := planner.idle(trials):
             texts = (f"{key} {reason}" for key, reason in idle.items())
@@ -171,8 +170,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         metric = f"server/{main_metric(trials[0].config)}"
         base = base.model_copy(update={"tune": base.tune.model_copy(update={"metric": metric})})
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
-    report = parse_report(whole.get("report"), source)
-    refuse(_tune_faults(base.tune, report, planned.checked), source)
+    refuse(_tune_faults(base.tune, parse_report(whole.get("report"), source), planned.checked), source)
     return planned
 
 

@@ -151,8 +151,7 @@ def identity(config: Config, checksum: str) -> str:
 
 def names_own_code(config: Config) -> bool:
     """Whether a setting that counts names a function of the user's own."""
-    counts = config.model_dump(mode="json", exclude=set(FREE_KEYS))
-    return any(":" in text for text in words(counts))
+    return any(":" in text for text in words(config.model_dump(mode="json", exclude=set(FREE_KEYS))))
 
 
 def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> Iterator[Fault]:
