@@ -35,7 +35,8 @@ LATEX_SIGNS = str.maketrans(
     {
         **{sign: f"\\text{name}{{}}" for sign, name in LATEX_NAMES.items()},
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        **{"±": r"$\pm$", "−": "$-$"},
+        "±": r"$\pm$",
+        "−": "$-$",
     }
 )
 MARKDOWN_SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_|<>["})
