@@ -106,8 +106,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             fault = Fault(override, "is no override; write key=value, for example local.lr=0.1")
             raise ConfigError([fault], "the command line")
         key = key.strip()
-        text = f"is overwritten by {override!r} behind it; write it behind that, or drop it"
-        faults += [Fault(before, text) for before in values if before == key or before.startswith(f"{key}.")]
+        message = f"is overwritten by {override!r} behind it; write it behind that, or drop it"
+        faults += [Fault(before, message) for before in values if before == key or before.startswith(f"{key}.")]
         try:
             values[key] = load_yaml(text)
         except ValueError as error:

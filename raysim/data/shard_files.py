@@ -378,5 +378,5 @@ def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
                 _write_at(target.fileno(), targets, _entries(record, "target").address - whole.address)
         digest = hashlib.sha256()
         update(digest, columns_of(record))
-        own = {"name": path.stem, "num_examples": file.count, "checksum": digest.hexdigest(), "source": file.source}
-        describe(path).write_text(replace(plan.info, **own).to_json())
+        info = replace(plan.info, name=path.stem, num_examples=file.count, source=file.source)
+        describe(path).write_text(replace(info, checksum=digest.hexdigest()).to_json())
