@@ -67,7 +67,7 @@ def _metadata(window: Window) -> BlockMetadata:
 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
-    windows = plan.windows()
+    windows = list(plan.windows())
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
         placed = {"concurrency": here["concurrency"], **_reading(here)}

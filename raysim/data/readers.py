@@ -19,7 +19,7 @@ import numpy as np
 
 from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
-from raysim.core.reading import regular_file
+from raysim.core.reading import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged, in_batches
 from raysim.data.trees import read_folder
@@ -45,8 +45,7 @@ def read_bundled(request: Request) -> Contents:
     table = getattr(datasets, f"load_{request.name}")(**({"scaled": False} if is_regression else {}))
     names = ["progression"] if is_regression else list(table.target_names)
     inputs, targets = table.data.astype(np.float32), table.target.astype(np.float32 if is_regression else np.int64)
-    contents = array_contents(inputs, targets, request.name, names)
-    return replace(contents, columns=tuple(map(str, table.feature_names)))
+    return replace(array_contents(inputs, targets, request.name, names), columns=tuple(map(str, table.feature_names)))
 
 
 def read_mnist5k(request: Request) -> Contents:
@@ -84,13 +83,7 @@ def read_npz(request: Request) -> Contents:
 
     An array `classes` of names is used if there is one; else classes are called by their numbers.
     """
-    path = request.root
-    if path.is_dir():
-        archives = sorted(path.glob("*.npz"))
-        if len(archives) != 1:
-            raise DataError(f"{len(archives)} .npz files", str(path), "give the file itself as --root")
-        path = archives[0]
-    return _from_npz(path)
+    return _from_npz(the_one_file(request.root, ".npz"))
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes") -> Contents:
@@ -100,12 +93,10 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes
             raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
+        read = partial(_labels, count=len(classes)) if task == "labels" else _single
         for _, images, name in keys:
             _check_counts(archive.zip, images, name, path)
-        labels = [
-            _labels(archive[name], len(classes), path) if task == "labels" else _single(archive[name], path)
-            for _, _, name in keys
-        ]
+        labels = [read(archive[name], path=path) for _, _, name in keys]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
@@ -192,10 +183,8 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    return (np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0)(file)
 
 
 class Part(NamedTuple):
@@ -213,9 +202,7 @@ def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Pat
         if images.ndim != 4 or labels.shape != (len(images),):
             raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
         check_range(labels, len(classes), f"{path}, row")
-    batches = (
-        in_batches(part.images, part.labels, splits=np.full(len(part.labels), part.split, np.int8)) for part in parts
-    )
+    batches = (in_batches(x, y, splits=np.full(len(y), split, np.int8)) for x, y, split, _ in parts)
     return Contents(tuple(classes), chain.from_iterable(batches), files, sum(len(part.labels) for part in parts))
 
 
@@ -293,12 +280,11 @@ def _from_idx(
     classes: Sequence[str], files: Sequence[Path], *, first_label: int = 0, is_transposed: bool = False
 ) -> Contents:
     """A set of idx files: training images and labels, test images and labels."""
-    arrays = [_read_idx(path) for path in files]
     parts = []
-    for code, index in ((0, 0), (2, 2)):
-        images = arrays[index].swapaxes(1, 2) if is_transposed else arrays[index]
-        labels = arrays[index + 1].astype(np.int64) - first_label
-        parts.append(Part(images[..., None], labels, code, files[index + 1]))
+    for code in (0, 2):  # the split, and where its files stand
+        images, labels = map(_read_idx, files[code : code + 2])
+        images = images.swapaxes(1, 2) if is_transposed else images
+        parts.append(Part(images[..., None], labels.astype(np.int64) - first_label, code, files[code + 1]))
     return _contents(classes, parts, files)
 
 

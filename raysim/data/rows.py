@@ -112,17 +112,11 @@ def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
     columns = {}
     for name in record.schema.names:
         kind, column = record.schema.field(name).type, record[name]
-        if isinstance(kind, pa.FixedShapeTensorType):
-            entries = np.from_dlpack(column.storage.flatten())
-            columns[OLDER_NAMES.get(name, name)] = entries.reshape(-1, *kind.shape)
-        else:
-            columns[OLDER_NAMES.get(name, name)] = np.from_dlpack(column)
-    return {name: columns[name] for name in sorted(columns, key=_place)}
-
-
-def _place(column: str) -> int:
-    """Where a column stands among the others; those of no set, such as `row`, come last."""
-    return list(KINDS).index(column) if column in KINDS else len(KINDS)
+        is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+        values = np.from_dlpack(column.storage.flatten() if is_tensor else column)
+        columns[OLDER_NAMES.get(name, name)] = values.reshape(-1, *kind.shape) if is_tensor else values
+    order = dict.fromkeys((*KINDS, *columns))  # those of no set, such as `row`, come last
+    return {name: columns[name] for name in order if name in columns}
 
 
 def in_batches(
