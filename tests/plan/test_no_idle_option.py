@@ -48,6 +48,7 @@ PROBES = {
     "data.test": [0.3],
     "data.validation": [0.3],
     "data.unseen_clients": [0.3],
+    "data.unseen_choice": ["first"],
     "data.validation_set.subset": [0.5],
     "data.validation_set.from_clients.share": [0.5],
     "data.validation_set.from_clients.clients": [[1]],
