@@ -135,6 +135,12 @@ def test_an_npz_that_unpacks_to_more_than_memory_holds_is_refused(images, labels
         prepare("npz", tmp_path, path, save_as="a")
 
 
+def test_an_npz_of_numbers_that_no_memory_holds_is_refused(tmp_path):
+    path = npz_of(tmp_path / "bomb.npz", x=((20, 10**12), "<f4"), y=((20,), "<f4"))
+    with pytest.raises(DataError, match=r"x would take at least 80\.0 TB"):
+        prepare("npz", tmp_path, path, save_as="a")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_pipes_and_devices_among_source_files_are_refused_at_once(kind, tmp_path):
     folder = tmp_path / "tree" / "a"

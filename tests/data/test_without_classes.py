@@ -173,7 +173,7 @@ def test_first_and_last_clients_are_two_halves_of_a_set(within, folder):
 
 def test_the_first_clients_of_a_file_may_be_the_unseen_ones(folder, tmp_path):
     file = tmp_path / "examples.json"
-    file.write_text(json.dumps({str(client): np.flatnonzero(DOMAINS == client).tolist() for client in range(3)}))
+    file.write_text(json.dumps({str(client): np.flatnonzero(client == DOMAINS).tolist() for client in range(3)}))
     spec = {"scheme": "file", "file": str(file), "validation": 0.2, "test": 0.2, "num_unseen": 1}
     for choice, domain in ((None, 2), ("last", 2), ("first", 0)):
         manifest = manifest_of(folder, "regression", **spec, unseen_choice=choice)
