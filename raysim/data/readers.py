@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -106,7 +106,9 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = N
             _check_counts(archive.zip, images, name, path)
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
-        if task is None and not all(_is_streamed(archive, images, name) for _, images, name in keys):
+        if task is None and not all(_is_streamed(archive.zip, images, name) for _, images, name in keys):
+            for _, inputs, _ in keys:
+                _check_memory(archive.zip, inputs, path)
             return _whole(archive, keys, classes, path)
         labels = [
             _labels(archive[name], len(classes), path) if task == "labels" else _single(archive[name], path)
@@ -121,20 +123,18 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = N
     return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task or "classes")
 
 
-def _is_streamed(archive: np.lib.npyio.NpzFile, images: str, name: str) -> bool:
+def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
     """Whether a part holds uint8 images with one class each."""
-    (shape, dtype), (targets, kind) = (_stored(archive.zip, each) for each in (images, name))
+    (shape, dtype), (targets, kind) = (_stored(archive, each) for each in (images, name))
     is_class = targets[1:] in ((), (1,)) and np.issubdtype(kind, np.integer)
     return dtype == np.uint8 and len(shape) in (3, 4) and is_class
 
 
 def _whole(
-    archive: np.lib.npyio.NpzFile, keys: Sequence[tuple[str, str, str]], classes: tuple[str, ...], path: Path
+    archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], classes: tuple[str, ...], path: Path
 ) -> Contents:
     """What the arrays of all parts say together, read whole."""
-    for _, inputs, _ in keys:
-        _check_memory(archive.zip, inputs, path)
-    parts = [(archive[inputs], archive[name]) for _, inputs, name in keys]
+    parts = [(archive[images], archive[name]) for _, images, name in keys]
     with explained("parts of different shapes", path, "give every part as many numbers a row", ValueError):
         inputs, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
