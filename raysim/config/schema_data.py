@@ -98,11 +98,16 @@ class DataGroup(Group):
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     unseen_clients: float = key(
         0.0,
-        "share of the clients, at least one, that never train and are scored: drawn by partition.seed and numbered last; of "
-        "scheme file the last ones",
+        "share of the clients, at least one, that never train and are scored; they are numbered last",
         ge=0,
         lt=1,
         counts=counts_without("partition.scheme", "joint"),
+    )
+    unseen_choice: Literal["drawn", "first", "last"] | None = key(
+        None,
+        "which clients these are: drawn by partition.seed, or the scheme's first or last ones; null: the last ones of scheme "
+        "file, else drawn",
+        counts=counts_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(

@@ -265,9 +265,6 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
             raise DataError(what, f"{row} {first}", f"one an {kind}")
 
 
-# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
-
-
 class PreparedSet:
     """A memory-mapped set: no pixel is read before it is asked for.
 

@@ -34,7 +34,8 @@ class PartitionSpec:
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
       within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
-      num_unseen: how many of the clients never train: the last ones of a file, else drawn, and then numbered last.
+      num_unseen: how many of the clients never train; they are numbered last.
+      unseen_choice: which these are: "drawn", or the scheme's "first" or "last" ones; None: the last ones of a file, else drawn.
     """
 
     scheme: str = "dirichlet"
@@ -53,6 +54,7 @@ class PartitionSpec:
     split: str = "fraction"
     within_clients: bool = False
     num_unseen: int = 0
+    unseen_choice: str | None = None
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
     options: str = ""
@@ -235,12 +237,14 @@ def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet
 
 
 def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
-    """The division with the clients that never train behind the others; those of a file are there already."""
-    if not spec.num_unseen or spec.scheme == "file":
+    """The division with the clients that never train behind the others."""
+    choice = spec.unseen_choice or ("last" if spec.scheme == "file" else "drawn")
+    if not spec.num_unseen or choice == "last":
         return division
-    clients = np.arange(len(division.clients))
-    rng = numpy_generator(derive_seed(spec.seed, "unseen"))
-    chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
+    clients, chosen = np.arange(len(division.clients)), np.arange(spec.num_unseen)
+    if choice == "drawn":
+        rng = numpy_generator(derive_seed(spec.seed, "unseen"))
+        chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
     return division.reordered(np.concatenate([np.setdiff1d(clients, chosen), chosen]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -79,14 +79,16 @@ IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X", "data"), ("labels", "y", "Y", "tar
 
 
 def read_npz(request: Request) -> Contents:
-    """An .npz: images (n, height, width[, channels]) uint8 and labels (n,) under the keys above, whole or in parts.
+    """An .npz: inputs and targets under the keys above, whole or in parts.
 
-    An array `classes` of names is used if there is one; else classes are called by their numbers.
+    Images (n, height, width[, channels]) uint8 with labels (n,) are streamed. Other inputs and targets are read whole, and have
+    the task that `array_contents` gives them: floats and tokens, several labels, numbers. An array `classes` of names is used if
+    there is one; else classes are called by their numbers.
     """
     return _from_npz(the_one_file(request.root, ".npz"))
 
 
-def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes") -> Contents:
+def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = None) -> Contents:
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
@@ -96,31 +98,65 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes
         read = partial(_labels, count=len(classes)) if task == "labels" else _single
         for _, images, name in keys:
             _check_counts(archive.zip, images, name, path)
-        labels = [read(archive[name], path=path) for _, _, name in keys]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
+        if task is None and not all(_is_streamed(archive.zip, images, name) for _, images, name in keys):
+            for _, inputs, _ in keys:
+                _check_memory(archive.zip, inputs, path)
+            return _whole(archive, keys, classes, path)
+        labels = [read(archive[name], path=path) for _, _, name in keys]
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
     parts = zip(keys, labels, codes, strict=True)
     streams = (_stream(path, f"{images}.npy", values, code) for (_, images, _), values, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task)
+    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task or "classes")
+
+
+def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
+    """Whether a part holds uint8 images with one class each."""
+    (shape, dtype), (targets, kind) = (_stored(archive, each) for each in (images, name))
+    is_class = targets[1:] in ((), (1,)) and np.issubdtype(kind, np.integer)
+    return dtype == np.uint8 and len(shape) in (3, 4) and is_class
+
+
+def _whole(
+    archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], classes: tuple[str, ...], path: Path
+) -> Contents:
+    """What the arrays of all parts say together, read whole."""
+    parts = [(archive[images], archive[name]) for _, images, name in keys]
+    with explained("parts of different shapes", path, "give every part as many numbers a row", ValueError):
+        inputs, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
+        targets = targets[:, 0]
+    codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else None
+    splits = None if codes is None else np.repeat(codes, [len(each) for _, each in parts])
+    contents = array_contents(inputs, targets, str(path), classes or None, splits=splits)
+    return replace(contents, files=[path])
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
     """DataError for labels that are not as many as images, or more than memory holds: before they are unpacked."""
-    counts, size_bytes = [], 0
-    for name in (images, labels):
-        with archive.open(f"{name}.npy") as file:
-            shape, _, dtype = _npy_header(file)
-        counts.append(shape[0] if shape else 0)
-        size_bytes = math.prod(shape) * dtype.itemsize
+    shapes = [_stored(archive, name)[0] for name in (images, labels)]
+    counts = [shape[0] if shape else 0 for shape in shapes]
     if counts[0] != counts[1]:
         what = f"{counts[0]} images and {counts[1]} labels"
         raise DataError(what, f"{path}, {images}.npy", "give one label an image")
-    if text := memory_fault(size_bytes):
-        raise DataError(f"{labels} {text}", str(path), "give one number an image")
+    _check_memory(archive, labels, path)
+
+
+def _check_memory(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    shape, dtype = _stored(archive, name)
+    if text := memory_fault(math.prod(shape) * dtype.itemsize):
+        raise DataError(f"{name} {text}", str(path), "give fewer rows, or fewer numbers a row")
+
+
+def _stored(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """(shape, type) of an array, which is not unpacked."""
+    with archive.open(f"{name}.npy") as file:
+        shape, _, dtype = _npy_header(file)
+    return shape, dtype
 
 
 def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:

@@ -24,9 +24,7 @@ from raysim.core.memory import memory_fault
 
 SPLITS = ("train", "validation", "test")
 
-
 BATCH_BYTES = 16 << 20  # of inputs; a few batches are in memory at a time, whatever the size of the set
-
 
 #: Column -> the types that it may have in a file.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -35,7 +33,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "domain": ("int64",),
     "split": ("int8",),
 }
-
 
 #: What files from before other inputs than images call these columns.
 OLDER_NAMES = {"image": "input", "label": "target"}
@@ -97,6 +94,7 @@ def record_of(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
     return pa.record_batch(list(map(_column, columns.values())), names=list(columns))
 
 
+# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
 def _column(values: np.ndarray) -> pa.Array:
     content = pa.py_buffer(np.ascontiguousarray(values))
     entries = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, content])
@@ -142,7 +140,7 @@ def batch_rows(shape: tuple[int, ...], itemsize: int = 1) -> int:
     """
     size = math.prod(map(int, shape)) * itemsize
     if text := memory_fault(size):
-        raise DataError(f"an image of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
+        raise DataError(f"an input of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
     return max(1, min(4096, BATCH_BYTES // max(1, size)))
 
 

@@ -48,6 +48,7 @@ PROBES = {
     "data.test": [0.3],
     "data.validation": [0.3],
     "data.unseen_clients": [0.3],
+    "data.unseen_choice": ["first", "last"],
     "data.validation_set.subset": [0.5],
     "data.validation_set.from_clients.share": [0.5],
     "data.validation_set.from_clients.clients": [[1]],
@@ -123,6 +124,10 @@ CONTEXTS: list[tuple[dict[str, object], str]] = [
     ({"partition.scheme": "joint", "partition.num_clients": 20, "cohort": {}}, "cohort."),
     ({"partition.scheme": "dirichlet", "data.split_within_clients": True}, "data."),
     ({"data.validation": 0.0}, "data."),
+    (
+        {"data.unseen_clients": 0.25, "partition.seed": 4},
+        "data.unseen_choice",
+    ),  # neither the first nor the last is drawn
     ({"data.resize": 6}, "data."),
     ({"data.augment": "livar-vit"}, "data.interpolation"),
     ({"data.validation_set.subset": 0.5}, "data.validation_set"),
