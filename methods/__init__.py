@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods.ccvr import ccvr
+from methods.clusters import clipped_clustering, clustering, dnc, sign_guard
 from methods.diagnostics import diagnostics
 from methods.elastic import elastic
 from methods.fedacg import fedacg
@@ -28,11 +29,14 @@ from methods.flfa import flfa
 from methods.flora import flora
 from methods.freeze import freeze
 from methods.keep_factors import keep_factors
+from methods.krum import centered_clipping, geometric_median, krum
 from methods.livar import livar
+from methods.medians import bulyan, coordinate_median, trimmed_mean
 from methods.moon import moon
 from methods.personal import personal
 from methods.regmean import regmean
 from methods.scaffold import scaffold
+from methods.trust import fltrust, norm_bounding
 from methods.uniform import uniform
 from methods.univarfl import univarfl
 from raysim.core.method import Method
@@ -56,6 +60,9 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),
     "Merging": (fisher, regmean),
+    "Robust by coordinates": (coordinate_median, trimmed_mean, bulyan),
+    "Robust by distances and lengths": (krum, geometric_median, centered_clipping, norm_bounding, fltrust),
+    "Robust by leaving out": (clustering, clipped_clustering, sign_guard, dnc),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
     "Measures": (diagnostics, keep_factors),
