@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods.ccvr import ccvr
-from methods.clusters import clipped_clustering, clustering, dnc, sign_guard
 from methods.diagnostics import diagnostics
 from methods.elastic import elastic
 from methods.fedacg import fedacg
@@ -29,14 +28,13 @@ from methods.flfa import flfa
 from methods.flora import flora
 from methods.freeze import freeze
 from methods.keep_factors import keep_factors
-from methods.krum import centered_clipping, geometric_median, krum
 from methods.livar import livar
-from methods.medians import bulyan, coordinate_median, trimmed_mean
 from methods.moon import moon
 from methods.personal import personal
 from methods.regmean import regmean
+from methods.robust_filters import clipped_clustering, clustering, dnc, fltrust, norm_bounding, sign_guard
+from methods.robust_means import bulyan, centered_clipping, coordinate_median, geometric_median, krum, trimmed_mean
 from methods.scaffold import scaffold
-from methods.trust import fltrust, norm_bounding
 from methods.uniform import uniform
 from methods.univarfl import univarfl
 from raysim.core.method import Method
@@ -60,9 +58,8 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),
     "Merging": (fisher, regmean),
-    "Robust by coordinates": (coordinate_median, trimmed_mean, bulyan),
-    "Robust by distances and lengths": (krum, geometric_median, centered_clipping, norm_bounding, fltrust),
-    "Robust by leaving out": (clustering, clipped_clustering, sign_guard, dnc),
+    "Robust means": (coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan),
+    "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
     "Measures": (diagnostics, keep_factors),

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from methods.granularity import spread
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import ServerView, State
+from raysim.core.method import ServerView
 from raysim.core.weights import normalised
 
 Spans = list[tuple[int, int]]  # (start, end) of some leaves in the vector
-
-
-def init_without_personal(method: str, reason: str) -> Callable[[Tensor, Layout], State]:
-    """An `init` hook without a state, which refuses personal leaves. reason: "the score is taken at the global model"."""
-
-    def init(params: Tensor, layout: Layout) -> State:
-        if layout.personal:
-            names = ", ".join(leaf.name for leaf in layout.personal[:3])
-            raise ValueError(f"{method}: {reason}, which has no {names}; share all layers, or take another method")
-        return {}
-
-    return init
 
 
 def agreements_of(server: ServerView, leaves: Sequence[Leaf], direction: Tensor) -> Tensor:
@@ -37,7 +25,8 @@ def agreements_of(server: ServerView, leaves: Sequence[Leaf], direction: Tensor)
     """
     spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
     parts = torch.cat([direction[start:end] for start, end in spans])
-    return torch.stack(server.map_updates(update_agreement, (spans, parts)))
+    found = server.map_updates(update_agreement, (spans, parts))
+    return torch.stack(found) if found else torch.zeros(0, len(leaves), 3, dtype=torch.float64)
 
 
 def update_agreement(update: Tensor, spans_and_direction: tuple[Spans, Tensor]) -> Tensor:

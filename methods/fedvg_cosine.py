@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from methods import agreement
-from methods.agreement import agreements_of, cosines_of
+from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
 from methods.scored import ClientScore, Granularity, Part, leaf_names, part_of, weights_from_score
 from raysim.core.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Method, ServerView
+from raysim.core.method import Method, ServerView, State
 from raysim.core.weights import Weights
 
 
@@ -45,6 +44,12 @@ def fedvg_cosine(
       ValueError: when the run starts, where leaves are personal.
     """
 
+    def init(params: Tensor, layout: Layout) -> State:
+        if layout.personal:
+            names = ", ".join(leaf.name for leaf in layout.personal[:3])
+            raise ValueError(f"fedvg_cosine: the score is taken at the global model, which has no {names}; use fedvg")
+        return {}
+
     def values(server: ServerView) -> Tensor:
         direction = -server.validation_gradient(val_mode)
         agreements = agreements_of(server, part_of(server.layout, leaves).params, direction)
@@ -52,18 +57,12 @@ def fedvg_cosine(
         return agreements
 
     def weights(part: Layout, agreements: Tensor, usable: Tensor, granularity: str) -> Weights:
-        return dict(
-            agreement.weights_from_agreements(part, agreements, usable, granularity=granularity, buffers=buffers)
-        )
+        return dict(weights_from_agreements(part, agreements, usable, granularity=granularity, buffers=buffers))
 
     score = ClientScore(
-        "cosines",
-        weights,
-        values=values,
-        logged=lambda values, part: (agreement.tensor_cosines(values), leaf_names(part)),
+        "cosines", weights, values=values, logged=lambda values, part: (tensor_cosines(values), leaf_names(part))
     )
     needs = ["validation-set"]
-    init = agreement.init_without_personal("fedvg_cosine", "the score is taken at the global model")
     return weights_from_score(
         "fedvg_cosine", score, granularity=granularity, leaves=leaves, mix=mix, needs=needs, init=init
     )

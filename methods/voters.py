@@ -18,12 +18,11 @@ from raysim.core.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Value
 from raysim.core.rounds import round_name
-from raysim.core.weights import RightMap, Weights
+from raysim.core.weights import RightMap, Weights, normalised
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
 NO_WEIGHTS = {"weigh": "it counts every client's update the same, so that weights would have no effect"}
 
-Rule = Callable[[Tensor, Tensor, Any], Any]
 Measure = Callable[[ServerView], Any]
 Decision = Callable[[Any, ServerView], Tensor]
 
@@ -33,7 +32,8 @@ def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None
 
     Args:
       measure: measure(server) -> whatever the others take.
-      decide: decide(measured, server) -> (n,) float64, weights of the voters, >= 0.
+      decide: decide(measured, server) -> (n,), >= 0, to which the weights are proportional. The number of voters that
+        have one is logged (`chosen`); where nobody has, the model stays as it is.
       scale: scale(measured, server) -> (n,), factors of these weights on parameters; those of buffers stay.
       fields: further ones of the method.
     """
@@ -43,7 +43,9 @@ def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None
             return weights
         measured = measure(server)  # not within `one_thread`: a trainer in this process keeps its threads
         with one_thread():
-            weights = dict.fromkeys(weights, of_all(server, decide(measured, server)))
+            share = normalised(of_all(server, decide(measured, server)))
+            server.log("chosen", float((share > 0).sum()))
+            weights = dict.fromkeys(weights, share)
             return scaled(weights, of_all(server, scale(measured, server)), server.layout) if scale else weights
 
     return Method(name, weigh=weigh, claims=frozenset({"weights:*"}), **fields)
@@ -64,7 +66,7 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
     return Method(name, server_update=step, base_weights="uniform", **fields)
 
 
-def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None) -> Method:
+def merging_columns(name: str, rule: Callable[..., Any], prepare: Measure = lambda server: None) -> Method:
     """The same by a function of each block of columns: rule(block (n, width), extra (0, width), prepared) -> (width,)."""
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -73,12 +75,14 @@ def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: Non
     return merging(name, merged)
 
 
-def map_voters(server: ServerView, rule: Rule, shared: Value = None, rows: Tensor | None = None) -> list[Value]:
+def map_voters(
+    server: ServerView, rule: Callable[..., Any], shared: Value = None, rows: Tensor | None = None
+) -> list[Value]:
     """`ServerView.map_columns` over the voters. rule: a function of a module, since it crosses to the trainers."""
     return server.map_columns(partial(_among_voters, rule), (server.is_active, shared), rows)
 
 
-def _among_voters(rule: Rule, block: Tensor, extra: Tensor, about: tuple[Tensor, Value]) -> Value:
+def _among_voters(rule: Callable[..., Any], block: Tensor, extra: Tensor, about: tuple[Tensor, Value]) -> Value:
     return rule(block if bool(about[0].all()) else block[about[0]], extra, about[1])
 
 
@@ -111,8 +115,7 @@ def distances_from(squared: Tensor, mixture: Tensor) -> Tensor:
 
 def report_norm(client: ClientView) -> dict[str, Tensor]:
     """norm: float64, the L2 norm of the client's update over the shared parameters."""
-    is_shared = torch.tensor([leaf.is_shared for leaf in client.layout.params])
-    return {"norm": client.layout.norms(client.params - client.start)[is_shared].norm()}
+    return {"norm": client.layout.norms(client.layout.zero_personal_(client.params - client.start)).norm()}
 
 
 def bounding(norms: Tensor, bound: Tensor | float) -> Tensor:
@@ -147,17 +150,15 @@ def counter(name: str, option: str, value: float, below: float = 1.0) -> Callabl
     return lambda num: int(value) if value >= 1 else math.ceil(value * num - 1e-9)  # 0.07 * 100 is above 7
 
 
-def refuse_low(name: str, remedy: str, **options: float) -> None:
+def refuse_low(name: str, **options: float) -> None:
     """Raises ValueError for an option that is not above 0."""
     for option, value in options.items():
         if value <= 0:
-            raise ValueError(f"{name}: {option} must be > 0, got {value}; {remedy}")
+            raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for its default")
 
 
-def refuse_fewer(server: ServerView, least: int, name: str, options: str = "") -> None:
+def refuse_fewer(server: ServerView, least: int, name: str, options: str) -> None:
     """Raises MethodError where fewer clients than a rule needs took a step. name: of the method, with its numbers."""
     if (num := int(server.is_active.sum())) < least:
         what = f"{name} needs the updates of {least} clients at least, got {num}"
-        raise MethodError(
-            what, round_name(server.round_index), f"raise cohort.size{options and f', or lower {options}'}"
-        )
+        raise MethodError(what, round_name(server.round_index), f"raise cohort.size, or {options}")
