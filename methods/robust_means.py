@@ -74,10 +74,10 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     voters.refuse_low("geometric_median", iterations=iterations, smoothing=smoothing)
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
-        alpha, squared = server.num_examples[server.is_active].double(), squared_distances(gram)
+        alpha = server.num_examples[server.is_active].double()
         share = normalised(alpha)
         for _ in range(iterations):
-            share = normalised(alpha / voters.distances_from(squared, share).clamp_min(smoothing))
+            share = normalised(alpha / voters.distances_from(gram, share).clamp_min(smoothing))
         return share
 
     return voters.voting("geometric_median", gram_of, decide)
@@ -104,12 +104,10 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     voters.refuse_low("centered_clipping", tau=tau, iterations=iterations)
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
-        squared = squared_distances(gram_of(server, state["center"]))
-        mixture = torch.zeros_like(squared[0]).index_fill(
-            0, torch.tensor(len(squared) - 1), 1.0
-        )  # of all, the center last
+        gram = gram_of(server, state["center"])
+        mixture = torch.eye(len(gram), dtype=torch.float64)[-1]  # of the updates and the center, which is the last
         for _ in range(iterations):
-            factor = voters.bounding(voters.distances_from(squared, mixture)[:-1], tau) / (len(squared) - 1)
+            factor = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau) / (len(gram) - 1)
             mixture = torch.cat([factor, factor.new_zeros(1)]) + mixture * (1 - factor.sum())
         moved = server.total("update", dict.fromkeys(server.weights, voters.of_all(server, mixture[:-1])))
         center = (moved[: len(server.start)] + mixture[-1] * state["center"]).float()

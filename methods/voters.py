@@ -107,10 +107,10 @@ def squared_distances(gram: Tensor) -> Tensor:
     return (gram.diagonal()[:, None] + gram.diagonal() - 2 * gram).clamp_min(0)
 
 
-def distances_from(squared: Tensor, mixture: Tensor) -> Tensor:
-    """(n,): |x_i - v| for v = sum_j c_j x_j. squared: (n, n), of all pairs; mixture: (n,), c, which sum to one."""
-    to_each = squared @ mixture
-    return (to_each - mixture @ to_each / 2).clamp_min(0).sqrt()
+def distances_from(gram: Tensor, mixture: Tensor) -> Tensor:
+    """(n,): |x_i - v| for v = sum_j c_j x_j. gram: (n, n), products of all pairs; mixture: (n,), c."""
+    products = gram @ mixture
+    return (mixture @ products - 2 * products + gram.diagonal()).clamp_min(0).sqrt()
 
 
 def report_norm(client: ClientView) -> dict[str, Tensor]:
