@@ -446,7 +446,6 @@ def test_what_cannot_run_together_is_told(root, methods, words):
 
 
 @pytest.mark.parametrize(
-@pytest.mark.parametrize(
     "methods", [["krum", "norm_bounding", "fedavgm"], ["coordinate_median", "fedavgm"], ["fedvg", "norm_bounding"]]
 )
 def test_rules_run_before_server_steps_and_bounds(root, methods):
