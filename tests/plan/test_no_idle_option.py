@@ -241,7 +241,12 @@ VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
 
 #: Settings of methods that take long at their defaults, or do nothing in so small a run.
-SHORT = {"ccvr": {"num_samples": 16}, "centered_clipping": {"tau": 0.05}, "dnc": {"coordinates": 50}}
+SHORT = {
+    "ccvr": {"num_samples": 16},
+    "centered_clipping": {"tau": 0.05},
+    "dnc": {"coordinates": 50},
+    "krum": {"select": 3},
+}
 
 #: Values of options whose types do not say any.
 VALUES = {
