@@ -32,6 +32,8 @@ from methods.livar import livar
 from methods.moon import moon
 from methods.personal import personal
 from methods.regmean import regmean
+from methods.robust_filters import clipped_clustering, clustering, dnc, fltrust, norm_bounding, sign_guard
+from methods.robust_means import bulyan, centered_clipping, coordinate_median, geometric_median, krum, trimmed_mean
 from methods.scaffold import scaffold
 from methods.uniform import uniform
 from methods.univarfl import univarfl
@@ -56,6 +58,8 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),
     "Merging": (fisher, regmean),
+    "Robust means": (coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan),
+    "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
     "Measures": (diagnostics, keep_factors),

@@ -241,8 +241,17 @@ NORMED = {"model": {"name": "cnn", "width": 2, "hidden": 4, "norm": "batch"}}
 ADAPTED = {"model": {**LORA_VIT, "dim": 4, "depth": 1, "heads": 1, "lora": {"rank": 2}}}
 NETWORKS = dict.fromkeys(("livar", "flora", "ffa_lora", "keep_factors"), ADAPTED)
 
-#: Settings of methods that take long at their defaults.
-SHORT = {"ccvr": {"num_samples": 16}}
+#: Rules that need more clients than the tiny run has.
+VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
+FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
+
+#: Settings of methods that take long at their defaults, or do nothing in so small a run.
+SHORT = {
+    "ccvr": {"num_samples": 16},
+    "centered_clipping": {"tau": 0.05},
+    "dnc": {"coordinates": 50},
+    "krum": {"select": 3},
+}
 
 #: Values of options whose types do not say any.
 VALUES = {
@@ -261,6 +270,14 @@ VALUES = {
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
     ("livar", "table"): ["paper", "online"],
+    ("geometric_median", "iterations"): [1],
+    ("geometric_median", "smoothing"): [1.0],
+    ("trimmed_mean", "trim"): [0.25],
+    ("krum", "attackers"): [0.0],
+    ("bulyan", "attackers"): [0.0],
+    ("sign_guard", "lower"): [0.99],
+    ("sign_guard", "upper"): [1.01],
+    ("dnc", "coordinates"): [20],
     ("diagnostics", "measures"): [["drift"]],
 }
 
@@ -340,6 +357,7 @@ def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
                 "methods": [{method: options}],
                 "local.momentum": 0.5,
                 "partition": SKEWED,
+                **FEDERATIONS.get(method, {}),
             },
         )
         return outcome(root, raw)
