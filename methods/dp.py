@@ -72,7 +72,7 @@ def dp(
       trust: methods that may run beside it all the same. Epsilon then holds only if what they see is protected otherwise.
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
-      MethodError: noise_cohort_size above the number of clients.
+      MethodError: noise_cohort_size below the cohort's size or above the number of clients.
     """
     _check(clip, noise, delta, adaptive, noise_cohort_size)
     trusted = frozenset(trust or ())
@@ -90,7 +90,7 @@ def dp(
         return dict.fromkeys(weights, share)
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        size, bound = noise_cohort_size or server.cohort_size, state["clip"]
+        size, bound = _cohort_size(server, noise_cohort_size), state["clip"]
         _log(server, bound, spending(noise, size, server.population, server.sampling), delta, trusted)
         sigma_count, sigma_sum = (0.0, noise) if adaptive is None else split_noise(noise, size)
         draws = torch.randn(len(update), generator=server.generator)
@@ -130,17 +130,7 @@ def split_noise(noise: float, size: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=32)
 def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
-    """(orders, Renyi divergence of each) of one round; rounds add up.
-
-    Raises:
-      MethodError: more clients a round than there are.
-    """
-    if size > population:
-        raise MethodError(
-            f"dp: a cohort of {size} of {population} clients cannot be",
-            "noise_cohort_size",
-            f"set it to {population} or less",
-        )
+    """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
     accounting = _accounting()
     relation = accounting.NeighboringRelation
     if noise == 0:
@@ -162,6 +152,17 @@ def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float)
     return float(_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
 
 
+def _cohort_size(server: ServerView, simulated: int | None) -> int:
+    """Clients of a round, as noise and accounting take them."""
+    size = simulated or server.cohort_size
+    if not server.cohort_size <= size <= server.population:
+        bounds = f"below the cohort, {server.cohort_size}, or above all clients, {server.population}"
+        raise MethodError(
+            f"dp: noise_cohort_size {size} is {bounds}", "server_update", "choose one between, or drop it"
+        )
+    return size
+
+
 def _log(
     server: ServerView, bound: float, spent: tuple[Sequence[float], Any], delta: float, trusted: frozenset[str]
 ) -> None:
@@ -169,6 +170,7 @@ def _log(
     server.log("epsilon", epsilon_after(rounds, spent, delta))
     server.log("next_epsilon", epsilon_after(rounds + 1, spent, delta))
     server.log("clip", bound)
+    server.log("norms", server.report["norm"])
     server.log("num_clipped", float((server.report["scale"] < 1).sum()))
     if trusted:  # in the records, since epsilon depends on them
         server.log("num_trusted", float(len(trusted)))

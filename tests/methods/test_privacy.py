@@ -30,7 +30,7 @@ def round_of(layout=WIDE, *, scales=(), cohort_size=4, population=100, sampling=
     logged = {}
     return SimpleNamespace(
         layout=layout,
-        report={"scale": torch.tensor(scales, dtype=torch.float64)},
+        report={"scale": torch.tensor(scales, dtype=torch.float64), "norm": torch.zeros(len(scales))},
         is_active=torch.ones(len(scales), dtype=torch.bool),
         cohort_size=cohort_size,
         population=population,
@@ -62,8 +62,11 @@ def test_a_larger_cohort_that_is_simulated_scales_noise_and_price():
     noised, _ = dp(clip=0.6, noise=2.0, noise_cohort_size=40).server_update(torch.zeros(10_000), {"clip": 0.6}, server)
     assert abs(float(noised.std()) / (2.0 * 0.6 / 40) - 1) < 5 / math.sqrt(2 * 10_000)
     assert server.logged["epsilon"] == epsilon_after(1, spending(2.0, 40, 100, "fixed"), 1e-5)
-    with pytest.raises(MethodError, match=r"a cohort of 101 of 100 clients .* 100 or less"):
-        dp(noise_cohort_size=101).server_update(torch.zeros(10_000), {"clip": 1.0}, server)
+    for size in (3, 101):
+        with pytest.raises(
+            MethodError, match=f"noise_cohort_size {size} is below the cohort, 4, or above all clients, 100"
+        ):
+            dp(noise_cohort_size=size).server_update(torch.zeros(10_000), {"clip": 1.0}, server)
 
 
 def clipped_sum(naive, models, clip, size):
@@ -93,6 +96,7 @@ def test_clipped_sum_is_the_naive_one(root, clip):
         )
         for m in models
     ]
+    np.testing.assert_allclose(record.arrays["dp.norms"], norms, rtol=1e-4)
     assert record.metrics["dp/num_clipped"] == sum(norm > clip for norm in norms)
     assert record.metrics["dp/num_clipped"] == 0 or 0 < sum(norm > clip for norm in norms) <= 5
     steps = clipped_sum(naive, models, clip, 5)

@@ -259,6 +259,7 @@ VALUES = {
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
     ("qsgd", "bucket"): [16],
+    ("dp", "noise_cohort_size"): [4],
     ("livar", "table"): ["paper", "online"],
     ("diagnostics", "measures"): [["drift"]],
 }
