@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods.ccvr import ccvr
+from methods.compression import power_sgd, qsgd, random_k, sign, sign_majority, top_k
 from methods.diagnostics import diagnostics
+from methods.dp import dp
 from methods.elastic import elastic
 from methods.fedacg import fedacg
 from methods.fedalign import fedalign
@@ -62,6 +64,8 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
+    "Privacy": (dp,),
+    "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
     "Measures": (diagnostics, keep_factors),
 }
 

@@ -114,6 +114,10 @@ def _is_longer(rounds: object, patience: object) -> bool:
     return isinstance(rounds, int) and isinstance(patience, int) and rounds > patience + 1
 
 
+def _has_dp(methods: object, _: object) -> bool:
+    return isinstance(methods, list) and any("dp" in (spec if isinstance(spec, dict) else [spec]) for spec in methods)
+
+
 class StopGroup(Group):
     accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
     score: float | None = key(None, "the same for any task: value of its main metric")
@@ -125,6 +129,12 @@ class StopGroup(Group):
     )
     seconds: float | None = key(
         None, "the run ends after this many seconds of rounds; this condition alone depends on the machine", gt=0
+    )
+    epsilon: float | None = key(
+        None,
+        "the run ends before the privacy that method dp spends comes to more than this",
+        gt=0,
+        counts=Counts("methods", "that have dp", _has_dp),
     )
 
 

@@ -90,6 +90,7 @@ PROBES = {
     "local.precision": ["bfloat16"],
     "cohort.size": [2],
     "cohort.fraction": [0.5],
+    "cohort.sampling": ["poisson"],
     "cohort.dropout": [0.5],
     "cohort.stragglers": [1.0],
     "cohort.straggler_work": [0.7],
@@ -106,6 +107,7 @@ OUTSIDE = {
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
     "on_nonfinite, stop.accuracy, stop.score, stop.seconds": "act upon an event: a number that is not finite, a score, a clock",
+    "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
     "evaluation.batch_size, model.channels_last, local.stack": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",
     "model.pretrained, model.head, data.reader, data.files, data.preprocess.own": "files and code of one's own",
@@ -240,6 +242,7 @@ SKEWED = {"scheme": "shards", "num_clients": 4}
 NORMED = {"model": {"name": "cnn", "width": 2, "hidden": 4, "norm": "batch"}}
 ADAPTED = {"model": {**LORA_VIT, "dim": 4, "depth": 1, "heads": 1, "lora": {"rank": 2}}}
 NETWORKS = dict.fromkeys(("livar", "flora", "ffa_lora", "keep_factors"), ADAPTED)
+NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 
 #: Rules that need more clients than the tiny run has.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
@@ -269,6 +272,8 @@ VALUES = {
     ("fedsol", "floor"): [10.0],
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
+    ("qsgd", "bucket"): [16],
+    ("dp", "noise_cohort_size"): [4],
     ("livar", "table"): ["paper", "online"],
     ("geometric_median", "iterations"): [1],
     ("geometric_median", "smoothing"): [1.0],

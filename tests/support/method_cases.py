@@ -15,6 +15,9 @@ FL_BENCH: dict[str, Any] = {"as_in": "fl-bench"}
 MAMMOTH: dict[str, Any] = {"as_in": "fed-mammoth"}
 FLFA: dict[str, Any] = {"candidates": ["conv2", "fc1"]}
 
+#: What averages no statistics of clients.
+PERSONAL_NORMS: Raw = {"personal": {"layers": "norm"}}
+
 #: Name -> methods, for the small CNN of tests/support/federations.py.
 CNN_CASES: dict[str, Methods] = {
     "fedavg": [],
@@ -100,6 +103,23 @@ CNN_CASES: dict[str, Methods] = {
     "dnc": [{"dnc": {"iterations": 2, "coordinates": 500}}],
     "fltrust": ["fltrust"],
     "livar-head": [{"livar": {"components": "head"}}],
+    "dp": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "noise": 0.5}}],
+    "dp-adaptive": [
+        PERSONAL_NORMS,
+        "fedprox",
+        {"dp": {"clip": 0.3, "adaptive": 0.5, "noise_cohort_size": 12}},
+        "fedavgm",
+    ],
+    "dp-top_k": [PERSONAL_NORMS, {"top_k": {"share": 0.2}}, {"dp": {"clip": 0.3, "noise": 0.1}}],
+    "top_k": [{"top_k": {"share": 0.2}}],
+    "random_k": [{"random_k": {"share": 0.2}}],
+    "random_k-unbiased": [{"random_k": {"share": 0.5, "error_feedback": False}}],
+    "qsgd": [{"qsgd": {"levels": 3, "bucket": 64}}],
+    "sign": ["sign"],
+    "sign-scaffold": ["scaffold", "sign"],
+    "sign_majority": [{"sign_majority": {"server_lr": 0.01}}],
+    "power_sgd": ["power_sgd"],
+    "power_sgd-personal": [{"personal": {"layers": ["conv1"]}}, {"power_sgd": {"rank": 1}}],
 }
 
 #: Name -> methods, for the transformer with adapters.
