@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from methods.attack import attack
 from methods.ccvr import ccvr
 from methods.diagnostics import diagnostics
 from methods.elastic import elastic
@@ -58,6 +59,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Merging": (fisher, regmean),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
+    "Attacks": (attack,),
     "Measures": (diagnostics, keep_factors),
 }
 
