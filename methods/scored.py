@@ -170,10 +170,9 @@ def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
     denominators = torch.where(usable, sizes + eps, torch.inf)
     if bool((denominators == 0).any()):  # eps = 0 and a score of 0: these share everything
         return normalised((denominators == 0).double())
-    smallest = denominators.min()
-    if torch.isinf(smallest):
+    if not bool(denominators.isfinite().any()):
         return torch.zeros_like(sizes)
-    return normalised(smallest / denominators)  # scaled so that no inverse overflows
+    return normalised(denominators.min() / denominators)  # scaled so that no inverse overflows
 
 
 def checked_eps(name: str, eps: float) -> None:
