@@ -258,23 +258,22 @@ def test_a_boosted_backdoor_multiplies_the_update():
 
 @pytest.mark.slow
 def test_a_backdoor_opens_and_an_honest_model_has_none(root):
-    options = {"kind": "backdoor", "share": 0.4, "target": 7, "trigger": 3}
+    options = {"kind": "backdoor", "share": 0.4, "target": 7, "scale": 2.0}
     groups = {
         "partition": {"scheme": "iid", "num_clients": 6},
         "cohort": {"size": 6},
-        "local": {"epochs": 3, "lr": 0.2},
-        "rounds": 20,
-        "evaluation": {"every": 20},
+        "local": {"epochs": 3, "lr": 0.3},
+        "rounds": 30,
+        "evaluation": {"every": 30},
     }
 
     def last(**others):
         server = server_on(plan_of(root, [{"attack": {**options, **others}}], **groups), root)
-        for index in range(20):
+        for index in range(30):
             record = server.run_round(index)
         return record.metrics
 
-    poisoned, honest = last(), last(from_round=20)
-    print(poisoned, honest)
+    poisoned, honest = last(), last(from_round=30)
     assert min(poisoned["server/accuracy"], honest["server/accuracy"]) > 0.7
     assert poisoned["attack/success"] > 0.9
     assert honest["attack/success"] < 0.3

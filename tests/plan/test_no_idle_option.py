@@ -255,6 +255,7 @@ VALUES = {
     ("fedsol", "floor"): [10.0],
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
+    ("attack", "clients"): [[0, 1]],
     ("livar", "table"): ["paper", "online"],
     ("diagnostics", "measures"): [["drift"]],
 }
