@@ -256,6 +256,7 @@ VALUES = {
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
     ("attack", "clients"): [[0, 1]],
+    ("attack", "from_round"): [2],
     ("livar", "table"): ["paper", "online"],
     ("diagnostics", "measures"): [["drift"]],
 }
