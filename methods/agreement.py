@@ -25,7 +25,8 @@ def agreements_of(server: ServerView, leaves: Sequence[Leaf], direction: Tensor)
     """
     spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
     parts = torch.cat([direction[start:end] for start, end in spans])
-    return torch.stack(server.map_updates(update_agreement, (spans, parts)))
+    found = server.map_updates(update_agreement, (spans, parts))
+    return torch.stack(found) if found else torch.zeros(0, len(leaves), 3, dtype=torch.float64)
 
 
 def update_agreement(update: Tensor, spans_and_direction: tuple[Spans, Tensor]) -> Tensor:

@@ -113,7 +113,8 @@ def _of_tensors(server: ServerView, shares: dict[str, Tensor]) -> tuple[Tensor, 
     each = server.report["omega"]  # (K, parameter leaves)
     nothing = torch.zeros(len(each), dtype=torch.float64)
     share = torch.stack([shares.get(leaf.name, nothing) for leaf in server.layout.params], dim=1)
-    return (share * each).sum(dim=0), each.amax(dim=0)
+    total = (share * each).sum(dim=0)
+    return total, each.amax(dim=0) if len(each) else total  # of a cohort of nobody zeros
 
 
 def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:

@@ -30,7 +30,7 @@ FULL_FOLDERS = {"raysim/reporting": 27, "raysim/data": 24, "raysim/core": 22, "r
 
 #: Keys of a configuration. A new one takes the place of another, or raises this with a reason; the
 #: last: data.unseen_clients, for clients that never train.
-NUM_KEYS = 154
+NUM_KEYS = 155
 
 #: Name of files in several rooms -> (these rooms, why). Those of today; nothing may be added without a reason.
 SAME_NAME = {

@@ -18,7 +18,7 @@ from raysim.core.reading import read_json
 from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
-from raysim.data.shard_files import CLIENTS_PER_SHARD, Write, shard_plan, write_files, write_serially
+from raysim.data.shard_files import Write, clients_per_shard, shard_plan, write_files, write_serially
 from raysim.folders.files import part_of
 
 #: Of the index; folders of another form are built again.
@@ -83,7 +83,7 @@ def _index_text(manifest: Manifest, **more: object) -> str:
     index = {
         "form": FORM,
         "manifest": manifest.checksum,
-        "clients_per_shard": CLIENTS_PER_SHARD,
+        "clients_per_shard": clients_per_shard(len(manifest.clients)),
         "class_counts": manifest.class_counts,
         "num_test": len(manifest.test),
         "num_validation": len(manifest.validation),

@@ -30,8 +30,8 @@ from raysim.data.rows import check_range, columns_of, full_disk, record_of, upda
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-#: Clients per shard file, which is mapped whole.
-CLIENTS_PER_SHARD = 64
+#: Clients in a shard file, which is mapped whole, at least; and files of clients at most.
+LEAST_CLIENTS, MOST_FILES = 64, 512
 
 #: Of the inputs of a window, as they are read or as they are written, whichever are more; small sets are cut in eight.
 LEAST_WINDOW, MOST_WINDOW = 8 << 20, 64 << 20
@@ -143,11 +143,16 @@ class _Wanted(NamedTuple):
     labels: np.ndarray | None = None
 
 
+def clients_per_shard(num_clients: int) -> int:
+    """Clients in a file: a million small ones share some hundred files."""
+    return max(LEAST_CLIENTS, math.ceil(num_clients / MOST_FILES))
+
+
 def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
-    """The files of a federation: clients contiguous, CLIENTS_PER_SHARD to a file, then the held-out sets."""
-    own = manifest.set_path
-    for number, start in enumerate(range(0, len(manifest.clients), CLIENTS_PER_SHARD)):
-        rows = np.concatenate(manifest.clients[start : start + CLIENTS_PER_SHARD])
+    """The files of a federation: clients contiguous, then the held-out sets."""
+    own, count = manifest.set_path, clients_per_shard(len(manifest.clients))
+    for number, start in enumerate(range(0, len(manifest.clients), count)):
+        rows = np.concatenate(manifest.clients[start : start + count])
         yield _Wanted(f"clients-{number:05d}", own, rows)
     if len(manifest.validation):
         path = manifest.external[0] if manifest.external else own

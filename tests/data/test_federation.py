@@ -20,7 +20,7 @@ from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
-from raysim.data.shard_files import shard_plan, write_serially
+from raysim.data.shard_files import clients_per_shard, shard_plan, write_serially
 from raysim.data.sources import set_path
 
 
@@ -55,6 +55,18 @@ def test_shards_hold_exactly_the_clients_examples(tmp_path):
     for name, rows in (("validation", manifest.validation), ("test", manifest.test)):
         assert (federation.held_out(name)[0] == images[rows]).all()
     assert (federation.class_counts == manifest.class_counts).all()
+
+
+def test_many_clients_share_files(tmp_path, monkeypatch):
+    assert [clients_per_shard(count) for count in (1, 32_768, 32_769, 1_000_000)] == [64, 64, 65, 1954]
+    monkeypatch.setattr("raysim.data.shard_files.LEAST_CLIENTS", 2)
+    monkeypatch.setattr("raysim.data.shard_files.MOST_FILES", 4)
+    source, images = random_set(tmp_path)
+    manifest = make_manifest(source, PartitionSpec(num_clients=30, scheme="iid"))
+    folder = build_shards(manifest, tmp_path / "shards")
+    assert len(list(folder.glob("clients-*.arrow"))) == 4
+    federation = Federation(folder)
+    assert all((federation.client(client)[0] == images[rows]).all() for client, rows in enumerate(manifest.clients))
 
 
 def test_ray_data_writes_the_same_bytes(tmp_path, ray_cluster):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -388,15 +389,14 @@ def tokens_net(*, num_classes, input_shape, vocabulary: int = 5, hidden: int = 6
 
 
 def middle_of_all(*, ends: str = "", round_index: int = 1):
-    """The server step is the coordinate-wise median; with `ends`, a file, a worker that has trained ends itself before it.
+    """The server step is the coordinate-wise median; with `ends`, a file, the first worker that gets a block ends itself.
 
     The products of all pairs are logged, so that records hold a sum over blocks as well.
     """
 
     def server_update(update, state, server):
-        if ends and server.round_index == round_index and not Path(ends).exists():
-            Path(ends).touch()
-            server.map_columns(_ends_worker)
+        if ends and server.round_index == round_index:
+            server.map_columns(_ends_worker, ends)
         server.log("products", sum(server.map_columns(_products, None, update[None])))
         return torch.cat(server.map_columns(_median)), state
 
@@ -412,8 +412,10 @@ def _products(block, extra, shared):
     return rows @ rows.T
 
 
-def _ends_worker(block, extra, shared):
-    os.kill(os.getpid(), signal.SIGKILL)
+def _ends_worker(block, extra, marker):
+    with contextlib.suppress(FileExistsError):
+        Path(marker).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def copies_the_others(*, share: float = 0.4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import ray
 
@@ -28,11 +29,23 @@ def test_trainer_killed_with_finished_updates_changes_no_bit_and_costs_its_block
     assert redone[2] > 0  # of all seven clients, if the other trainer is not back yet
 
 
+def test_a_trainer_killed_at_work_on_columns_or_before_attackers_train_changes_no_bit(root, tmp_path, ray_cluster):
+    toys = ["tests.support.toys:copies_the_others", "tests.support.toys:middle_of_all"]
+    expected = run(plan_of(root, toys), root).params_sha256()
+    methods = [toys[0], {toys[1]: {"ends": str(tmp_path / "ended")}}]
+    resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5}
+    summary = quietly(a_plan(root, tmp_path, methods, resources=resources))
+    assert (tmp_path / "ended").exists()
+    assert summary["params_sha256"] == expected
+    redone = [float(row["system/redone_blocks"]) for row in rows_of(tmp_path / "a")]
+    assert redone[0] == 0 < redone[1]
+
+
 def test_no_update_leaves_its_trainer(root, ray_pools):
     plan = plan_of(root, ["scaffold"])
     server = server_on(plan, root, ray_pools(plan)[1])
     message, _ = server._broadcast(0, 0)
-    queues = server._queues(server.phases[0], 0)
+    queues = server._queues(server.phases[0], 0, np.arange(7), 0)
     results = list(server.pool.train(message, queues, {}))
     assert sum(len(result.reports.client) for result in results) == 7
     for result in results:
