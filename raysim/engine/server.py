@@ -22,7 +22,7 @@ from raysim.core.own import own_errors
 from raysim.core.rounds import round_name
 from raysim.core.seeding import derive_seed
 from raysim.core.stack import Stack
-from raysim.core.weights import Weights, normalised
+from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack
 from raysim.engine.pool import Pool
@@ -163,16 +163,18 @@ class Server:
         if is_nobody:  # still a round, with a server step: one client trains and is dropped
             clients = np.zeros(1, np.int64)
         late = phase.stack.latecomers(torch.from_numpy(clients), self.crowd).numpy()
-        results = self._results(phase, message, clients[~late]) if not late.all() else []
+        queues = self._queues(phase, round_index, clients[~late])
+        results = [*self.pool.train(message, queues, self._memories)]
         if late.any():
             told: dict[str, Mapping[str, Value]] = {}
             if results:
                 others = self._sound(results, round_index)
                 views = ServerViews(self, others, round_index, start)
-                weights = self._base_weights(phase.stack, views)
+                weights = views.base_weights(phase.stack)
                 told = phase.stack.overhear(lambda method: views.of(method, weights))
             message = replace(message, overheard=pack(told))
-            results += self._results(phase, message, clients[late], first=len(clients))
+            queues = self._queues(phase, round_index, clients[late], first=len(clients))
+            results += self.pool.train(message, queues, self._memories)
         cohort = self._sound(results, round_index)
         if is_nobody:
             cohort.drop(np.ones(1, bool))
@@ -182,11 +184,6 @@ class Server:
         """All clients, as a method may draw some of them."""
         return Crowd(len(self.sizes.examples), derive_seed(self.seed, f"crowd/{method}"))
 
-    def _results(self, phase: Phase, message: RoundMessage, clients: np.ndarray, first: int = 0) -> list[TaskResult]:
-        """Train some clients, ascending (k,) int64. first: index of their first block."""
-        queues = self._queues(phase, message.round_index, clients, first)
-        return list(self.pool.train(message, queues, self._memories))
-
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
         """The clients of some results, without those whose update is not finite."""
         cohort = Cohort(results, self.pool, self.layout)
@@ -194,8 +191,8 @@ class Server:
         self._drop_nonfinite(cohort, round_index)
         return cohort
 
-    def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int) -> Queues:
-        """Cut clients into client blocks, and give each trainer its tasks."""
+    def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
+        """Cut clients into client blocks, of which the first has that index, and give each trainer its tasks."""
         work = [
             # One more than its steps: a client without any must be loaded and measured all the same.
             1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
@@ -226,15 +223,7 @@ class Server:
 
     def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
         """Where aggregation weights are made: shares of the examples, then each method's `weigh` (FedVG's, for one)."""
-        return stack.weigh(self._base_weights(stack, views), views.of)
-
-    def _base_weights(self, stack: Stack, views: ServerViews) -> Weights:
-        """What `weigh` hooks start from."""
-        view = views.of("", {})
-        is_active = view.is_active
-        # A client without a step returned what it got: with a weight it would pull the sum back to the start.
-        scores = is_active.double() if stack.base_weights == "uniform" else view.num_examples.double() * is_active
-        return dict.fromkeys((leaf.name for leaf in self.layout.shared), normalised(scores))
+        return stack.weigh(views.base_weights(stack), views.of)
 
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Where aggregation weights are applied: the exact weighted sum, the methods' server updates, the new state."""

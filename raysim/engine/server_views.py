@@ -15,7 +15,8 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, Crowd, Model, ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.core.weights import Weights
+from raysim.core.stack import Stack
+from raysim.core.weights import Weights, normalised
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
 from raysim.engine.round_metrics import FederationSizes
@@ -75,6 +76,13 @@ class ServerViews:
     def __post_init__(self) -> None:
         self.buffer_change = torch.zeros_like(self.server.buffers)
         self._begun = self.server.buffers, self.server.counters  # the server step puts others in their place
+
+    def base_weights(self, stack: Stack) -> Weights:
+        """What `weigh` hooks start from: shares of the examples, or of the clients."""
+        view = self.of("", {})
+        # A client without a step returned what it got: with a weight it would pull the sum back to the start.
+        scores = view.is_active.double() * (1 if stack.base_weights == "uniform" else view.num_examples)
+        return dict.fromkeys((leaf.name for leaf in self.server.layout.shared), normalised(scores))
 
     def of(self, method: str, weights: Weights) -> ServerView:
         """The round as one method sees it. weights: so far."""

@@ -27,7 +27,7 @@ class View:
 
 def client():
     """As much of a client as these hooks look at."""
-    return SimpleNamespace(message={}, memory={}, scratch={}, start=torch.zeros(3))
+    return SimpleNamespace(message={}, overheard={}, memory={}, scratch={}, start=torch.zeros(3))
 
 
 def test_gradients_go_through_every_method_the_first_one_innermost():

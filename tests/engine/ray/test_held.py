@@ -45,7 +45,7 @@ def test_no_update_leaves_its_trainer(root, ray_pools):
     plan = plan_of(root, ["scaffold"])
     server = server_on(plan, root, ray_pools(plan)[1])
     message, _ = server._broadcast(0, 0)
-    queues = server._queues(server.phases[0], 0, np.arange(7), 0)
+    queues = server._queues(server.phases[0], 0, np.arange(7))
     results = list(server.pool.train(message, queues, {}))
     assert sum(len(result.reports.client) for result in results) == 7
     for result in results:
