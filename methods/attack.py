@@ -181,10 +181,10 @@ def sent(kind: str, update: Tensor, client: ClientView, scale: float, sigma: flo
         drawn = sigma * torch.randn(len(update), generator=client.generator).to(update.device)
         return update + drawn if kind == "noise" else drawn
     vector: Tensor = client.overheard.get("vector", update)
-    if "spread" not in client.overheard:
+    spread: Tensor | None = client.overheard.get("spread")
+    if spread is None:
         return vector
-    drawn = torch.rand(len(update), generator=client.generator).to(update.device)
-    return vector + client.overheard["spread"] * drawn
+    return vector + spread * torch.rand(len(update), generator=client.generator).to(update.device)
 
 
 def crafted(
@@ -195,14 +195,15 @@ def crafted(
     Args:
       server: the round of the honest clients; attackers: ids of all of the run.
     """
-    mean, std, low, high = torch.cat(server.map_columns(_statistics), dim=1)
+    # What stays at the clients is not known to anybody else.
+    mean, std, low, high = map(server.layout.zero_personal_, torch.cat(server.map_columns(_statistics), dim=1))
     if kind == "alie":
         return {"vector": mean - (largest_z(*_counts(server, attackers)) if z is None else z) * std}
     if kind == "ipm":
         return {"vector": -scale * mean}
     if kind == "adaptive" and against == "krum":
-        gram = sum(server.map_columns(_products, None, mean.sign()[None]))
-        return {"vector": -krum_step(gram, _counts(server, attackers)[1]) * mean.sign()}
+        s = mean.sign()
+        return {"vector": -krum_step(_gram(server, s), _counts(server, attackers)[1]) * s}
     if kind == "adaptive":
         # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
         vector = torch.where(mean > 0, low, high)
@@ -211,8 +212,7 @@ def crafted(
             "spread": torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector,
         }
     p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
-    gram = sum(server.map_columns(_products, None, torch.stack([mean, p])))
-    return {"vector": mean + largest_gamma(gram, is_sum=kind == "min_sum") * p}
+    return {"vector": mean + largest_gamma(_gram(server, mean, p), is_sum=kind == "min_sum") * p}
 
 
 def largest_z(num_honest: int, num_attackers: int) -> float:
@@ -270,9 +270,17 @@ def _statistics(block: Tensor, extra: Tensor, shared: None) -> Tensor:
     return torch.stack([exact.mean(0), exact.std(0, correction=0), low, high]).float()
 
 
+def _gram(server: ServerView, *rows: Tensor) -> Tensor:
+    """(K + m, K + m) float64: products of all pairs of the updates, where they are sent, and of m more rows [num_params]."""
+    mask = server.layout.zero_personal_(torch.ones_like(rows[0]))
+    first, *others = server.map_columns(_products, None, torch.stack([mask, *rows]))
+    gram: Tensor = sum(others, start=first)
+    return gram
+
+
 def _products(block: Tensor, extra: Tensor, shared: None) -> Tensor:
-    """(K + m, K + m) float64: products of all pairs of rows, over some columns."""
-    rows = torch.cat([block, extra]).double()
+    """What some columns add to `_gram`."""
+    rows = torch.cat([block, extra[1:]]).double() * extra[0]
     return rows @ rows.T
 
 

@@ -11,6 +11,7 @@ import torch
 
 from methods.attack import attack, krum_step, largest_gamma, largest_z
 from raysim.core.errors import ClientError, ConfigError, OwnCodeError
+from raysim.core.layout import Layout
 from raysim.core.method import Batch, Crowd, Update
 from tests.support.federations import plan_of, run, server_on
 from tests.twins import attacks as twins
@@ -147,6 +148,24 @@ def test_values_against_the_trimmed_mean_lie_beyond_the_honest_ones(root, plain)
     assert abs(np.concatenate(places).mean() - 0.5) < 5 / math.sqrt(12 * 2 * len(places[0]))
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"kind": "min_max", "direction": "unit"}, lambda honest: twins.largest_hidden(honest, "min_max", "unit")[0]),
+        ({"kind": "adaptive", "against": "krum"}, lambda honest: twins.against_krum(honest, 2)[0]),
+    ],
+    ids=str,
+)
+def test_nobody_knows_what_stays_at_the_clients(root, options, wanted):
+    found = Outcome(root, [{"personal": {"layers": ["fc1"]}}, {"attack": {"share": 0.4, **options}}])
+    layout = found.server.layout
+    is_sent = layout.zero_personal_(torch.ones(layout.num_params)).bool()
+    assert 0 < int(is_sent.sum()) < len(is_sent)
+    want = wanted([update[is_sent.numpy()] for update in found.honest])
+    for client in found.attackers:
+        assert_close(found.sent[client][is_sent], want, 1e-5)
+
+
 def gram_of(*rows):
     rows = np.stack(rows)
     return torch.from_numpy(rows @ rows.T)
@@ -201,6 +220,7 @@ def test_the_number_of_attackers_is_expected_where_the_cohort_has_no_size():
         view = SimpleNamespace(
             round_index=0, clients=torch.arange(8), cohort_size=40, sampling=sampling, population=100, crowd=crowd
         )
+        view.layout = Layout(())
         view.map_columns = lambda function: [parts]
         return float(hook(view)["vector"])
 
