@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from methods.attack import attack
 from methods.ccvr import ccvr
 from methods.compression import power_sgd, qsgd, random_k, sign, sign_majority, top_k
 from methods.diagnostics import diagnostics
@@ -66,6 +67,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Layers of one's own": (personal,),
     "Privacy": (dp,),
     "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
+    "Attacks": (attack,),
     "Measures": (diagnostics, keep_factors),
 }
 

@@ -274,6 +274,8 @@ VALUES = {
     ("diagnostics", "every"): [3],
     ("qsgd", "bucket"): [16],
     ("dp", "noise_cohort_size"): [4],
+    ("attack", "clients"): [[0, 1]],
+    ("attack", "from_round"): [2],
     ("livar", "table"): ["paper", "online"],
     ("geometric_median", "iterations"): [1],
     ("geometric_median", "smoothing"): [1.0],

@@ -120,6 +120,14 @@ CNN_CASES: dict[str, Methods] = {
     "sign_majority": [{"sign_majority": {"server_lr": 0.01}}],
     "power_sgd": ["power_sgd"],
     "power_sgd-personal": [{"personal": {"layers": ["conv1"]}}, {"power_sgd": {"rank": 1}}],
+    "attack-label_flip": [{"attack": {"kind": "label_flip", "share": 0.4}}, "fedprox"],
+    "attack-backdoor": [{"attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0}}],
+    "attack-sign_flip-fedvg": [{"attack": {"share": 0.4}}, "fedvg"],
+    "attack-noise": [{"attack": {"kind": "noise", "sigma": 0.01, "share": 0.4}}],
+    "attack-alie": [{"attack": {"kind": "alie", "share": 0.4}}],
+    "attack-min_sum": [{"attack": {"kind": "min_sum", "share": 0.4, "from_round": 1}}],
+    "attack-trimmed_mean": [{"attack": {"kind": "adaptive", "share": 0.4}}],
+    "attack-krum": [{"attack": {"kind": "adaptive", "against": "krum", "share": 0.4}}],
 }
 
 #: Name -> methods, for the transformer with adapters.
