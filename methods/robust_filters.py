@@ -19,7 +19,7 @@ from raysim.core.weights import Weights
 def norm_bounding(*, bound: float | None = None) -> Method:
     """Updates longer than a bound are scaled down to it, then averaged with the weights of the round.
 
-    Sun, Kairouz, Suresh, McMahan 2019 (arXiv:1911.07963), section 4, without their noise:
+    Sun, Kairouz, Suresh, McMahan 2019 (arXiv:1911.07963), their norm thresholding, without noise:
         w+ = w + sum_k p_k min(1, bound / ||Δ_k||_2) Δ_k
     The norm is over the shared parameters. It multiplies whatever weights it is given, also FedVG's or Krum's, listed before
     it. These then need not sum to one; buffers keep theirs. No client moves the model by more than p_k times the bound.
@@ -49,9 +49,10 @@ def norm_bounding(*, bound: float | None = None) -> Method:
 def clustering(*, linkage: Literal["single", "complete", "average"] = "single") -> Method:
     """Two clusters of the clients by the cosines of their updates; the larger one is averaged.
 
-    Sattler, Müller, Wiegand, Samek 2020 (ICASSP), section 3: two clusters whose largest cosine across is as small as can
-    be, which is what single linkage of the distances 1 - cos(Δ_i, Δ_j) finds. The larger cluster's clients count the same,
-    on all leaves, buffers included. Of two equal clusters scikit-learn's first is taken.
+    Sattler, Müller, Wiegand, Samek 2020 (ICASSP, "On the Byzantine robustness of clustered federated learning"): two
+    clusters whose largest cosine across is as small as can be, which is what single linkage of the distances
+    1 - cos(Δ_i, Δ_j) finds. The larger cluster's clients count the same, on all leaves, buffers included. Of two equal
+    clusters scikit-learn's first is taken.
     Not protected from: attackers whose updates point where the honest ones do, at any length; attackers of half the clients.
     A round without attackers is divided too, and half of the clients may be left out.
     Degenerate cases: an update of 0 has cosine 0 with all; clients without a step have no vote; if nobody took one, all stays.
@@ -195,9 +196,7 @@ def fltrust() -> Method:
 
     def init(params: Tensor, layout: Layout) -> State:
         if layout.personal:
-            raise ValueError(
-                f"fltrust: the server has no {layout.personal[0].name} of its own to train; share all layers"
-            )
+            raise ValueError(f"fltrust: the server cannot train {layout.personal[0].name}, which is personal; share it")
         return {}
 
     def measure(server: ServerView) -> Tensor:

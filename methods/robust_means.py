@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from methods import voters
+from methods.moments import one_thread
 from methods.voters import gram_of, merging_columns, squared_distances
 from raysim.core.method import Method, ServerView, State, Value
 from raysim.core.weights import normalised
@@ -74,8 +75,7 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     voters.refuse_low("geometric_median", iterations=iterations, smoothing=smoothing)
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
-        alpha = server.num_examples[server.is_active].double()
-        share = normalised(alpha)
+        alpha = share = normalised(server.num_examples[server.is_active].double())
         for _ in range(iterations):
             share = normalised(alpha / voters.distances_from(gram, share).clamp_min(smoothing))
         return share
@@ -86,7 +86,7 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
 def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     """The server's last update moves by the mean of the clients' differences from it, each clipped to length tau.
 
-    Karimireddy, He, Jaggi 2021 (ICML, arXiv:2012.10333), algorithm 2, from v = the update of the round before (0 at first):
+    Karimireddy, He, Jaggi 2021 (ICML, arXiv:2012.10333), centered clipping, from v = the update of the round before (0 at first):
         v <- v + 1/n sum_k (Δ_k - v) min(1, tau / ||Δ_k - v||),   `iterations` times;   w+ = w + v
     An iteration moves v by tau at most, and one client's part of it is tau / n. The distances of every iteration follow from
     the products of all pairs and the old v. Every client counts the same. The paper's clients send momenta; here they send
@@ -106,9 +106,10 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
         gram = gram_of(server, state["center"])
         mixture = torch.eye(len(gram), dtype=torch.float64)[-1]  # of the updates and the center, which is the last
-        for _ in range(iterations):
-            factor = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau) / (len(gram) - 1)
-            mixture = torch.cat([factor, factor.new_zeros(1)]) + mixture * (1 - factor.sum())
+        with one_thread():
+            for _ in range(iterations):
+                factor = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau) / (len(gram) - 1)
+                mixture = torch.cat([factor, factor.new_zeros(1)]) + mixture * (1 - factor.sum())
         moved = server.total("update", dict.fromkeys(server.weights, voters.of_all(server, mixture[:-1])))
         center = (moved[: len(server.start)] + mixture[-1] * state["center"]).float()
         return center, {"center": center}
@@ -139,7 +140,7 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
         count, mend = count_of(len(gram)), "lower attackers or select"
-        voters.refuse_fewer(server, max(2 * count + 3, count + select), f"krum with {count} attackers", mend)
+        voters.refuse_fewer(server, max(2 * count + 3, count + select), f"krum with f = {count}", mend)
         chosen = krum_scores(squared_distances(gram), count).argsort(stable=True)[:select]
         return torch.zeros_like(gram[0]).index_fill(0, chosen, 1.0)
 
@@ -168,7 +169,7 @@ def bulyan(*, attackers: float = 0.1) -> Method:
     def prepare(server: ServerView) -> tuple[Tensor, int]:
         squared = squared_distances(gram_of(server))
         count, left = count_of(len(squared)), list(range(len(squared)))
-        voters.refuse_fewer(server, 4 * count + 3, f"bulyan with {count} attackers", "lower attackers")
+        voters.refuse_fewer(server, 4 * count + 3, f"bulyan with f = {count}", "lower attackers")
         chosen = [left.pop(int(krum_scores(squared[left][:, left], count).argmin())) for _ in left[2 * count :]]
         return torch.tensor(sorted(chosen)), len(chosen) - 2 * count
 

@@ -23,6 +23,7 @@ from raysim.core.weights import RightMap, Weights, normalised
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
 NO_WEIGHTS = {"weigh": "it counts every client's update the same, so that weights would have no effect"}
 
+Rule = Callable[..., Any]
 Measure = Callable[[ServerView], Any]
 Decision = Callable[[Any, ServerView], Tensor]
 
@@ -66,7 +67,7 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
     return Method(name, server_update=step, base_weights="uniform", **fields)
 
 
-def merging_columns(name: str, rule: Callable[..., Any], prepare: Measure = lambda server: None) -> Method:
+def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None) -> Method:
     """The same by a function of each block of columns: rule(block (n, width), extra (0, width), prepared) -> (width,)."""
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -75,14 +76,12 @@ def merging_columns(name: str, rule: Callable[..., Any], prepare: Measure = lamb
     return merging(name, merged)
 
 
-def map_voters(
-    server: ServerView, rule: Callable[..., Any], shared: Value = None, rows: Tensor | None = None
-) -> list[Value]:
+def map_voters(server: ServerView, rule: Rule, shared: Value = None, rows: Tensor | None = None) -> list[Value]:
     """`ServerView.map_columns` over the voters. rule: a function of a module, since it crosses to the trainers."""
     return server.map_columns(partial(_among_voters, rule), (server.is_active, shared), rows)
 
 
-def _among_voters(rule: Callable[..., Any], block: Tensor, extra: Tensor, about: tuple[Tensor, Value]) -> Value:
+def _among_voters(rule: Rule, block: Tensor, extra: Tensor, about: tuple[Tensor, Value]) -> Value:
     return rule(block if bool(about[0].all()) else block[about[0]], extra, about[1])
 
 

@@ -381,10 +381,10 @@ def test_sign_guard_and_clustering_leave_out_those_that_turn_around():
         (
             {"krum": {"attackers": 1}},
             4,
-            "krum with 1 attackers needs the updates of 5 clients at least, got 4 in round 5",
+            "krum with f = 1 needs the updates of 5 clients at least, got 4 in round 5",
         ),
         ({"krum": {"attackers": 0, "select": 5}}, 4, "Raise cohort.size, or lower attackers or select"),
-        ({"bulyan": {"attackers": 1}}, 6, "bulyan with 1 attackers needs the updates of 7 clients"),
+        ({"bulyan": {"attackers": 1}}, 6, "bulyan with f = 1 needs the updates of 7 clients"),
         ("trimmed_mean", 2, "cuts off 1 at each end, needs the updates of 3 clients at least, got 2"),
         ("clustering", 2, "clustering needs the updates of 3 clients"),
         ({"dnc": {"attackers": 4}}, 4, "dnc, which leaves out 4, needs the updates of 5 clients"),
@@ -437,7 +437,10 @@ def test_counts_of_shares_are_rounded_up_but_not_by_rounding():
         (["coordinate_median", {"trimmed_mean": {}}], "both decide merge: drop one"),
         (["norm_bounding", "krum"], "put krum before norm_bounding"),
         (["fedavgm", "coordinate_median"], "put coordinate_median before fedavgm"),
-        ([{"personal": {"layers": ["fc1"]}}, "fltrust"], "fltrust: the server has no fc1.weight of its own to train"),
+        (
+            [{"personal": {"layers": ["fc1"]}}, "fltrust"],
+            "fltrust: the server cannot train fc1.weight, which is personal",
+        ),
     ],
 )
 def test_what_cannot_run_together_is_told(root, methods, words):
