@@ -248,9 +248,7 @@ class ReportGroup(Group):
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
-        {},
-        "label -> value -> metric, in place of one metric: each run gives a cell for each value",
-        max_length=1,
+        {}, "label -> value -> metric, in place of one metric: each run gives a cell for each value", max_length=1
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
@@ -260,8 +258,7 @@ class ReportGroup(Group):
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
-        None,
-        "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense",
+        None, "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense"
     )
     baseline: str | None = key(None, "row that the others are tested against; the figure gains starts from it")
     gain: str | None = key(

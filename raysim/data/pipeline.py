@@ -67,7 +67,7 @@ def _metadata(window: Window) -> BlockMetadata:
 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
-    windows = plan.windows()
+    windows = list(plan.windows())
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
         placed = {"concurrency": here["concurrency"], **_reading(here)}
@@ -77,6 +77,7 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
         filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
+        # As Arrow's: targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
 

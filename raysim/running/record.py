@@ -31,19 +31,9 @@ if TYPE_CHECKING:
 
 #: Of every run, after its main metric.
 COLUMNS = (
-    "server/loss",
-    "train/loss",
-    "clients/dropped",
-    "comm/up_mb",
-    "comm/down_mb",
-    "system/trainers",
-    "system/nodes",
-    "system/sum_mb",
-    "system/redone_blocks",
-    "system/train_s",
-    "system/aggregate_s",
-    "system/evaluate_s",
-    "system/round_s",
+    *("server/loss", "train/loss", "clients/dropped", "comm/up_mb", "comm/down_mb"),
+    *("system/trainers", "system/nodes", "system/sum_mb", "system/redone_blocks"),
+    *("system/train_s", "system/aggregate_s", "system/evaluate_s", "system/round_s"),
 )
 
 
@@ -71,9 +61,8 @@ class Recorder:
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters, self._on_step = dict(hyperparameters), on_step
         self.rows, self.main = folder.progress_rows(before=first_round), main
-        self._columns = list(
-            dict.fromkeys(["round", f"server/{main}", *COLUMNS, *(name for row in self.rows for name in row)])
-        )
+        names = (name for row in self.rows for name in row)
+        self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
         self._open_progress()
         folder.drop_clients(first_round)
         self._chain = record_chain(folder, first_round)
@@ -130,8 +119,7 @@ class Recorder:
     def flush(self) -> Mapping[str, str]:
         """Make everything so far durable; called before each checkpoint, which keeps the checksums that this returns."""
         if self._tables:
-            part = self.folder.append_clients(pa.concat_tables(self._tables))
-            self._chain.add_file(self.folder.clients.name, part)
+            self._chain.add_file(self.folder.clients.name, self.folder.append_clients(pa.concat_tables(self._tables)))
             self._tables = []
         for path in self._arrays:
             sync_file(path)

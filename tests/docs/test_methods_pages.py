@@ -25,11 +25,12 @@ RESULT = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 def test_every_method_is_on_one_page():
     named = Counter(block[1] for text in TEXTS.values() for block in BLOCK.finditer(text))
     assert named == Counter(METHODS.keys())
-    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines", *OWN_PAGE.values()])
+    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines", *OWN_PAGE.values(), "robustness"])
 
 
 def test_baselines_stand_in_the_groups_of_the_code():
-    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", TEXTS[PAGES / "baselines.md"], re.MULTILINE)
+    pages = TEXTS[PAGES / "baselines.md"] + TEXTS[PAGES / "robustness.md"]
+    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", pages, re.MULTILINE)
     assert {title: names.replace("`", "").split(", ") for title, names in rows} == {
         title: [make.__name__ for make in group] for title, group in list(GROUPS.items())[1:] if title not in OWN_PAGE
     }
@@ -75,7 +76,7 @@ def test_recipes_are_there():
         section = text.partition("## Recipes\n")[2].partition("\n## ")[0]
         named = re.findall(rf"\b{path.stem}/(\w+)", section)
         assert {f"{path.stem}/{name}" for name in named} <= shipped, path
-        assert named or path.stem in ("baselines", *OWN_PAGE.values())
+        assert named or path.stem in ("baselines", "robustness", *OWN_PAGE.values())
 
 
 def test_every_option_has_a_meaning():

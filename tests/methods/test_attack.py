@@ -1,0 +1,394 @@
+"""Attacks: each kind against a naive twin through the engine, their properties, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from methods.attack import attack, krum_step, largest_gamma, largest_z
+from raysim.core.errors import ClientError, ConfigError, OwnCodeError
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, Crowd, Update
+from tests.support.federations import plan_of, run, server_on
+from tests.twins import attacks as twins
+from tests.twins.federation import Naive, assert_close
+
+LATE = {"kind": "alie", "share": 0.4}
+DIRECTIONS = ("std", "unit", "sign")
+
+
+class Outcome:
+    """One round: what honest clients and attackers sent, client -> [num_params] float64."""
+
+    def __init__(self, root, methods=(), **groups):
+        self.server = server_on(plan_of(root, methods, **groups), root)
+        self.record = self.server.run_round(0)
+        size = self.server.layout.num_params
+        rows = self.server.pool._trainer._vectors._rows["update"]
+        self.sent = {client: rows[client][:size].clone() for client in sorted(rows)}
+        bad = set(self.server.crowd("attack").drawn(0.4).tolist())
+        self.attackers = [client for client in self.sent if client in bad]
+        self.honest = [self.sent[client].double().numpy() for client in self.sent if client not in bad]
+
+
+@pytest.fixture(scope="module")
+def plain(root):
+    """A round without attackers; five of its seven clients are honest in the others."""
+    outcome = Outcome(root)
+    assert (len(outcome.honest), len(outcome.attackers)) == (5, 2)
+    return outcome
+
+
+def attacked(root, **options):
+    return Outcome(root, [{"attack": {"share": 0.4, **options}}])
+
+
+# --- who attacks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"kind": "gaussian"}, {"kind": "alie"}, {"kind": "label_flip"}], ids=str)
+def test_honest_clients_send_what_they_send_without_attackers(root, plain, options):
+    found = attacked(root, **options)
+    assert list(found.sent) == list(plain.sent)
+    for client, update in plain.sent.items():
+        assert torch.equal(found.sent[client], update) == (client not in found.attackers)
+    assert found.record.metrics["attack/attackers"] == 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1.0])
+def test_the_share_of_attackers_is_exact(share):
+    late = attack(kind="alie", share=share).latecomers(torch.arange(200), Crowd(200, 7))
+    assert int(late.sum()) == 200 * share
+
+
+def test_named_clients_attack_and_nobody_else(root, plain):
+    found = Outcome(root, [{"attack": {"clients": [0, 8]}}])
+    changed = [client for client in plain.sent if not torch.equal(found.sent[client], plain.sent[client])]
+    assert changed == [0, 8]
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "label_flip", "alie"])
+def test_before_its_round_everybody_is_honest(root, kind):
+    options = {"kind": kind, "share": 0.4}
+    without = server_on(plan_of(root), root)
+    later = server_on(plan_of(root, [{"attack": {**options, "from_round": 1}}]), root)
+    first = without.run_round(0), later.run_round(0)
+    torch.testing.assert_close(later.params, without.params, atol=1e-6, rtol=0)
+    assert first[1].metrics["attack/attackers"] == 0
+    without.run_round(1)
+    assert later.run_round(1).metrics["attack/attackers"] > 0
+    assert not torch.allclose(later.params, without.params, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["alie", "ipm", "min_max", "min_sum", "adaptive"])
+def test_without_an_honest_client_attackers_send_what_they_trained(root, plain, kind):
+    found = Outcome(root, [{"attack": {"kind": kind, "share": 1.0}}])
+    assert all(torch.equal(found.sent[client], plain.sent[client]) for client in plain.sent)
+
+
+# --- what they send -----------------------------------------------------------------------------------------------------
+
+
+def test_turned_around_and_noise(root, plain):
+    turned, drawn, added = (
+        attacked(root, scale=3.0),
+        attacked(root, kind="gaussian", sigma=0.5),
+        attacked(root, kind="noise", sigma=0.5),
+    )
+    noises = []
+    for client in turned.attackers:
+        torch.testing.assert_close(turned.sent[client], -3 * plain.sent[client], atol=0, rtol=1e-6)
+        noises += [drawn.sent[client], added.sent[client] - plain.sent[client]]
+        torch.testing.assert_close(noises[-1], noises[-2], atol=1e-6, rtol=0)
+        # Mean and deviation of n draws, within five standard errors.
+        n = len(noises[-1])
+        assert abs(float(noises[-2].mean())) < 5 * 0.5 / math.sqrt(n)
+        assert abs(float(noises[-2].std()) - 0.5) < 5 * 0.5 / math.sqrt(2 * n)
+    assert not torch.allclose(noises[0], noises[2], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"kind": "alie"}, lambda honest: twins.alie(honest, 2)),
+        ({"kind": "alie", "z": 1.5}, lambda honest: twins.alie(honest, 2, 1.5)),
+        ({"kind": "ipm", "scale": 0.3}, lambda honest: twins.ipm(honest, 0.3)),
+        *(
+            ({"kind": kind, "direction": p}, lambda honest, kind=kind, p=p: twins.largest_hidden(honest, kind, p)[0])
+            for kind in ("min_max", "min_sum")
+            for p in DIRECTIONS
+        ),
+        ({"kind": "adaptive", "against": "krum"}, lambda honest: twins.against_krum(honest, 2)[0]),
+    ],
+    ids=str,
+)
+def test_what_is_crafted_is_the_twins(root, plain, options, wanted):
+    found = attacked(root, **options)
+    want = wanted(plain.honest)
+    for client in found.attackers:
+        assert_close(found.sent[client], want, 1e-5)
+
+
+def test_values_against_the_trimmed_mean_lie_beyond_the_honest_ones(root, plain):
+    found = attacked(root, kind="adaptive")
+    low, high = twins.beyond(plain.honest)
+    first, second = (found.sent[client].double().numpy() for client in found.attackers)
+    assert not np.allclose(first, second, atol=1e-4)
+    places = []
+    for values in (first, second):
+        assert (values >= low - 1e-7).all()
+        assert (values <= high + 1e-7).all()
+        moved = high - low > 1e-6
+        places.append(((values - low) / (high - low))[moved])
+    # Uniform between the two ends: the mean of n places is 1/2 within five standard errors.
+    assert abs(np.concatenate(places).mean() - 0.5) < 5 / math.sqrt(12 * 2 * len(places[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"kind": "min_max", "direction": "unit"}, lambda honest: twins.largest_hidden(honest, "min_max", "unit")[0]),
+        ({"kind": "adaptive", "against": "krum"}, lambda honest: twins.against_krum(honest, 2)[0]),
+    ],
+    ids=str,
+)
+def test_nobody_knows_what_stays_at_the_clients(root, options, wanted):
+    found = Outcome(root, [{"personal": {"layers": ["fc1"]}}, {"attack": {"share": 0.4, **options}}])
+    layout = found.server.layout
+    is_sent = layout.zero_personal_(torch.ones(layout.num_params)).bool()
+    assert 0 < int(is_sent.sum()) < len(is_sent)
+    want = wanted([update[is_sent.numpy()] for update in found.honest])
+    for client in found.attackers:
+        assert_close(found.sent[client][is_sent], want, 1e-5)
+
+
+def gram_of(*rows):
+    rows = np.stack(rows)
+    return torch.from_numpy(rows @ rows.T)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kind", ["min_max", "min_sum"])
+def test_gamma_is_the_largest_that_hides(kind, direction, seed):
+    rng = np.random.default_rng(seed)
+    honest = list(rng.normal(0.5, 1, (6, 30)) * rng.uniform(0.1, 3, 30))
+    mean, p = np.mean(honest, axis=0), twins.perturbation(honest, direction)
+    gamma = largest_gamma(gram_of(*honest, mean, p), is_sum=kind == "min_sum")
+    assert gamma > 0
+    assert twins.is_hidden(mean + gamma * (1 - 1e-9) * p, honest, kind)
+    assert not twins.is_hidden(mean + gamma * (1 + 1e-6) * p, honest, kind)
+    assert gamma == pytest.approx(twins.largest_hidden(honest, kind, direction)[1], abs=1e-4)
+
+
+def test_one_honest_client_is_sent_as_it_is():
+    one = np.array([1.0, -2.0, 3.0])
+    for kind in ("min_max", "min_sum"):
+        assert largest_gamma(gram_of(one, one, 0 * one), is_sum=kind == "min_sum") == 0
+    assert largest_z(1, 5) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_krum_chooses_what_was_made_for_it(seed):
+    rng = np.random.default_rng(seed)
+    honest = list(rng.normal(0.2, 1, (9, 40)))
+    s = np.sign(np.mean(honest, axis=0))
+    step = krum_step(gram_of(*honest, s), 3)
+    assert step == pytest.approx(twins.against_krum(honest, 3)[1])
+    assert twins.krum([*honest, *[-step * s] * 3], 3) >= 9
+    assert twins.krum([*honest, *[-2 * step * s] * 3], 3) < 9  # twice as far, it does not
+
+
+def test_alie_needs_as_many_supporters_as_the_paper_says():
+    """Its example: of 50 workers 24 are corrupted, so two more are needed, and z is 1.43."""
+    assert largest_z(26, 24) == pytest.approx(1.43, abs=0.005)
+    assert largest_z(9, 1) == 0  # the formula gives -0.14
+    assert largest_z(3, 7) == pytest.approx(0.4307, abs=1e-4)  # no supporter is needed; one is taken
+
+
+def test_the_number_of_attackers_is_expected_where_the_cohort_has_no_size():
+    """Of 100 clients 20 attack; 8 honest ones of a cohort stand for 2 attackers: z of 10 and 2, not of the size 40."""
+    hook = attack(kind="alie", share=0.2).overhear
+    parts = torch.tensor([[0.0], [-1.0], [0.0], [0.0]])
+    crowd = Crowd(100, 3)
+
+    def z(sampling):
+        view = SimpleNamespace(
+            round_index=0, clients=torch.arange(8), cohort_size=40, sampling=sampling, population=100, crowd=crowd
+        )
+        view.layout = Layout(())
+        view.map_columns = lambda function: [parts]
+        return float(hook(view)["vector"])
+
+    assert z("poisson") == pytest.approx(largest_z(8, 2))
+    assert z("fixed") == pytest.approx(largest_z(8, 32))
+
+
+# --- poisoned data ------------------------------------------------------------------------------------------------------
+
+
+class NaiveFlip(Naive):
+    """A client whose labels are the others'."""
+
+    def batch(self, rows):
+        x, y = super().batch(rows)
+        return x, torch.tensor([9 - int(label) for label in y])
+
+
+def test_a_flipped_client_trains_on_flipped_labels(root):
+    found = attacked(root, kind="label_flip")
+    naive = NaiveFlip(plan_of(root))
+    for client in found.attackers:
+        model, _ = naive.local(client, 0)
+        views = found.server.layout.views(found.sent[client])
+        for name, value in model.named_parameters():
+            assert_close(views[name], value.detach() - naive.begun[name], 1e-4, name)
+
+
+def test_every_methods_loss_sees_the_poisoned_batch():
+    seen = []
+    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), class_counts=torch.zeros(5))
+    batch = Batch(torch.zeros(4, 1, 6, 6), torch.tensor([0, 1, 2, 4]))
+
+    def inner(params, batch):
+        seen.append(batch)
+        return params
+
+    for options in ({"kind": "label_flip"}, {"kind": "label_flip", "target": 3}, {"kind": "backdoor", "target": 2}):
+        attack(clients=[1], **options).grads(inner, client)(torch.zeros(2), batch)
+    assert [found.targets.tolist() for found in seen] == [[4, 3, 2, 0], [3, 3, 3, 3], [2, 2, 2, 4]]
+    images = seen[2].inputs
+    assert images[:2].sum() == 2 * 9
+    assert (images[:2, :, 3:, 3:] == 1).all()
+    assert images[2:].sum() == 0
+    assert batch.inputs.sum() == 0  # the rows of the set are as they were
+    client.id = 0
+    assert attack(clients=[1], kind="label_flip").grads(inner, client) is inner
+
+
+def test_a_boosted_backdoor_multiplies_the_update():
+    hook = attack(kind="backdoor", clients=[1], scale=4.0).outgoing
+    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0))
+    assert hook(Update(torch.ones(2), 8), client).values.tolist() == [4, 4]
+
+
+@pytest.mark.slow
+def test_a_backdoor_opens_and_an_honest_model_has_none(root):
+    options = {"kind": "backdoor", "share": 0.4, "target": 7, "scale": 2.0}
+    groups = {
+        "partition": {"scheme": "iid", "num_clients": 6},
+        "cohort": {"size": 6},
+        "local": {"epochs": 3, "lr": 0.3},
+        "rounds": 30,
+        "evaluation": {"every": 30},
+    }
+
+    def last(**others):
+        server = server_on(plan_of(root, [{"attack": {**options, **others}}], **groups), root)
+        for index in range(30):
+            record = server.run_round(index)
+        return record.metrics
+
+    poisoned, honest = last(), last(from_round=30)
+    assert min(poisoned["server/accuracy"], honest["server/accuracy"]) > 0.7
+    assert poisoned["attack/success"] > 0.9
+    assert honest["attack/success"] < 0.3
+
+
+def test_success_is_the_share_of_other_classes_that_become_the_target(root):
+    """Against the model's own answers, image by image."""
+    found = attacked(root, kind="backdoor", target=4, value=0.7, trigger=2)
+    trainer, server = found.server.pool._trainer, found.server
+    rows = trainer.data.held_out("test")
+    trainer.model.load(server.state, {})
+    trainer.module.eval()
+    fooled = []
+    for image, label in zip(trainer.transform(rows.inputs), rows.targets.tolist(), strict=True):
+        if label != 4:
+            image = image.clone()
+            image[:, -2:, -2:] = 0.7
+            with torch.no_grad():
+                fooled.append(int(trainer.module(image[None]).argmax()) == 4)
+    assert found.record.metrics["attack/success"] == pytest.approx(np.mean(fooled), abs=1.5 / len(fooled))
+
+
+# --- beside other methods -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fedvg_scores_what_attackers_send(root):
+    """A model that was turned away from the descent gets less of FedVG's weight than of FedAvg's."""
+    groups = {"partition": {"scheme": "iid", "num_clients": 10}, "cohort": {"size": 10}}
+    turned = {"attack": {"kind": "sign_flip", "share": 0.2, "scale": 4.0}}
+    server = server_on(plan_of(root, [turned, "fedvg"], **groups), root)
+    bad = server.crowd("attack").drawn(0.2)
+    assert len(bad) == 2
+    for index in range(3):
+        columns = server.run_round(index).clients
+        is_bad = np.isin(columns["client"], bad.numpy())
+        weights, sizes = columns["weight"], columns["num_examples"]
+        assert weights[is_bad].sum() / weights.sum() < 0.9 * sizes[is_bad].sum() / sizes.sum()
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"share": 1.2}, r"share must be in \[0, 1\], got 1.2"),
+        ({"clients": []}, "clients must be ids of clients, from 0 on"),
+        ({"clients": [3, -1]}, "clients must be ids of clients, from 0 on"),
+        ({"from_round": -1}, "from_round must be >= 0, got -1"),
+        ({"scale": 0.0}, "scale must be > 0, got 0"),
+        ({"kind": "noise", "sigma": 0.0}, "sigma must be > 0, got 0"),
+        ({"kind": "label_flip", "target": -1}, "target must be a class, from 0 on, got -1"),
+        ({"kind": "backdoor", "poison": 0.0}, r"poison must be in \(0, 1\], got 0"),
+        ({"kind": "backdoor", "trigger": 0}, "trigger must be >= 1, got 0"),
+    ],
+    ids=str,
+)
+def test_options_outside_of_their_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        attack(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sigma": 0.5}, "has no effect with kind sign_flip"),
+        ({"kind": "alie", "scale": 2.0}, "has no effect with kind alie"),
+        ({"kind": "ipm", "z": 1.0}, "has no effect with kind ipm"),
+        ({"kind": "alie", "direction": "sign"}, "has no effect with kind alie"),
+        ({"kind": "ipm", "against": "krum"}, "has no effect with kind ipm"),
+        ({"kind": "label_flip", "poison": 0.1}, "has no effect with kind label_flip"),
+        ({"clients": [1], "share": 0.3}, r"has no effect with clients"),
+    ],
+    ids=str,
+)
+def test_an_option_of_another_kind_is_refused(root, options, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(root, [{"attack": options}])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clients": [99]}, "client 99 is none of the 12 clients"),
+        ({"kind": "label_flip", "target": 10, "share": 1.0}, "target must be one of the 10 classes, got 10"),
+        ({"kind": "backdoor", "trigger": 9, "share": 1.0}, "a patch of 9 x 9 does not fit inputs of shape"),
+    ],
+    ids=str,
+)
+def test_what_only_the_run_can_tell_is_one_sentence(root, options, words):
+    with pytest.raises((ClientError, OwnCodeError, ValueError), match=words):
+        run(plan_of(root, [{"attack": options}]), root, rounds=1)
+
+
+def test_a_backdoor_needs_test_rows(root):
+    with pytest.raises(ConfigError, match="attack needs test-set"):
+        plan_of(root, [{"attack": {"kind": "backdoor"}}], data={"test": 0.0})
