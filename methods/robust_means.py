@@ -190,7 +190,7 @@ def _ordered(block: Tensor) -> Tensor:
 def _medians(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
     """(width,): median of each column of (n, width), of an even n the mean of the middle two."""
     ordered, last = _ordered(block), len(block) - 1
-    return ordered[last // 2] / 2 + ordered[(last + 1) // 2] / 2  # halves first: the sum may overflow
+    return ordered[[last // 2, (last + 1) // 2]].double().mean(dim=0).float()  # in float32 the sum may overflow
 
 
 def _trimmed_means(block: Tensor, extra: Tensor, count: int) -> Tensor:
