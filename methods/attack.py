@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from statistics import NormalDist
 from typing import Annotated, Literal
 
@@ -273,9 +273,7 @@ def _statistics(block: Tensor, extra: Tensor, shared: None) -> Tensor:
 def _gram(server: ServerView, *rows: Tensor) -> Tensor:
     """(K + m, K + m) float64: products of all pairs of the updates, where they are sent, and of m more rows [num_params]."""
     mask = server.layout.zero_personal_(torch.ones_like(rows[0]))
-    first, *others = server.map_columns(_products, None, torch.stack([mask, *rows]))
-    gram: Tensor = sum(others, start=first)
-    return gram
+    return reduce(torch.add, server.map_columns(_products, None, torch.stack([mask, *rows])))
 
 
 def _products(block: Tensor, extra: Tensor, shared: None) -> Tensor:
