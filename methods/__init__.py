@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from methods.attack import attack
 from methods.ccvr import ccvr
+from methods.compression import power_sgd, qsgd, random_k, sign, sign_majority, top_k
 from methods.diagnostics import diagnostics
+from methods.dp import dp
 from methods.elastic import elastic
 from methods.fedacg import fedacg
 from methods.fedalign import fedalign
@@ -33,6 +35,8 @@ from methods.livar import livar
 from methods.moon import moon
 from methods.personal import personal
 from methods.regmean import regmean
+from methods.robust_filters import clipped_clustering, clustering, dnc, fltrust, norm_bounding, sign_guard
+from methods.robust_means import bulyan, centered_clipping, coordinate_median, geometric_median, krum, trimmed_mean
 from methods.scaffold import scaffold
 from methods.uniform import uniform
 from methods.univarfl import univarfl
@@ -57,8 +61,12 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),
     "Merging": (fisher, regmean),
+    "Robust means": (coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan),
+    "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
+    "Privacy": (dp,),
+    "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
     "Attacks": (attack,),
     "Measures": (diagnostics, keep_factors),
 }

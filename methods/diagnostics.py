@@ -27,10 +27,7 @@ Measure = Literal[
 
 #: Measured unless others are named: those that cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
-NEEDS: dict[Measure, tuple[str, ...]] = {
-    "features": ("classes", "features"),
-    "premise": ("validation-set", "test-set"),
-}
+NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("classes", "features"), "premise": ("validation-set", "test-set")}
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
@@ -169,9 +166,8 @@ def log_drift(server: ServerView) -> None:
 def log_layer_drift(server: ServerView) -> None:
     """The same of each layer."""
     layers = _shared_layers(server.layout)
-    server.log(
-        "layer_drift", layer_distances(server, list(layers.values()))[server.is_active].mean(dim=0), list(layers)
-    )
+    distances = layer_distances(server, list(layers.values()))
+    server.log("layer_drift", distances[server.is_active].mean(dim=0), list(layers))
 
 
 def log_agreement(server: ServerView) -> None:
@@ -243,8 +239,7 @@ def log_separation(server: ServerView) -> None:
         intra = mean over examples of ||z - mu_y||_2,   inter = mean over pairs of classes of ||mu_c - mu_c'||_2
     and separability = inter / intra. Not a number where there is one class, or no distance inside the classes.
     """
-    num_classes = server.class_counts.shape[1]
-    slices = server.map_features(class_sums, num_classes)
+    slices = server.map_features(class_sums, server.class_counts.shape[1])
     if not slices:
         return
     # Added in the order of the slices, so that the rounding is always the same.

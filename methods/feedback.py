@@ -186,9 +186,8 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
     """
     kind = type(client.model.module.get_submodule(layer)).forward
     if kind not in (nn.Linear.forward, nn.Conv2d.forward):
-        raise MethodError(
-            f"{layer!r} is neither an nn.Linear nor an nn.Conv2d", "feedback alignment", "name other layers"
-        )
+        what = f"{layer!r} is neither an nn.Linear nor an nn.Conv2d"
+        raise MethodError(what, "feedback alignment", "name other layers")
     size = None
     if scale != "none":
         size = norm_of(back, scale)

@@ -118,11 +118,8 @@ def fisher_sum(client: ClientView, kind: str, num_examples: int | None = None) -
                 break
             count += len(batch.targets)
             probabilities = client.model.apply(client.params, batch.inputs).logits.softmax(1)
-            classes = probabilities.shape[1]
-            choices = (
-                [torch.full_like(batch.targets, c) for c in range(classes)] if kind == "exact" else [batch.targets]
-            )
-            for labels in choices:
+            classes = range(probabilities.shape[1]) if kind == "exact" else ()
+            for labels in [torch.full_like(batch.targets, c) for c in classes] or [batch.targets]:
                 chosen = probabilities.gather(1, labels[:, None])[:, 0]
                 weights = torch.ones_like(chosen) if kind == "empirical" else chosen
                 _add_squares(total, client.layout, gradients, Batch(batch.inputs, labels), weights)

@@ -109,8 +109,7 @@ def tune(
     raw, source = settings_of(config, overrides, settings, scale=scale, tell=tell)
     with _signals_as_keyboard_interrupt():
         sweep, _ = finished_sweep(raw, source, tell, LiveLine(is_quiet=quiet), callbacks=callbacks)
-    folders = (sweep.folder / trial.name for trial in sweep.trials)
-    return Runs(map(Run, folders), sweep.folder)
+    return Runs(map(Run, (sweep.folder / trial.name for trial in sweep.trials)), sweep.folder)
 
 
 def report(
@@ -189,8 +188,7 @@ def _refuse_others(name: str, value: object, kind: Any) -> None:
     """ConfigError for an argument of another kind: a class, or a union of some."""
     if not isinstance(value, kind):
         expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
-        text = f"must be of type {expected}, got {type(value).__name__}"
-        raise ConfigError([Fault(name, text)], "the call")
+        raise ConfigError([Fault(name, f"must be of type {expected}, got {type(value).__name__}")], "the call")
 
 
 def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:
@@ -310,12 +308,7 @@ def _of_other_verbs(raw: Settings) -> list[Fault]:
 
 
 def finished_sweep(
-    raw: Raw,
-    source: str,
-    say: Callable[[str], None],
-    line: LiveLine,
-    *,
-    callbacks: Sequence[object] = (),
+    raw: Raw, source: str, say: Callable[[str], None], line: LiveLine, *, callbacks: Sequence[object] = ()
 ) -> tuple[Sweep, dict[str, Outcome]]:
     """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
     with line:

@@ -164,9 +164,8 @@ class LiveLine:
         elif self._status is not None:
             self._status.update(escape(visible(text)))
         else:
-            status = Status(
-                escape(visible(text)), console=out, refresh_per_second=4
-            )  # more would slow a serial run down
+            # More often would slow a serial run down.
+            status = Status(escape(visible(text)), console=out, refresh_per_second=4)
             with suppress(LiveError):  # another thread has the terminal's one live line
                 status.start()
                 self._status = status
@@ -215,7 +214,7 @@ class Progress:
             more = "a larger `rounds` goes on, another `name` begins anew"
             self.line.say(f"all {num_rounds} rounds are in {folder}; {more}")
             return
-        rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
+        rounds = f"{num_rounds} round{'s' * (num_rounds != 1)}"
         self.line.say(f"{where} {rounds} in {folder} ({spent}; {_trainers(folder)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
@@ -235,10 +234,8 @@ class Progress:
         score = f"{self._score}{when}  " if self._score else ""
         text = f"round {count}  {score}{loss}  {_clock(left)} left"
         self.line.show(text, is_last=True)
-        is_last = number == self._total
-        if out.is_jupyter or (self.line.is_replaced and not is_last):
-            return
-        if is_last or number % max(1, self._total // 100) == 0:
+        is_last, is_due = number == self._total, number % max(1, self._total // 100) == 0
+        if not out.is_jupyter and (is_last or (is_due and not self.line.is_replaced)):
             say(text)
 
 
@@ -278,10 +275,9 @@ def _shown(line: str, place: Any) -> Any:
     """Show a line of a notebook in the place of the one before; returns the place."""
     from IPython.display import Pretty, display
 
-    text = Pretty(line)
     if place is None:
-        return display(text, display_id=True)
-    place.update(text)
+        return display(Pretty(line), display_id=True)
+    place.update(Pretty(line))
     return place
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 
 def completions(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -28,22 +29,20 @@ def shipped_names() -> list[str]:
 
 def configuration(meaning: str) -> Any:
     """The argument of a verb that takes a configuration."""
-    return typer.Argument(help=meaning, autocompletion=completions)
+    return Argument(help=meaning, autocompletion=completions)
 
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]", autocompletion=completions
-    ),
+    Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]", autocompletion=completions),
 ]
 GridOverrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         help="settings as key=value; key=1,2,3 makes an axis of a grid",
         metavar="[a.b=c,d ...]",
         autocompletion=completions,
     ),
 ]
-Planned = Annotated[bool, typer.Option("--plan", help="print what it will cost and stop; trains a few steps")]
-Scaled = Annotated[bool, typer.Option("--scaled", help="lay the file's `scale` settings over it")]
+Planned = Annotated[bool, Option("--plan", help="print what it will cost and stop; trains a few steps")]
+Scaled = Annotated[bool, Option("--scaled", help="lay the file's `scale` settings over it")]

@@ -88,9 +88,8 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
         "refused": len(sweep.refused),
     }
     total = sweep.num_trials + len(sweep.refused)
-    out.print(
-        f"{total} trials: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}", markup=False
-    )
+    listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    out.print(f"{total} trials: {listed}", markup=False)
     if elsewhere:
         out.print(sources_of(sweep, elsewhere, len(sweep.trials)), markup=False)
     for name, faults in list(sweep.refused.items())[:MOST_ROWS]:
@@ -100,9 +99,8 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     if priced:
         _print(priced, seconds + STARTS_OF_SWEEP * start_s, source)
     if num_unmeasured:
-        out.print(
-            f"{num_unmeasured} pairs of network and methods have the mean of their network: measuring took too long"
-        )
+        text = "pairs of network and methods have the mean of their network: measuring took too long"
+        out.print(f"{num_unmeasured} {text}")
     if sweep.base.tune.scheduler:
         out.print(f"{sweep.base.tune.scheduler} may stop trials early: these are the most that it can be")
 
@@ -123,10 +121,8 @@ def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s
     bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]
     taken = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in machine}
     fits = min(int(machine[name] / each + 1e-9) for name, each in taken.items() if each)
-    is_serial = trial.config.resources.backend == "serial"
-    seconds = (
-        seconds_of(trial.cost, rates, 1 if is_serial else len(bundles)) + (not is_serial) * STARTS_ON_RAY * start_s
-    )
+    trainers, starts = (1, 0.0) if trial.config.resources.backend == "serial" else (len(bundles), STARTS_ON_RAY)
+    seconds = seconds_of(trial.cost, rates, trainers) + starts * start_s
     return Priced(trial.config, trial.cost, rates, seconds, max(1, min(fits, most or fits)))
 
 
@@ -158,10 +154,6 @@ def _cells(some: Sequence[Priced]) -> list[str]:
 
 def text_of(seconds: float) -> str:
     """Seconds as a reader takes them: "40 s", "12 min", "3.5 h"."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -42,12 +42,8 @@ def examine(address: str | None, storage: str) -> bool:
       storage: folder for run directories, relative to RAYSIM_HOME, or a URI.
     """
     folder, is_good = None if is_uri(storage) else home_folder() / storage, True
-    place = at_uri(storage) if folder is None else disks(folder)
-    parts = {
-        "this installation": installation(),
-        "the disks": place,
-        f"the cluster at {address}": cluster(address, folder),
-    }
+    parts = {"this installation": installation(), "the disks": at_uri(storage) if folder is None else disks(folder)}
+    parts[f"the cluster at {address}"] = cluster(address, folder)
     with LiveLine() as live:
         for what, findings in parts.items():
             live.show(f"looking at {what}")
@@ -106,10 +102,8 @@ def at_uri(storage: str) -> Iterator[Finding]:
         folder, probe = reached_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
         folder.write(probe, b"")
         folder.delete([probe])
-        yield (
-            True,
-            f"storage {storage} can be written from here; nodes that run trials of a sweep need the same credentials",
-        )
+        text = "can be written from here; nodes that run trials of a sweep need the same credentials"
+        yield True, f"storage {storage} {text}"
     except DataError as error:
         yield False, f"storage: {error}"
     except FAILURES as error:
@@ -168,10 +162,8 @@ def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
     there = ", ".join(f"{name} {text}" if text else f"no {name}" for name, text in node.versions.items())
     others = [name for name, text in node.versions.items() if _core(name, text) != _core(name, here[name])]
     driver = ", ".join(f"{name} {here[name]}" for name in others)
-    remedy = (
-        "install the same on every node (constraints.txt), or submit with --working-dir ., which brings raysim along"
-    )
-    return _finding(not others, there, f"; the driver has {driver}: {remedy}")
+    remedy = "install the same on every node (constraints.txt), or submit with --working-dir ."
+    return _finding(not others, there, f"; the driver has {driver}: {remedy}, which brings raysim along")
 
 
 def _core(name: str, text: str) -> str:

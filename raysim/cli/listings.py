@@ -48,15 +48,12 @@ def print_function(name: str) -> None:
     out.print(f"[bold]{escape(name)}[/bold]\n{escape(text)}\n")
     options = options_of(make)
     out.print("Options:" if options else "No options.")
-    margin = " " * 6
-    wrapper = textwrap.TextWrapper(
-        min(out.width, 100), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(min(out.width, 100) - 6, break_on_hyphens=False)
     for option in options:
         default = f" = {option.default}" if option.default else ""
         out.print(f"  [bold]{escape(option.name)}[/bold]{escape(f'{default}   ({option.values})')}")
         meaning = option.meaning or "without a meaning: add a line `NAME: text` under `Args:` in the docstring"
-        out.print(wrapper.fill(meaning), markup=False)
+        out.print(textwrap.indent(wrapper.fill(meaning), " " * 6), markup=False)
 
 
 def print_blocks(model: str, overrides: list[str], size: int | None, channels: int, classes: int) -> None:
@@ -69,9 +66,8 @@ def print_blocks(model: str, overrides: list[str], size: int | None, channels: i
     if spec.vocabulary:
         inputs, others = f"sequences of {spec.input_shape[0]} of {classes} tokens", "Other sequences: --size, --classes"
     out.print(f"{model}: {description}", markup=False)
-    out.print(
-        f"{inputs}: {layout.num_params} parameters, {len(layout.params)} layers, {len(layout.blocks)} layer blocks. {others}"
-    )
+    counts = f"{layout.num_params} parameters, {len(layout.params)} layers, {len(layout.blocks)} layer blocks"
+    out.print(f"{inputs}: {counts}. {others}")
     leaves = {block: [leaf for leaf in layout.leaves if leaf.block == block] for block in layout.blocks}
     sizes = {block: sum(leaf.size for leaf in leaves[block] if not leaf.is_buffer) for block in leaves}
     print_columns({block: f"{sizes[block]:>9}  {', '.join(leaf.name for leaf in leaves[block])}" for block in leaves})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
@@ -34,7 +35,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback(help=__doc__)
 def options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
+        bool, Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
     ] = False,
 ) -> None:
     """What goes before the verb."""
@@ -45,9 +46,7 @@ def options(
 def run(
     config: Annotated[str, configuration("a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the complete configuration and stop")
-    ] = False,
+    print_config: Annotated[bool, Option("--print-config", help="print the complete configuration and stop")] = False,
     is_scaled: Scaled = False,
     is_planned: Planned = False,
 ) -> None:
@@ -125,7 +124,7 @@ def calibrate(
     overrides: Overrides = None,
     is_scaled: Scaled = False,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="folder of another calibration, drawn as well; several times")
+        list[Path] | None, Option(help="folder of another calibration, drawn as well; several times")
     ] = None,
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
@@ -136,8 +135,7 @@ def calibrate(
     values = parse_overrides(overrides or [])
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
     _note_before(is_scaled)
-    others = [located_path(folder) for folder in beside or []]
-    calibrate_and_print(raw, config, others)
+    calibrate_and_print(raw, config, [located_path(folder) for folder in beside or []])
 
 
 def _note_before(is_scaled: bool) -> None:
@@ -155,7 +153,7 @@ def partition(
     config: Annotated[str, configuration("a YAML file of a run or a sweep, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="folder; by default partitions/NAME")] = None,
+    out_dir: Annotated[Path | None, Option("--out", help="folder; by default partitions/NAME")] = None,
 ) -> None:
     """Draw partitions and validation sets without training: numbers and pictures of each."""
     from raysim.cli.partitions import draw_and_print
@@ -170,46 +168,41 @@ def partition(
 @app.command()
 def prepare(
     name: Annotated[
-        str | None,
-        typer.Argument(help="a data set, or module:function of your own; without it, the known ones are listed"),
+        str | None, Argument(help="a data set, or module:function of your own; without it, the known ones are listed")
     ] = None,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
+        list[str] | None, Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="folder (or file) with the source files")] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
-    again: Annotated[bool, typer.Option("--again", help="convert even if it is there")] = False,
-    save_as: Annotated[str | None, typer.Option("--as", help="name of the prepared set, if not NAME")] = None,
-    download: Annotated[bool, typer.Option("--download", help="fetch missing source files into --root")] = False,
-    size: Annotated[int | None, typer.Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
-    count: Annotated[int | None, typer.Option(help="shapes: number of images")] = None,
-    seed: Annotated[int | None, typer.Option(help="shapes: seed of the drawings")] = None,
-    domains: Annotated[str | None, typer.Option(help="shapes: number of styles; text: speakers")] = None,
-    use_ray: Annotated[bool, typer.Option("--ray", help="decode image files on Ray Data")] = False,
+    root: Annotated[Path | None, Option(help="folder (or file) with the source files")] = None,
+    out_dir: Annotated[Path, Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
+    again: Annotated[bool, Option("--again", help="convert even if it is there")] = False,
+    save_as: Annotated[str | None, Option("--as", help="name of the prepared set, if not NAME")] = None,
+    download: Annotated[bool, Option("--download", help="fetch missing source files into --root")] = False,
+    size: Annotated[int | None, Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
+    count: Annotated[int | None, Option(help="shapes: number of images")] = None,
+    seed: Annotated[int | None, Option(help="shapes: seed of the drawings")] = None,
+    domains: Annotated[str | None, Option(help="shapes: number of styles; text: speakers")] = None,
+    use_ray: Annotated[bool, Option("--ray", help="decode image files on Ray Data")] = False,
     resize: Annotated[
         Literal["crop", "squash"] | None,
-        typer.Option(
-            help="with --size: cut the middle out of an image (crop, the default), or squash it to the square"
-        ),
+        Option(help="with --size: cut the middle out of an image (crop, the default), or squash it to the square"),
     ] = None,
     interpolation: Annotated[
-        Literal["bilinear", "bicubic"] | None, typer.Option(help="with --size: bilinear is the default")
+        Literal["bilinear", "bicubic"] | None, Option(help="with --size: bilinear is the default")
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN[,COLUMN ...]", help="table: what is predicted; several: labels or numbers"),
+        str | None, Option(metavar="COLUMN[,COLUMN ...]", help="table: what is predicted; several: labels or numbers")
     ] = None,
-    domain: Annotated[str | None, typer.Option(metavar="COLUMN", help="table: which domain a row is from")] = None,
+    domain: Annotated[str | None, Option(metavar="COLUMN", help="table: which domain a row is from")] = None,
     task: Annotated[
-        Literal["classes", "labels", "regression"] | None,
-        typer.Option(help="table: where --target does not make it clear"),
+        Literal["classes", "labels", "regression"] | None, Option(help="table: where --target does not make it clear")
     ] = None,
     missing: Annotated[
         Literal["drop", "mean"] | None,
-        typer.Option(help="table: leave rows with missing values out, or fill in the mean, or the most frequent word"),
+        Option(help="table: leave rows with missing values out, or fill in the mean, or the most frequent word"),
     ] = None,
-    codes: Annotated[bool, typer.Option("--codes", help="table: number words, instead of one column a word")] = False,
-    length: Annotated[int | None, typer.Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
+    codes: Annotated[bool, Option("--codes", help="table: number words, instead of one column a word")] = False,
+    length: Annotated[int | None, Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
@@ -226,18 +219,18 @@ def prepare(
 def methods(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
             autocompletion=method_names,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="print the layer blocks of this model instead")] = None,
+    model: Annotated[str | None, Option(help="print the layer blocks of this model instead")] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="with --model: height and width of the images, or length of the sequences")
+        int | None, Option(min=1, help="with --model: height and width of the images, or length of the sequences")
     ] = None,
-    channels: Annotated[int, typer.Option(min=1, max=3, help="with --model: channels of the images")] = 3,
-    classes: Annotated[int, typer.Option(min=1, help="with --model: number of classes, or of tokens")] = 10,
+    channels: Annotated[int, Option(min=1, max=3, help="with --model: channels of the images")] = 3,
+    classes: Annotated[int, Option(min=1, help="with --model: number of classes, or of tokens")] = 10,
 ) -> None:
     """List the methods and models, show one method with its options, or the layer blocks of a model."""
     with LiveLine() as line:
@@ -265,38 +258,34 @@ def methods(
 @app.command()
 def report(
     paths: Annotated[
-        list[str] | None, typer.Argument(help="run directories, folders that hold some, or URIs", metavar="[PATH...]")
+        list[str] | None, Argument(help="run directories, folders that hold some, or URIs", metavar="[PATH...]")
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"
-        ),
+        Option("--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="key of summary.json, such as accuracy, or column of progress.csv")
+        str | None, Option(help="key of summary.json, such as accuracy, or column of progress.csv")
     ] = None,
-    rows: Annotated[str | None, typer.Option(help="label whose values are the rows, by default method")] = None,
+    rows: Annotated[str | None, Option(help="label whose values are the rows, by default method")] = None,
     columns: Annotated[
-        list[str] | None, typer.Option(help="label whose values are the columns; may be given several times")
+        list[str] | None, Option(help="label whose values are the columns; may be given several times")
     ] = None,
     tables: Annotated[
         list[str] | None,
-        typer.Option("--published", help="published table to compare with, or a recipe that has some; several times"),
+        Option("--published", help="published table to compare with, or a recipe that has some; several times"),
     ] = None,
-    figures: Annotated[list[str] | None, typer.Option("--figure", help="figure to draw; several times")] = None,
+    figures: Annotated[list[str] | None, Option("--figure", help="figure to draw; several times")] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="row that the others are tested against; figure gains starts from it")
+        str | None, Option(help="row that the others are tested against; figure gains starts from it")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="row that is tested against every other one")] = None,
-    gain: Annotated[
-        str | None, typer.Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")
-    ] = None,
-    time: Annotated[str | None, typer.Option(help="row whose time is 1 in a table of relative times")] = None,
+    against: Annotated[str | None, Option(help="row that is tested against every other one")] = None,
+    gain: Annotated[str | None, Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")] = None,
+    time: Annotated[str | None, Option(help="row whose time is 1 in a table of relative times")] = None,
     target: Annotated[
-        str | None, typer.Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
+        str | None, Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="max or min: which values of the metric are better")] = None,
+    mode: Annotated[str | None, Option(help="max or min: which values of the metric are better")] = None,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import located_path, path_to_write
@@ -314,15 +303,13 @@ def report(
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
             autocompletion=shipped_names,
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")
-    ] = None,
-    is_copy: Annotated[bool, typer.Option("--copy", help="copy it, with the files it needs as its base")] = False,
+    target: Annotated[str | None, Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")] = None,
+    is_copy: Annotated[bool, Option("--copy", help="copy it, with the files it needs as its base")] = False,
 ) -> None:
     """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
     from raysim.cli.recipes import show
@@ -342,11 +329,8 @@ def schema() -> None:
 
 @app.command()
 def doctor(
-    address: Annotated[
-        str | None,
-        typer.Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS"),
-    ] = None,
-    storage: Annotated[str, typer.Option(help="folder for run directories, or a URI")] = "runs",
+    address: Annotated[str | None, Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS")] = None,
+    storage: Annotated[str, Option(help="folder for run directories, or a URI")] = "runs",
 ) -> None:
     """Check this installation, its disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
@@ -360,13 +344,11 @@ def submit(
     config: Annotated[str, configuration("a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
-    verb: Annotated[
-        str | None, typer.Option(help="run, tune, calibrate or partition; by default as the file says")
-    ] = None,
-    job_id: Annotated[str | None, typer.Option("--id", help="name of the job; by default that of the run")] = None,
-    working_dir: Annotated[Path, typer.Option(help="folder that is uploaded")] = Path("."),
-    variables: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the job; several times")] = None,
-    waits: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
+    verb: Annotated[str | None, Option(help="run, tune, calibrate or partition; by default as the file says")] = None,
+    job_id: Annotated[str | None, Option("--id", help="name of the job; by default that of the run")] = None,
+    working_dir: Annotated[Path, Option(help="folder that is uploaded")] = Path("."),
+    variables: Annotated[list[str] | None, Option("--env", help="NAME=VALUE for the job; several times")] = None,
+    waits: Annotated[bool, Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
 ) -> None:
     """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow its log; again, it goes on."""
     from raysim.cli.submit import Job, submit_and_follow

@@ -109,9 +109,8 @@ def _known_sets(root: Path) -> dict[str, str]:
         if size.isdigit() and smallest in SOURCES:
             lines[smallest] += f", {name}"
             continue
-        marks = ["prepared"] * set_path(root, name).is_file() + ["--download fetches it"] * (
-            "download" in source.options
-        )
+        marks = ["prepared"] * set_path(root, name).is_file()
+        marks += ["--download fetches it"] * ("download" in source.options)
         lines[name] = source.description + (f" ({', '.join(marks)})" if marks else "")
     return {name: line.replace(f", {name}_", f"; larger: {name}_", 1) for name, line in lines.items()}
 

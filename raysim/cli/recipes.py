@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import ConfigError, Fault, explained
 from raysim.terminal import out, print_table, say
 
 
@@ -61,9 +61,7 @@ def summary(file: Path) -> str:
         return f"{len(rows)} numbers: {', '.join(dict.fromkeys(row['metric'] for row in rows))}"
     docstring = re.match(r'"""(.*?)"""', text, re.DOTALL)
     lines = text.partition("\n\n")[0].splitlines()
-    comments = [
-        line[1:].strip() for line in lines if line.startswith("#") and not line.startswith(("#!", "# shellcheck"))
-    ]
+    comments = [line[1:].strip() for line in lines if re.match(r"#(?!!| shellcheck)", line)]
     words = docstring[1] if docstring else "\n".join(comments)
     sentence = re.split(r"(?<=\.)\s|:\n", words, maxsplit=1)[0]
     return " ".join(sentence.split())
@@ -83,12 +81,10 @@ def copy(name: str, target: str | None) -> list[Path]:
     if others:
         text = "is there already, with other content; give another file or folder after --copy"
         raise ConfigError([Fault(str(path), text) for path in others], f"a copy of {name}")
-    try:
+    with explained("cannot write a copy", "", "give another file or folder after --copy", OSError):
         for path, file in copies.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, path)
-    except OSError as error:
-        raise DataError(f"cannot write a copy ({error})", mend="give another file or folder after --copy") from error
     return list(copies)
 
 

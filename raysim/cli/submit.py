@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from raysim.config import is_recipe_name, parse_overrides, read_config, sound_config, sweep
 from raysim.config.layers import layered
-from raysim.core.errors import ConfigError, Fault, RaysimError, refuse
+from raysim.core.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
 
@@ -86,11 +86,10 @@ def _environment(variables: Sequence[str]) -> dict[str, str]:
 def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str, str], *, waits: bool) -> int:
     from raysim.engine.ray.jobs import Jobs
 
-    remedy = (
-        "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
-    )
+    mend = "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
     line = LiveLine()
-    try:
+    kinds = (OSError, RuntimeError)  # a dashboard that refuses a large upload closes the connection, too
+    with explained("the job could not be submitted", "the Ray cluster", mend, *kinds, to=RaysimError):
         with line:
             line.step("connecting to the Ray cluster")
             jobs = Jobs()
@@ -101,8 +100,6 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
                 line.step(f"sending {working_dir.resolve()} to the cluster")
                 jobs.submit(job_id, command, working_dir, environment)
             say(f"submitted job {job_id}: {command}")
-    except (OSError, RuntimeError) as error:  # a dashboard that refuses a large upload closes the connection, too
-        raise RaysimError(f"the job could not be submitted ({error})", "the Ray cluster", remedy) from error
     if not waits:
         say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")
         return 0

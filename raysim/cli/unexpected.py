@@ -51,13 +51,8 @@ def told(error: Exception) -> tuple[str, int]:
 
 def sentence(error: BaseException) -> str:
     """What to tell of an error, after its traceback was put into a file."""
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-    ):
+    unwritable = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+    if isinstance(error, OSError) and error.errno in unwritable:
         remedy = "Free space there, or set storage and data.root to folders that can be written"
         return f"cannot write ({masked(str(error))}). {remedy}"
     words = masked(" ".join(str(error).split()))[:500].rstrip(".")

@@ -23,13 +23,5 @@ from raysim.config.reading import (
     sound_config,
     without,
 )
-from raysim.config.schema import (
-    CalibrateGroup,
-    CohortGroup,
-    Config,
-    ModelGroup,
-    ReportGroup,
-    StopGroup,
-    TuneGroup,
-)
+from raysim.config.schema import CalibrateGroup, CohortGroup, Config, ModelGroup, ReportGroup, StopGroup, TuneGroup
 from raysim.config.shipped import config_file, is_recipe_name, shipped_file, shipped_files

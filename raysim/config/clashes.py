@@ -60,10 +60,11 @@ def _choices(raw: Raw, axis: str) -> list[_Choice]:
 def _meetings(raw: Raw, earlier: str, later: str) -> Iterator[tuple[_Choice, list[_Choice]]]:
     """Each choice of the later axis, with those of the earlier one that some trial has beside it."""
     both = {axis: _choices(raw, axis) for axis in (earlier, later)}
-    heads = [
-        {sweep.head(key).removesuffix("+") for each in choices for key in each.settings} for choices in both.values()
-    ]
-    if heads[0].isdisjoint(heads[1]):
+
+    def groups(axis: str) -> set[str]:
+        return {sweep.head(key).removesuffix("+") for each in both[axis] for key in each.settings}
+
+    if groups(earlier).isdisjoint(groups(later)):
         return
     only = raw["tune"].get("only") or {}
     axes = dict.fromkeys([earlier, later, *(only.get(earlier) or {}), *(only.get(later) or {})])
@@ -81,28 +82,24 @@ def _faults(
     rivals: Sequence[_Choice],
     keys: Sequence[Sequence[str]],
     source: str,
-) -> list[Fault]:
+) -> Iterator[Fault]:
     name = later if winner.value is None else f"{winner.value} of the axis {later}"
     remedy = "choose other labels, or tie one axis to labels of the other with tune.only"
     if not labels_of(raw, earlier) and any(earlier in each for each in keys):
-        return [Fault(sweep.key_of(raw, earlier), f"its values lose to {name}, which sets {earlier}; {remedy}")]
+        yield Fault(sweep.key_of(raw, earlier), f"its values lose to {name}, which sets {earlier}; {remedy}")
+        return
     before = {place: effective(raw, [rival.settings], source) for place, rival in enumerate(rivals)}
     after = {place: effective(raw, [rival.settings, winner.settings], source) for place, rival in enumerate(rivals)}
-    faults = []
     for one, other in alike(before, after):
         sets = ", ".join(dict.fromkeys([*keys[one], *keys[other]]))
-        text = (
-            f"{rivals[one].value} and {rivals[other].value} are the same run with {name}, which sets {sets}; {remedy}"
-        )
-        faults.append(Fault(sweep.key_of(raw, earlier), text))
-    return faults
+        text = f"{rivals[one].value} and {rivals[other].value} are the same run with {name}, which sets {sets}"
+        yield Fault(sweep.key_of(raw, earlier), f"{text}; {remedy}")
 
 
-def library_faults(raw: Raw) -> list[Fault]:
+def library_faults(raw: Raw) -> Iterator[Fault]:
     """What is wrong with labels of `tune.settings` that no trial takes: keys that are none, values of another kind."""
     base = {key: value for key, value in raw.items() if key not in sweep.GROUPS}
     of_the_base = {fault.key for fault in validated(Config, base)[1]}
-    faults = []
     for axis, labels in ((raw.get("tune") or {}).get("settings") or {}).items():
         taken = values_of(raw, str(axis))
         for label, settings in labels.items():
@@ -110,7 +107,7 @@ def library_faults(raw: Raw) -> list[Fault]:
                 continue
             place = f"tune.settings.{axis}.{label}"
             if of_sweep := [key for key in settings if sweep.head(key) in sweep.OF_THE_SWEEP]:
-                faults.append(Fault(place, f"sets {of_sweep[0]}, which is the sweep's own; drop it"))
+                yield Fault(place, f"sets {of_sweep[0]}, which is the sweep's own; drop it")
                 continue
             probe = copy.deepcopy(base)
             try:
@@ -118,5 +115,4 @@ def library_faults(raw: Raw) -> list[Fault]:
             except ConfigError:  # it may need the methods of another label
                 continue
             _, wrong = validated(Config, probe)
-            faults += [Fault(f"{place}.{each.key}", each.message) for each in wrong if each.key not in of_the_base]
-    return faults
+            yield from (Fault(f"{place}.{each.key}", each.message) for each in wrong if each.key not in of_the_base)

@@ -37,14 +37,9 @@ def _idle(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str
 @lru_cache(maxsize=256)  # as `options_model`, whose types these are
 def _fields(model: type[BaseModel]) -> list[tuple[str, object, list[Counts]]]:
     """(name, default, conditions) of each option."""
-    return [
-        (
-            name,
-            field.get_default(call_default_factory=True),
-            [part for part in field.metadata if isinstance(part, Counts)],
-        )
-        for name, field in model.model_fields.items()
-    ]
+    named = model.model_fields.items()
+    conditions = {name: [part for part in field.metadata if isinstance(part, Counts)] for name, field in named}
+    return [(name, field.get_default(call_default_factory=True), conditions[name]) for name, field in named]
 
 
 def _is_met(counts: Counts, whole: BaseModel, value: object) -> bool:

@@ -119,10 +119,9 @@ def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _is_tag(part: int | str) -> bool:
     """Whether a part of a place is pydantic's name of an alternative, and no key."""
-    return isinstance(part, str) and (
-        part in {"int", "float", "str", "bool", "[key]"}
-        or part.startswith(("literal[", "list[", "dict[", "constrained", "function"))
-    )
+    is_kind = part in {"int", "float", "str", "bool", "[key]"}
+    starts = ("literal[", "list[", "dict[", "constrained", "function")
+    return isinstance(part, str) and (is_kind or part.startswith(starts))
 
 
 #: What values of a type are called that stand beside words. Text beside words is the name of a function of the user's own.

@@ -77,9 +77,8 @@ def effective(raw: Raw, layers: Sequence[object], source: str) -> object:
         for settings in layers:
             sweep.set_all(probe, settings or {}, "", source)
     except ConfigError:  # what plans the trial says what is wrong
-        return [
-            {k: v for k, v in each.items() if sweep.head(k) != "labels"} for each in layers if isinstance(each, Mapping)
-        ]
+        groups = (each for each in layers if isinstance(each, Mapping))
+        return [{key: value for key, value in each.items() if sweep.head(key) != "labels"} for each in groups]
     probe.pop("labels", None)
     return probe
 

@@ -51,20 +51,18 @@ def layered(
     """
     if odd := [key for key in values if not isinstance(key, str)]:
         raise ConfigError([Fault(str(key), "must be text; write keys such as local.lr") for key in odd], where)
-    before_scale = {
-        key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)
-    }
+    first = [key for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)]
+    before_scale = {key: values[key] for key in first}
     file = copy.deepcopy(dict(raw))
     lay_over(file, before_scale, source, where=where)
     file = sweep.without_null_sweep(file)
     shrunk = scaled(file, source, tell) if is_scaled else copy.deepcopy(file)
-    of_sweep = {
-        key: value for key, value in values.items() if head(key) in sweep.OF_THE_SWEEP and key not in before_scale
-    }
+    others = {key: value for key, value in values.items() if key not in before_scale}
+    of_sweep = {key: value for key, value in others.items() if head(key) in sweep.OF_THE_SWEEP}
     lay_over(shrunk, of_sweep, source, where=where)
     library = _all_labels(file, source, is_scaled=is_scaled)
     axes_there = {**sweep.axes_as_written(library), **sweep.axes_as_written(shrunk)}
-    of_trials = {key: value for key, value in values.items() if key not in before_scale and key not in of_sweep}
+    of_trials = {key: value for key, value in others.items() if key not in of_sweep}
     chosen: dict[str, Sequence[object]] = {}
     for axis in [key for key in of_trials if key in axes_there]:
         chosen[axis] = _as_list(library, shrunk, axis, of_trials.pop(axis))
@@ -77,7 +75,8 @@ def layered(
     if is_scaled and (keys := [key for key in lost_keys(file["scale"], of_trials) if head(key) != "tune"]):
         tell(f"{where} overrides {', '.join(keys)} of `scale`")
     if losses:
-        tell(f"{where} overrides what labels set: {_losses_text(losses)}")
+        lost = "; ".join(f"{key} of {labels_text(labels)}" for key, labels in losses.items())
+        tell(f"{where} overrides what labels set: {lost}")
     return settled(shrunk, [of_trials, *([file["scale"]] if is_scaled else []), file])
 
 
@@ -201,9 +200,8 @@ def _lay_into_values(
         sweep.set_all(probe, {"value": settings.pop(axis)}, axis, "")
         sweep.set_all(probe, {f"value{key.removeprefix(axis)}": each for key, each in settings.items()}, axis, "")
         values.append(probe["value"])
-    repeated = [
-        value for index, value in enumerate(values) if value in values[:index] and before[index] not in before[:index]
-    ]
+    pairs = enumerate(zip(before, values, strict=True))
+    repeated = [new for index, (old, new) in pairs if new in values[:index] and old not in before[:index]]
     if repeated:
         text = f"makes two values of the axis {axis} the same run, {repeated[0]}; choose one of them, as {axis}=VALUE"
         faults.append(Fault(f"{prefix}{', '.join(inner)}", text))
@@ -227,22 +225,14 @@ def _same_runs(before: Raw, after: Raw, values: Mapping[str, object], source: st
             yield ", ".join(keys), text
 
 
-def _losses_text(losses: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{key} of {labels_text(labels)}" for key, labels in losses.items())
-
-
 # --- labels and values of axes, chosen by the call --------------------------------------------------------------------
 
 
 def labels_of_axes(raw: Raw, source: str, *, is_scaled: bool) -> dict[str, list[Any]]:
     """Axis -> the labels that it may be given, those of the file and those of `scale`; none where it has plain values."""
     both = [raw, scaled(raw, source)] if is_scaled else [raw]
-    result: dict[str, list[Any]] = {}
-    for each in both:
-        for axis in sweep.axes_as_written(each):
-            labels = [*result.get(axis, []), *labels_of(each, axis)]
-            result[axis] = list(dict.fromkeys(labels))
-    return result
+    all_axes = dict.fromkeys(axis for each in both for axis in sweep.axes_as_written(each))
+    return {axis: list(dict.fromkeys(label for each in both for label in labels_of(each, axis))) for axis in all_axes}
 
 
 def _all_labels(raw: Raw, source: str, *, is_scaled: bool) -> Raw:
@@ -271,8 +261,7 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
             faults = [Fault(axis, f"has no label {each!r}. {nearest(str(each), list(labels))}") for each in unknown]
             raise ConfigError(faults, where)
         values = {labels[str(choice)]: named[labels[str(choice)]] for choice in choices}
-    is_there = axis in sweep.axes_as_written(raw)
-    place = sweep.key_of(raw, axis) if is_there else f"tune.param_space.{axis}"
+    place = sweep.key_of(raw, axis) if axis in sweep.axes_as_written(raw) else f"tune.param_space.{axis}"
     lay_over(raw, {place: {kind: values}}, where, where=where)
 
 
@@ -289,10 +278,8 @@ def _check_only(raw: Raw, library: Raw, chosen: Mapping[str, object], source: st
                 continue
             unknown = [label for label in labels if label not in possible and label not in taken]
             names = list(dict.fromkeys(map(str, [*possible, *taken])))
-            faults += [
-                Fault(f"tune.only.{axis}", f"{other} has no label {each!r}. {nearest(str(each), names)}")
-                for each in unknown
-            ]
+            texts = (f"{other} has no label {each!r}. {nearest(str(each), names)}" for each in unknown)
+            faults += [Fault(f"tune.only.{axis}", text) for text in texts]
             if not unknown and not any(label in taken for label in labels) and axis in sweep.axes_as_written(raw):
                 text = f"counts with {labels_text(labels)} of {other} alone, which this sweep does not have"
                 if axis in chosen:

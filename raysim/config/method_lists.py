@@ -61,10 +61,8 @@ def renamed(spec: object) -> object:
     score = options.pop("score", "gradient")
     if name != "fedvg" or not isinstance(score, str) or score not in SCORES:
         return spec
-    dropped = {
-        *IDLE.get(score, ()),
-        *(key for key, value in DEFAULTS.get(score, {}).items() if options.get(key) == value),
-    }
+    at_default = (key for key, value in DEFAULTS.get(score, {}).items() if options.get(key) == value)
+    dropped = {*IDLE.get(score, ()), *at_default}
     kept = {key: value for key, value in options.items() if key not in dropped}
     if not is_old and len(kept) == len(options):
         return spec

@@ -59,8 +59,7 @@ def _of_a_user(path: Path | str, name: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = f"{name} names the home of an unknown user"
-        raise DataError(what, str(path), "write the whole path") from error
+        raise DataError(f"{name} names the home of an unknown user", str(path), "write the whole path") from error
 
 
 def located_root(root: str, name: str) -> str:

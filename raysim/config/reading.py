@@ -103,15 +103,11 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(
-                [Fault(override, "is no override; write key=value, for example local.lr=0.1")], "the command line"
-            )
+            fault = Fault(override, "is no override; write key=value, for example local.lr=0.1")
+            raise ConfigError([fault], "the command line")
         key = key.strip()
-        faults += [
-            Fault(before, f"is overwritten by {override!r} behind it; write it behind that, or drop it")
-            for before in values
-            if before == key or before.startswith(f"{key}.")
-        ]
+        message = f"is overwritten by {override!r} behind it; write it behind that, or drop it"
+        faults += [Fault(before, message) for before in values if before == key or before.startswith(f"{key}.")]
         try:
             values[key] = load_yaml(text)
         except ValueError as error:
@@ -147,8 +143,7 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
                 raise KeyError("must be text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
-            fault = Fault(str(key), f"{error.args[0]} in {source}")
-            raise ConfigError([fault], where) from error
+            raise ConfigError([Fault(str(key), f"{error.args[0]} in {source}")], where) from error
 
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:
@@ -166,9 +161,8 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
         contradictions += idle_faults(config, tune=raw.get("tune"))
         unsound = {fault.key.split(".")[0] for fault in faults}
         # Beside a default in the place of a fault a contradiction may be none: those of a population need both groups.
-        faults += [
-            fault for fault in dict.fromkeys(contradictions) if not unsound & {fault.key.split(".")[0], "partition"}
-        ]
+        groups = {fault: {fault.key.split(".")[0], "partition"} for fault in contradictions}
+        faults += [fault for fault, both in groups.items() if not unsound & both]
     return (None if faults else config), faults
 
 
@@ -198,9 +192,8 @@ def _contradictions(config: Config) -> Iterator[Fault]:
         size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
         yield Fault("cohort.size", f"{size}; lower it or raise partition.num_clients")
     if None not in (local.steps, local.epochs):
-        yield Fault(
-            "local", "steps and epochs are both set; keep one, and set the other to null if a file below has it"
-        )
+        text = "steps and epochs are both set; keep one, and set the other to null if a file below has it"
+        yield Fault("local", text)
 
 
 def _data_contradictions(config: Config) -> Iterator[Fault]:
@@ -245,10 +238,9 @@ def _validation_contradictions(config: Config) -> Iterator[Fault]:
         yield Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one")
     is_by_client = data.split_within_clients or config.partition.scheme == "file"
     if chosen.order == "client" and not is_by_client and external.name is None:
-        text = (
-            "client needs validation rows that are the clients' own; set data.split_within_clients, or order stratified"
-        )
-        yield Fault("data.validation_set.order", text)
+        text = "client needs validation rows that are the clients' own"
+        mend = "set data.split_within_clients, or order stratified"
+        yield Fault("data.validation_set.order", f"{text}; {mend}")
 
 
 def _unusable_paths(config: Config) -> Iterator[Fault]:

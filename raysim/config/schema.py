@@ -114,6 +114,10 @@ def _is_longer(rounds: object, patience: object) -> bool:
     return isinstance(rounds, int) and isinstance(patience, int) and rounds > patience + 1
 
 
+def _has_dp(methods: object, _: object) -> bool:
+    return isinstance(methods, list) and any("dp" in (spec if isinstance(spec, dict) else [spec]) for spec in methods)
+
+
 class StopGroup(Group):
     accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
     score: float | None = key(None, "the same for any task: value of its main metric")
@@ -125,6 +129,12 @@ class StopGroup(Group):
     )
     seconds: float | None = key(
         None, "the run ends after this many seconds of rounds; this condition alone depends on the machine", gt=0
+    )
+    epsilon: float | None = key(
+        None,
+        "the run ends before the privacy that method dp spends comes to more than this",
+        gt=0,
+        counts=Counts("methods", "that have dp", _has_dp),
     )
 
 
@@ -238,9 +248,7 @@ class ReportGroup(Group):
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
-        {},
-        "label -> value -> metric, in place of one metric: each run gives a cell for each value",
-        max_length=1,
+        {}, "label -> value -> metric, in place of one metric: each run gives a cell for each value", max_length=1
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
@@ -250,8 +258,7 @@ class ReportGroup(Group):
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
-        None,
-        "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense",
+        None, "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense"
     )
     baseline: str | None = key(None, "row that the others are tested against; the figure gains starts from it")
     gain: str | None = key(

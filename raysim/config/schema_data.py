@@ -49,8 +49,7 @@ class ValidationSetGroup(Group):
     )
     label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
     order: Literal["stratified", "client"] = key(
-        "stratified",
-        "order of the validation rows; client: client by client, and an external set class by class",
+        "stratified", "order of the validation rows; client: client by client, and an external set class by class"
     )
     external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
 
@@ -99,11 +98,16 @@ class DataGroup(Group):
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     unseen_clients: float = key(
         0.0,
-        "share of the clients, at least one, that never train and are scored: drawn by partition.seed and numbered last; of "
-        "scheme file the last ones",
+        "share of the clients, at least one, that never train and are scored; they are numbered last",
         ge=0,
         lt=1,
         counts=counts_without("partition.scheme", "joint"),
+    )
+    unseen_choice: Literal["drawn", "first", "last"] | None = key(
+        None,
+        "which clients these are: drawn by partition.seed, or the scheme's first or last ones; null: the last ones of scheme "
+        "file, else drawn",
+        counts=counts_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
@@ -169,9 +173,7 @@ class PartitionGroup(Group):
         | dict[Own, Settings]
     ) = key("dirichlet", "how examples go to clients; joint: one client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
-        None,
-        "form of the scheme; null: class for dirichlet, dirichlet for quantity",
-        counts=_of_scheme(*FORMS),
+        None, "form of the scheme; null: class for dirichlet, dirichlet for quantity", counts=_of_scheme(*FORMS)
     )
     alpha: float = key(
         0.1,
@@ -195,10 +197,7 @@ class PartitionGroup(Group):
     labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels", OWN))
     domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
     samples_per_client: int | None = key(
-        None,
-        "examples of every client; null: as many as possible",
-        ge=1,
-        counts=_of_scheme("nine_plus_one", OWN),
+        None, "examples of every client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one", OWN)
     )
     file: str | None = key(
         None,

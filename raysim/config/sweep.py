@@ -80,8 +80,7 @@ def without_null_sweep(raw: Settings) -> Settings:
     """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
     if "tune" not in raw or raw["tune"] is not None:
         return raw
-    scale = _mapping(raw.get("scale"))
-    kept = {key: value for key, value in scale.items() if head(str(key)) != "tune"}
+    kept = {key: value for key, value in _mapping(raw.get("scale")).items() if head(str(key)) != "tune"}
     return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
 
 
@@ -119,10 +118,8 @@ def grid(raw: Raw, source: str) -> list[Trial]:
       ConfigError: an axis is drawn at random, or something is malformed.
     """
     space = axes(raw, source)
-    drawn = [axis for axis, domain in space.items() if not is_listed(domain)]
-    if drawn:
-        faults = [Fault(key_of(raw, axis), "is a range; a grid needs grid_search") for axis in drawn]
-        raise ConfigError(faults, source)
+    drawn = (axis for axis, domain in space.items() if not is_listed(domain))
+    refuse((Fault(key_of(raw, axis), "is a range; a grid needs grid_search") for axis in drawn), source)
     choices = {axis: options(domain) for axis, domain in space.items()}
     return [trial(raw, values, source) for values in combinations(raw, choices)]
 
@@ -159,9 +156,8 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
         if unknown:
             faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
     refuse(faults, source)
-    return {
-        axis: {_tunes_name(kind): arguments for kind, arguments in domain.items()} for axis, domain in space.items()
-    }
+    pairs = {axis: next(iter(domain.items())) for axis, domain in space.items()}
+    return {axis: {_tunes_name(kind): arguments} for axis, (kind, arguments) in pairs.items()}
 
 
 def axes_as_written(raw: Raw) -> Settings:
@@ -255,9 +251,8 @@ def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str 
 
 def _layers(settings: Raw) -> list[Raw]:
     """The settings of a label; above them, those of its keys that lie inside one of its groups: they are set again behind it."""
-    again = {
-        key: value for key, value in settings.items() if any(str(key).startswith(f"{group}.") for group in settings)
-    }
+    inside = [key for key in settings if any(str(key).startswith(f"{group}.") for group in settings)]
+    again = {key: settings[key] for key in inside}
     return [again, settings] if again else [settings]
 
 
@@ -279,5 +274,4 @@ def set_all(raw: Settings, settings: object, where: str, source: str) -> None:
         try:
             assign(raw, str(key), value)
         except KeyError as error:
-            fault = Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")
-            raise ConfigError([fault], source) from error
+            raise ConfigError([Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")], source) from error

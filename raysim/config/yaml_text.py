@@ -30,9 +30,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} stands twice; keep one", key.start_mark
-                )
+                text = f"key {key.value!r} stands twice; keep one"
+                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
 
@@ -57,13 +56,8 @@ def load_yaml(text: str) -> object:
         raise ValueError(f"is no valid YAML: {problem}{place}") from error
     except RecursionError as error:
         raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-    ) as error:  # PyYAML reads tags unchecked: !!int x
+    # PyYAML reads tags unchecked: !!int x
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         raise ValueError(f"is no valid YAML: {error}") from error
 
 
@@ -107,9 +101,8 @@ def unfit_values(raw: object) -> list[Fault]:
             elif isinstance(value, str) and "\0" in value:
                 faults.append(Fault(key, f"must not hold the character NUL, got {value!r}"))
             elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-                faults.append(
-                    Fault(key, f"must be a number of at most {MOST_BITS} bits, got one of {value.bit_length()}")
-                )
+                text = f"must be a number of at most {MOST_BITS} bits, got one of {value.bit_length()}"
+                faults.append(Fault(key, text))
     except RecursionError:
         return [Fault("file", f"is nested too deeply; groups may lie {MOST_DEPTH} deep")]
     return faults

@@ -66,9 +66,8 @@ def counts_given(key: str) -> Counts:
 
 def counts_holding(key: str, *values: object) -> Counts:
     """It counts where a list holds one of these values; null is a default that has none."""
-    return Counts(
-        key, f"that has {_either(values)}", lambda value, _: isinstance(value, list) and any(v in value for v in values)
-    )
+    words = f"that has {_either(values)}"
+    return Counts(key, words, lambda value, _: isinstance(value, list) and any(each in value for each in values))
 
 
 def counts_empty(key: str) -> Counts:

@@ -34,10 +34,11 @@ _SUMMARY = re.compile(r"(best_|mean_last_10pct_)?(\w+?)(_at_best_validation)?")
 def main_of(names: Iterable[str]) -> str:
     """The main metric of a run: the first one that its test set is scored by.
 
-    >>> main_of(["round", "server/validation_rmse", "server/rmse", "server/loss"])
+    >>> main_of(["round", "server/validation_rmse", "server/unseen_rmse", "server/rmse", "server/loss"])
     'rmse'
     """
-    tested = (name for name in names if name.startswith("server/") and not name.startswith("server/validation_"))
+    others = ("server/validation_", "server/unseen_")
+    tested = (name for name in names if name.startswith("server/") and not name.startswith(others))
     return next(tested, "server/accuracy").removeprefix("server/")
 
 

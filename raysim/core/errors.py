@@ -82,14 +82,18 @@ def refuse(faults: Iterable[Fault], source: str) -> None:
 
 
 @contextmanager
-def explained(what: str, where: Path | str, mend: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds become a DataError; their own words follow `what` in parentheses, in one line. Ours pass."""
+def explained(
+    what: str, where: Path | str, mend: str, *kinds: type[Exception], to: type[RaysimError] = DataError
+) -> Iterator[None]:
+    """Errors of these kinds become a DataError, or one of type `to`; their own words follow `what` in parentheses, in one
+    line. Ours pass.
+    """
     try:
         yield
     except RaysimError:
         raise
     except kinds as error:
-        raise DataError(f"{what} ({' '.join(str(error).split())})", str(where), mend) from error
+        raise to(f"{what} ({' '.join(str(error).split())})", str(where), mend) from error
 
 
 class MethodError(RaysimError):

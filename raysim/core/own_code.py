@@ -98,10 +98,9 @@ def with_given(function: Callable[..., T], needed: Collection[str], offered: Col
         raise OwnNameError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
 
     def call(**given: object) -> T:
+        taken = {key: value for key, value in given.items() if key not in offered or takes(function, key)}
         with own_errors(function):
-            return function(
-                **{key: value for key, value in given.items() if key not in offered or takes(function, key)}
-            )
+            return function(**taken)
 
     left = [
         parameter.replace(kind=parameter.KEYWORD_ONLY)
@@ -134,9 +133,8 @@ def refuse_shadows() -> None:
         ours = home / name / "__init__.py"  # a wheel has no package `cluster`
         if file is not None and ours.is_file() and file != ours:
             place = file.parent if file.name == "__init__.py" else file
-            raise OwnCodeError(
-                f"{place} stands in the way of raysim's own package {name!r}", mend="give it another name"
-            )
+            what = f"{place} stands in the way of raysim's own package {name!r}"
+            raise OwnCodeError(what, mend="give it another name")
 
 
 # --- by value -------------------------------------------------------------------------------------------------------------
@@ -234,8 +232,7 @@ def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
         hooks = (getattr(method, field.name) for field in fields(method))
         return next((hook.__module__ for hook in hooks if inspect.isfunction(hook)), None), method.name
     function = without_partials(function)
-    kind = type(function)
-    return getattr(function, "__module__", None), getattr(function, "__qualname__", kind.__qualname__)
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def packed(settings: object) -> OwnCode:
@@ -258,10 +255,9 @@ def receive(own: OwnCode) -> None:
 
 
 def _imported(module: str, name: str) -> object:
-    try:
+    with contextlib.suppress(ImportError, AttributeError):
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = inspect.getattr_static(found, part)
         return found
-    except (ImportError, AttributeError):
-        return None
+    return None

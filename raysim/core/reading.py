@@ -8,6 +8,8 @@ import os
 import stat
 from pathlib import Path
 
+from raysim.core.errors import DataError
+
 
 def regular_file(path: Path) -> Path:
     """The path of a file. A pipe would be waited for, and a device such as /dev/zero be read without an end.
@@ -21,6 +23,14 @@ def regular_file(path: Path) -> Path:
         number = errno.EISDIR if is_folder else errno.EINVAL
         raise OSError(number, os.strerror(number) if is_folder else "a pipe or a device; give a file", str(path))
     return path
+
+
+def the_one_file(root: Path, ending: str) -> Path:
+    """The file itself, or the one of a folder that ends so. Raises DataError: there is none, or more than one."""
+    files = [root] if root.is_file() else sorted(root.glob(f"*{ending}"))
+    if len(files) != 1:
+        raise DataError(f"{len(files)} {ending} files", str(root), "give the file itself as --root")
+    return files[0]
 
 
 def read_json(path: Path) -> object:

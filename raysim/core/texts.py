@@ -35,13 +35,12 @@ def cells(row: Iterable[object]) -> Iterator[object]:
     """The cells of a row of a CSV file. Text that a spreadsheet would take for a formula begins with an apostrophe."""
     for value in row:
         text = visible(value) if isinstance(value, str) else value
-        yield f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) and not is_number(text) else text
+        yield f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) and number(text) is None else text
 
 
-def is_number(text: str) -> bool:
-    """Whether Python reads a text as a number."""
+def number(value: object) -> float | None:
+    """The number that Python reads in a value, written as text; None where there is none."""
     try:
-        float(text)
+        return float(str(value))
     except ValueError:
-        return False
-    return True
+        return None

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +21,7 @@ from raysim.core.commands import command
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
 from raysim.core.texts import all_visible, visible
-from raysim.data.rows import (
-    KINDS,
-    SPLITS,
-    SetRows,
-    check_range,
-    columns_of,
-    full_disk,
-    record_of,
-    typed,
-    update,
-)
+from raysim.data.rows import KINDS, SPLITS, SetRows, check_range, columns_of, full_disk, record_of, typed, update
 from raysim.folders.files import replaced_file
 
 
@@ -154,34 +145,22 @@ def write_set(
     classes: Iterable[str],
     batches: Iterable[SetRows | tuple[np.ndarray, np.ndarray]],
     source: str = "",
-    *,
-    domains: Iterable[str] = (),
-    task: str = "classes",
-    vocabulary: int = 0,
-    columns: Iterable[str] = (),
-    left_out: str = "",
-    options: str = "",
-    source_checksum: str = "",
-    made_by: str = "",
-    read_from: str = "",
-    resize: str = "",
+    **about: Any,
 ) -> SetInfo:
     """Write a set whole or not at all.
 
     Args:
       classes: names of the outputs, see `SetInfo`.
       batches: (inputs, targets[, domains, splits]), one record batch each; all batches have the same columns.
-      domains: names of the domains, where the batches have that column.
-      vocabulary: how many different tokens the inputs have; 0: they are no tokens.
-      task, columns, left_out, options, source_checksum, made_by, read_from, resize: see `SetInfo`.
+      about: further fields of `SetInfo`: domains where the batches have that column, task, vocabulary, columns, left_out,
+        options, source_checksum, made_by, read_from, resize.
     Raises:
       DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no example at all, or
         no space on the disk.
     """
     digest, count, writer, moments = hashlib.sha256(), 0, None, Moments()
-    info = SetInfo(name, tuple(map(visible, classes)), (), 0, "", source, tuple(map(visible, domains)), source_checksum)
-    info = replace(info, made_by=made_by, read_from=read_from, resize=resize, options=options, left_out=left_out)
-    info = replace(info, task=task, vocabulary=vocabulary, columns=tuple(map(visible, columns)))
+    names = {key: tuple(map(visible, about.get(key, ()))) for key in ("domains", "columns")}
+    info = SetInfo(name, tuple(map(visible, classes)), (), 0, "", source, **about | names)
     with full_disk(path.parent), replaced_file(path) as data, replaced_file(describe(path)) as description:
         for rows in batches:
             batch = typed(SetRows(*rows), f"{name}, row {count}")
@@ -255,10 +234,8 @@ def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None
         if values.dtype == np.float32:
             wrong = ~np.isfinite(values).reshape(len(values), -1).all(1)
             if wrong.any():
-                what = f"{column} that is not finite"
-                raise DataError(
-                    what, f"{where} {first + int(wrong.argmax())}", "give finite numbers, or leave the row out"
-                )
+                place, mend = f"{where} {first + int(wrong.argmax())}", "give finite numbers, or leave the row out"
+                raise DataError(f"{column} that is not finite", place, mend)
         elif column != "input" or values.dtype == np.int32:
             check_range(values, limits[column], where, first=first, column=names.get(column, column))
 
@@ -268,17 +245,15 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
     inputs, targets, row = batch.inputs, batch.targets, f"{info.name}, row"
     kind = "image" if info.is_images else "input"
     if not all(info.shape):
-        entry = "a pixel" if info.is_images else "a number"
-        raise DataError(
-            f"{kind}s of shape {info.shape} without {entry}", f"{row} {first}", f"give {kind}s with {entry[2:]}s"
-        )
+        entry = "pixel" if info.is_images else "number"
+        what = f"{kind}s of shape {info.shape} without a {entry}"
+        raise DataError(what, f"{row} {first}", f"give {kind}s with {entry}s")
     if inputs.shape[1:] != info.shape or str(inputs.dtype) != info.input_type:
         what = f"{kind} of shape {inputs.shape[1:]} among {kind}s of shape {info.shape}"
         if inputs.shape[1:] == info.shape:
             what = f"{inputs.dtype} inputs among {info.input_type} ones"
-        raise DataError(
-            what, f"{info.name}, from row {first}", "resize them to one size" if info.is_images else "give all alike"
-        )
+        mend = "resize them to one size" if info.is_images else "give all alike"
+        raise DataError(what, f"{info.name}, from row {first}", mend)
     if targets.shape[1:] != info.target_shape or str(targets.dtype) != info.target_type:
         what = f"targets of shape {targets.shape[1:]} and type {targets.dtype} among {info.target_shape} {info.target_type}"
         raise DataError(what, f"{info.name}, from row {first}", "give all alike")
@@ -288,9 +263,6 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
             name = {"target": "label"}.get(column, column)
             what = f"{name}s of shape {values.shape} for {len(inputs)} {kind}s"
             raise DataError(what, f"{row} {first}", f"one an {kind}")
-
-
-# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
 
 
 class PreparedSet:

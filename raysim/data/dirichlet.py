@@ -196,5 +196,4 @@ def check_enough(num_examples: int, num_clients: int, min_samples: int, where: s
         what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
         clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
         lower = f", or partition.min_samples to {samples}" if samples < min_samples else ""
-        mend = f"lower partition.num_clients to {clients}{lower}"
-        raise DataError(what, f"partition {where}", mend)
+        raise DataError(what, f"partition {where}", f"lower partition.num_clients to {clients}{lower}")

@@ -197,9 +197,8 @@ _Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
 
 def _columns_of_csv(path: Path) -> _Columns:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
-    table = read_csv(
-        regular_file(path), convert_options=ConvertOptions(column_types=types, include_missing_columns=False)
-    )
+    options = ConvertOptions(column_types=types, include_missing_columns=False)
+    table = read_csv(regular_file(path), convert_options=options)
     return _columns({name: table.column(name).to_pylist() for name in table.column_names})
 
 

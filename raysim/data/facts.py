@@ -83,10 +83,8 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
             counts.update(_counts(batch, contents.domains, facts))
             shape = batch.inputs.shape[1:]
             if facts.shape and not is_resized and shape != facts.shape:
-                what = f"images of {_by(shape)}, {_by(facts.shape)} expected"
-                raise DataError(
-                    f"not the published {name}: {what}", where, "another release; keep it apart with --as NAME"
-                )
+                what = f"not the published {name}: images of {_by(shape)}, {_by(facts.shape)} expected"
+                raise DataError(what, where, "another release; keep it apart with --as NAME")
             yield batch
         if dict(counts) != dict(facts.examples):
             what = f"{_numbers(counts)}; {_numbers(facts.examples)} expected"
@@ -169,6 +167,7 @@ willow_tree wolf woman worm
 """
 _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+_WINES = {"red": 1599, "white": 4898}
 _HALVES = {"train": 50_000, "test": 10_000}
 _XIAO, _COHEN = "Xiao et al. 2017, arXiv:1708.07747", "Cohen et al. 2017, arXiv:1702.05373"
 _KRIZHEVSKY = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
@@ -194,10 +193,7 @@ FACTS: dict[str, Facts] = {
         {"train": 32_561, "test": 16_281}, ("<=50K", ">50K"), source="Becker and Kohavi 1996, doi:10.24432/C5XW20"
     ),
     "wine_quality": Facts(
-        {"red": 1599, "white": 4898},
-        ("quality",),
-        domains=("red", "white"),
-        source="Cortez et al. 2009, doi:10.1016/j.dss.2009.05.016",
+        _WINES, ("quality",), None, tuple(_WINES), "Cortez et al. 2009, doi:10.1016/j.dss.2009.05.016"
     ),
     "imagenet_r": Facts({"": 30_000}, 200, source="Hendrycks et al. 2021, arXiv:2006.16241"),
     "ham10000": Facts({"": 10_015}, 7, source="Tschandl et al. 2018, doi:10.1038/sdata.2018.161"),

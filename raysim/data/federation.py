@@ -80,17 +80,14 @@ def is_sound(folder: Path, manifest: Manifest) -> bool:
 
 
 def _index_text(manifest: Manifest, **more: object) -> str:
+    names = ("class_counts", "domains", "domain_counts", "test_domains", "test_sizes")
     index = {
         "form": FORM,
         "manifest": manifest.checksum,
         "clients_per_shard": clients_per_shard(len(manifest.clients)),
-        "class_counts": manifest.class_counts,
         "num_test": len(manifest.test),
         "num_validation": len(manifest.validation),
-        "domains": manifest.domains,
-        "domain_counts": manifest.domain_counts,
-        "test_domains": manifest.test_domains,
-        "test_sizes": manifest.test_sizes,
+        **{name: getattr(manifest, name) for name in names},
         "test_sets": {other.name: len(other.rows) for other in manifest.test_sets},
         **({} if manifest.unseen_sizes is None else {"unseen_sizes": manifest.unseen_sizes}),
     }

@@ -34,7 +34,8 @@ class PartitionSpec:
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
       within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
-      num_unseen: how many of the clients never train: the last ones of a file, else drawn, and then numbered last.
+      num_unseen: how many of the clients never train; they are numbered last.
+      unseen_choice: which these are: "drawn", or the scheme's "first" or "last" ones; None: the last ones of a file, else drawn.
     """
 
     scheme: str = "dirichlet"
@@ -53,6 +54,7 @@ class PartitionSpec:
     split: str = "fraction"
     within_clients: bool = False
     num_unseen: int = 0
+    unseen_choice: str | None = None
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
     options: str = ""
@@ -226,25 +228,23 @@ def _check_scheme(scheme: str, info: SetInfo) -> None:
 
 def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet | None) -> None:
     """DataError where the validation set is to be made by class, and a row has none."""
-    wanted = {
-        "external": external is not None,
-        "imbalance": spec.imbalance is not None,
-        "label_noise": spec.label_noise,
-    }
+    given = {"external": external, "imbalance": spec.imbalance, "label_noise": spec.label_noise or None}
+    by_class = [name for name, value in given.items() if value is not None]
     for other in [info] if external is None else [info, external.info]:
-        if other.groups is not other.classes and any(wanted.values()):
-            name = next(name for name, is_wanted in wanted.items() if is_wanted)
-            what = f"{name} goes by class, and {other.name} has no class for each row"
-            raise DataError(what, "data.validation_set", f"drop data.validation_set.{name}")
+        if by_class and other.groups is not other.classes:
+            what = f"{by_class[0]} goes by class, and {other.name} has no class for each row"
+            raise DataError(what, "data.validation_set", f"drop data.validation_set.{by_class[0]}")
 
 
 def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
-    """The division with the clients that never train behind the others; those of a file are there already."""
-    if not spec.num_unseen or spec.scheme == "file":
+    """The division with the clients that never train behind the others."""
+    choice = spec.unseen_choice or ("last" if spec.scheme == "file" else "drawn")
+    if not spec.num_unseen or choice == "last":
         return division
-    clients = np.arange(len(division.clients))
-    rng = numpy_generator(derive_seed(spec.seed, "unseen"))
-    chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
+    clients, chosen = np.arange(len(division.clients)), np.arange(spec.num_unseen)
+    if choice == "drawn":
+        rng = numpy_generator(derive_seed(spec.seed, "unseen"))
+        chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
     return division.reordered(np.concatenate([np.setdiff1d(clients, chosen), chosen]))
 
 
@@ -312,19 +312,16 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
 
 
-def _targets(images: PreparedSet, spec: PartitionSpec) -> np.ndarray:
-    """(n, ...): the set's targets where the scheme may ask for them; they may be long sequences."""
-    return images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
-
-
 def _partition(
     images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
     """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
+    # Targets only where the scheme may ask for them: they may be long sequences.
+    targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
     known = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
-        "targets": _targets(images, spec)[rows],
+        "targets": targets[rows],
         "owners": None if file is None else file.of(rows),
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),

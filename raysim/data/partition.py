@@ -313,8 +313,7 @@ def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
         what = f"client {sizes.argmin()} has {sizes.min()} examples, fewer than {min_samples}"
         enough = max(1, sizes.min())
         lower = f", or partition.min_samples to {enough}" if enough < min_samples else ""
-        mend = f"lower partition.num_clients{lower}"
-        raise DataError(what, f"partition {scheme}", mend)
+        raise DataError(what, f"partition {scheme}", f"lower partition.num_clients{lower}")
 
 
 # --- the user's own ---------------------------------------------------------------------------------------------------
@@ -339,8 +338,7 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, object], option
       OwnCodeError: it fails. DataError: what it returns is no partition.
     """
     offered = {key: known[key] for key in OFFERED}
-    split = find_scheme(name)
-    found = split(labels=labels, num_clients=known["num_clients"], **offered, **options)
+    found = find_scheme(name)(labels=labels, num_clients=known["num_clients"], **offered, **options)
     where = f"partition {name}, {place_of(own_function(name, 'partition'))}"
     mend = "return an array of positions in `labels` for each client"
     if not isinstance(found, Sequence | np.ndarray) or len(found) != known["num_clients"]:

@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.core.errors import RaysimError
 from raysim.core.own_code import OwnCode, packed, receive
 from raysim.data.preprocess import Preprocess
+from raysim.data.rows import columns_of, record_of
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
 
 Item = TypeVar("Item")
@@ -66,7 +67,7 @@ def _metadata(window: Window) -> BlockMetadata:
 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
-    windows = plan.windows()
+    windows = list(plan.windows())
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
         placed = {"concurrency": here["concurrency"], **_reading(here)}
@@ -76,8 +77,9 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
         filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
-        for batch in filled.iter_batches(batch_size=None, batch_format="numpy"):
-            yield Filled(**batch)
+        # As Arrow's: targets may have several numbers a row.
+        for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield from (Filled(**columns_of(record)) for record in table.to_batches())
 
 
 def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.Table:
@@ -86,7 +88,7 @@ def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.T
 
 
 def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
-    return pa.table(scatter(plan, table)._asdict())
+    return pa.Table.from_batches([record_of(scatter(plan, table)._asdict())])
 
 
 def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:

@@ -150,8 +150,7 @@ class Contents:
     @property
     def about(self) -> dict[str, Any]:
         """What `write_set` is told beside classes and batches."""
-        names = ("domains", "task", "vocabulary", "columns", "left_out")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("domains", "task", "vocabulary", "columns", "left_out")}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:
@@ -321,9 +320,8 @@ def array_contents(
     """
     with explained("arrays that are not rectangular", where, "give every row as many numbers", ValueError):
         x, y = (None if each is None else np.asarray(each) for each in (inputs, targets))
-        columns = {
-            name: np.asarray(each) for name, each in (("domains", domains), ("splits", splits)) if each is not None
-        }
+        given = {"domains": domains, "splits": splits}
+        columns = {name: np.asarray(each) for name, each in given.items() if each is not None}
     if x is None or y is None:
         raise DataError(f"no {'inputs' if x is None else 'targets'}", where, "give inputs and targets as arrays")
     is_tokens = x.ndim == 2 and x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer)
@@ -338,8 +336,8 @@ def array_contents(
         raise DataError(f"inputs of shape {x.shape} and type {x.dtype}", where, mend)
     for column, values in {"targets": y[:, 0] if y.ndim > 1 and y.shape[1] else y, **columns}.items():
         if values.shape != (len(x),) or not (column == "targets" or np.issubdtype(values.dtype, np.integer)):
-            given = f"{column} of shape {values.shape} and type {values.dtype} for {len(x)} rows"
-            raise DataError(given, where, "give one whole number a row" if column != "targets" else "give one a row")
+            what = f"{column} of shape {values.shape} and type {values.dtype} for {len(x)} rows"
+            raise DataError(what, where, "give one whole number a row" if column != "targets" else "give one a row")
     if task is None:
         integers = "tokens" if is_tokens and y.shape == x.shape else "labels" if y.ndim > 1 else "classes"
         task = "regression" if np.issubdtype(y.dtype, np.floating) else integers
@@ -358,13 +356,8 @@ def array_contents(
     sizes = {"classes": int(y.max(initial=0)) + 1, "tokens": vocabulary or 0} if y.dtype.kind in "iu" else {}
     names = classes if classes is not None else numbered(sizes.get(task, y.shape[1] if y.ndim > 1 else 1) - 1, where)
     if isinstance(names, str) or not isinstance(names, Iterable):
-        given = repr(names) if isinstance(names, str) else type(names).__name__
-        raise DataError(f"classes are {given}", where, "give a list of names")
-    return Contents(
-        tuple(map(str, names)),
-        in_batches(x, y, domains=columns.get("domains"), splits=columns.get("splits")),
-        num_examples=len(y),
-        domains=() if "domains" not in columns else numbered(int(columns["domains"].max(initial=0)), where, "domain"),
-        task=task,
-        vocabulary=vocabulary or 0,
-    )
+        what = f"classes are {repr(names) if isinstance(names, str) else type(names).__name__}"
+        raise DataError(what, where, "give a list of names")
+    batches = in_batches(x, y, domains=columns.get("domains"), splits=columns.get("splits"))
+    of_domains = numbered(int(columns["domains"].max(initial=0)), where, "domain") if "domains" in columns else ()
+    return Contents(tuple(map(str, names)), batches, (), len(y), of_domains, task, vocabulary or 0)

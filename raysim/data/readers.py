@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ import numpy as np
 
 from raysim.core.errors import DataError, explained
 from raysim.core.memory import memory_fault
-from raysim.core.reading import regular_file
+from raysim.core.reading import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged, in_batches
 from raysim.data.trees import read_folder
@@ -45,8 +45,7 @@ def read_bundled(request: Request) -> Contents:
     table = getattr(datasets, f"load_{request.name}")(**({"scaled": False} if is_regression else {}))
     names = ["progression"] if is_regression else list(table.target_names)
     inputs, targets = table.data.astype(np.float32), table.target.astype(np.float32 if is_regression else np.int64)
-    contents = array_contents(inputs, targets, request.name, names)
-    return replace(contents, columns=tuple(map(str, table.feature_names)))
+    return replace(array_contents(inputs, targets, request.name, names), columns=tuple(map(str, table.feature_names)))
 
 
 def read_mnist5k(request: Request) -> Contents:
@@ -80,56 +79,84 @@ IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X", "data"), ("labels", "y", "Y", "tar
 
 
 def read_npz(request: Request) -> Contents:
-    """An .npz: images (n, height, width[, channels]) uint8 and labels (n,) under the keys above, whole or in parts.
+    """An .npz: inputs and targets under the keys above, whole or in parts.
 
-    An array `classes` of names is used if there is one; else classes are called by their numbers.
+    Images (n, height, width[, channels]) uint8 with labels (n,) are streamed. Other inputs and targets are read whole, and have
+    the task that `array_contents` gives them: floats and tokens, several labels, numbers. An array `classes` of names is used if
+    there is one; else classes are called by their numbers.
     """
-    path = request.root
-    if path.is_dir():
-        archives = sorted(path.glob("*.npz"))
-        if len(archives) != 1:
-            raise DataError(f"{len(archives)} .npz files", str(path), "give the file itself as --root")
-        path = archives[0]
-    return _from_npz(path)
+    return _from_npz(the_one_file(request.root, ".npz"))
 
 
-def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str = "classes") -> Contents:
+def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = None) -> Contents:
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
             raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
+        read = partial(_labels, count=len(classes)) if task == "labels" else _single
         for _, images, name in keys:
             _check_counts(archive.zip, images, name, path)
-        labels = [
-            _labels(archive[name], len(classes), path) if task == "labels" else _single(archive[name], path)
-            for _, _, name in keys
-        ]
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
+        if task is None and not all(_is_streamed(archive.zip, images, name) for _, images, name in keys):
+            for _, inputs, _ in keys:
+                _check_memory(archive.zip, inputs, path)
+            return _whole(archive, keys, classes, path)
+        labels = [read(archive[name], path=path) for _, _, name in keys]
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
     parts = zip(keys, labels, codes, strict=True)
     streams = (_stream(path, f"{images}.npy", values, code) for (_, images, _), values, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task)
+    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task or "classes")
+
+
+def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
+    """Whether a part holds uint8 images with one class each."""
+    (shape, dtype), (targets, kind) = (_stored(archive, each) for each in (images, name))
+    is_class = targets[1:] in ((), (1,)) and np.issubdtype(kind, np.integer)
+    return dtype == np.uint8 and len(shape) in (3, 4) and is_class
+
+
+def _whole(
+    archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], classes: tuple[str, ...], path: Path
+) -> Contents:
+    """What the arrays of all parts say together, read whole."""
+    parts = [(archive[images], archive[name]) for _, images, name in keys]
+    with explained("parts of different shapes", path, "give every part as many numbers a row", ValueError):
+        inputs, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
+        targets = targets[:, 0]
+    codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else None
+    splits = None if codes is None else np.repeat(codes, [len(each) for _, each in parts])
+    contents = array_contents(inputs, targets, str(path), classes or None, splits=splits)
+    return replace(contents, files=[path])
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
     """DataError for labels that are not as many as images, or more than memory holds: before they are unpacked."""
-    counts, size_bytes = [], 0
-    for name in (images, labels):
-        with archive.open(f"{name}.npy") as file:
-            shape, _, dtype = _npy_header(file)
-        counts.append(shape[0] if shape else 0)
-        size_bytes = math.prod(shape) * dtype.itemsize
+    shapes = [_stored(archive, name)[0] for name in (images, labels)]
+    counts = [shape[0] if shape else 0 for shape in shapes]
     if counts[0] != counts[1]:
         what = f"{counts[0]} images and {counts[1]} labels"
         raise DataError(what, f"{path}, {images}.npy", "give one label an image")
-    if text := memory_fault(size_bytes):
-        raise DataError(f"{labels} {text}", str(path), "give one number an image")
+    _check_memory(archive, labels, path)
+
+
+def _check_memory(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    shape, dtype = _stored(archive, name)
+    if text := memory_fault(math.prod(shape) * dtype.itemsize):
+        raise DataError(f"{name} {text}", str(path), "give fewer rows, or fewer numbers a row")
+
+
+def _stored(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """(shape, type) of an array, which is not unpacked."""
+    with archive.open(f"{name}.npy") as file:
+        shape, _, dtype = _npy_header(file)
+    return shape, dtype
 
 
 def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
@@ -192,10 +219,8 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    return (np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0)(file)
 
 
 class Part(NamedTuple):
@@ -213,9 +238,7 @@ def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Pat
         if images.ndim != 4 or labels.shape != (len(images),):
             raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
         check_range(labels, len(classes), f"{path}, row")
-    batches = (
-        in_batches(part.images, part.labels, splits=np.full(len(part.labels), part.split, np.int8)) for part in parts
-    )
+    batches = (in_batches(x, y, splits=np.full(len(y), split, np.int8)) for x, y, split, _ in parts)
     return Contents(tuple(classes), chain.from_iterable(batches), files, sum(len(part.labels) for part in parts))
 
 
@@ -293,12 +316,11 @@ def _from_idx(
     classes: Sequence[str], files: Sequence[Path], *, first_label: int = 0, is_transposed: bool = False
 ) -> Contents:
     """A set of idx files: training images and labels, test images and labels."""
-    arrays = [_read_idx(path) for path in files]
     parts = []
-    for code, index in ((0, 0), (2, 2)):
-        images = arrays[index].swapaxes(1, 2) if is_transposed else arrays[index]
-        labels = arrays[index + 1].astype(np.int64) - first_label
-        parts.append(Part(images[..., None], labels, code, files[index + 1]))
+    for code in (0, 2):  # the split, and where its files stand
+        images, labels = map(_read_idx, files[code : code + 2])
+        images = images.swapaxes(1, 2) if is_transposed else images
+        parts.append(Part(images[..., None], labels.astype(np.int64) - first_label, code, files[code + 1]))
     return _contents(classes, parts, files)
 
 

@@ -24,9 +24,7 @@ from raysim.core.memory import memory_fault
 
 SPLITS = ("train", "validation", "test")
 
-
 BATCH_BYTES = 16 << 20  # of inputs; a few batches are in memory at a time, whatever the size of the set
-
 
 #: Column -> the types that it may have in a file.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -35,7 +33,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "domain": ("int64",),
     "split": ("int8",),
 }
-
 
 #: What files from before other inputs than images call these columns.
 OLDER_NAMES = {"image": "input", "label": "target"}
@@ -97,6 +94,7 @@ def record_of(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
     return pa.record_batch(list(map(_column, columns.values())), names=list(columns))
 
 
+# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
 def _column(values: np.ndarray) -> pa.Array:
     content = pa.py_buffer(np.ascontiguousarray(values))
     entries = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, content])
@@ -112,17 +110,11 @@ def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
     columns = {}
     for name in record.schema.names:
         kind, column = record.schema.field(name).type, record[name]
-        if isinstance(kind, pa.FixedShapeTensorType):
-            entries = np.from_dlpack(column.storage.flatten())
-            columns[OLDER_NAMES.get(name, name)] = entries.reshape(-1, *kind.shape)
-        else:
-            columns[OLDER_NAMES.get(name, name)] = np.from_dlpack(column)
-    return {name: columns[name] for name in sorted(columns, key=_place)}
-
-
-def _place(column: str) -> int:
-    """Where a column stands among the others; those of no set, such as `row`, come last."""
-    return list(KINDS).index(column) if column in KINDS else len(KINDS)
+        is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+        values = np.from_dlpack(column.storage.flatten() if is_tensor else column)
+        columns[OLDER_NAMES.get(name, name)] = values.reshape(-1, *kind.shape) if is_tensor else values
+    order = dict.fromkeys((*KINDS, *columns))  # those of no set, such as `row`, come last
+    return {name: columns[name] for name in order if name in columns}
 
 
 def in_batches(
@@ -148,7 +140,7 @@ def batch_rows(shape: tuple[int, ...], itemsize: int = 1) -> int:
     """
     size = math.prod(map(int, shape)) * itemsize
     if text := memory_fault(size):
-        raise DataError(f"an image of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
+        raise DataError(f"an input of shape {tuple(map(int, shape))} {text}", "", "choose a smaller size")
     return max(1, min(4096, BATCH_BYTES // max(1, size)))
 
 

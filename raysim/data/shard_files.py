@@ -111,9 +111,8 @@ class ShardPlan:
         """Whether the inputs of any source change on their way."""
         return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> Iterator[Window]:
         """What is to be read: the windows that hold any wanted row."""
-        windows = []
         for source in self.sources:
             sizes = (source.shape, source.input_type), (self.preprocess.shape, self.preprocess.input_type)
             row_bytes = max(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in sizes)
@@ -123,8 +122,7 @@ class ShardPlan:
                 end = min(start + length, source.starts[-1])
                 first, last = np.searchsorted(self.rows, (source.first + start, source.first + end))
                 if first < last:
-                    windows.append(Window(source, start, end))
-        return windows
+                    yield Window(source, start, end)
 
 
 #: Writes all windows of a plan and tells what each has filled.
@@ -216,11 +214,8 @@ def read_window(window: Window) -> pa.Table:
 
 def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
     """The rows of a window with their inputs as the shards have them."""
-    records = []
-    for record in table.to_batches():
-        columns = columns_of(record)
-        records.append(record_of({**columns, "input": preprocess.work(columns["input"])}))
-    return pa.Table.from_batches(records)
+    columns = map(columns_of, table.to_batches())
+    return pa.Table.from_batches([record_of({**each, "input": preprocess.work(each["input"])}) for each in columns])
 
 
 def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
@@ -296,9 +291,8 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
     is_filled = [np.zeros(file.count, bool) for file in plan.files]
     left, num_done = np.array([file.count for file in plan.files]), 0
     with ThreadPoolExecutor() as pool:
-        finished = [
-            pool.submit(_finish, plan, number, targets[number]) for number in np.flatnonzero(left == 0).tolist()
-        ]
+        empty = np.flatnonzero(left == 0).tolist()
+        finished = [pool.submit(_finish, plan, number, targets[number]) for number in empty]
         for filled in write(plan):
             for start, end in _runs(filled.numbers):
                 number, places = filled.numbers[start], filled.places[start:end]
@@ -389,7 +383,5 @@ def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
                 _write_at(target.fileno(), targets, _entries(record, "target").address - whole.address)
         digest = hashlib.sha256()
         update(digest, columns_of(record))
-        info = replace(
-            plan.info, name=path.stem, num_examples=file.count, checksum=digest.hexdigest(), source=file.source
-        )
-        describe(path).write_text(info.to_json())
+        info = replace(plan.info, name=path.stem, num_examples=file.count, source=file.source)
+        describe(path).write_text(replace(info, checksum=digest.hexdigest()).to_json())

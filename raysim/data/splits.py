@@ -67,11 +67,9 @@ def split_within(
     The order of FedVG's code: partition everything, then hold out 25 % and 10 % of each client, rounded down; the
     held-out unions keep the order of the clients.
     """
-    triples = [split(len(part), test=test, validation=validation, rng=rng) for part in parts]
-    training, validations, tests = (
-        [part[triple[i]] for part, triple in zip(parts, triples, strict=True)] for i in range(3)
-    )
-    return training, np.concatenate(validations), np.concatenate(tests)
+    cut = [[part[rows] for rows in split(len(part), test=test, validation=validation, rng=rng)] for part in parts]
+    training, validations, tests = zip(*cut, strict=True)
+    return list(training), np.concatenate(validations), np.concatenate(tests)
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
@@ -129,12 +127,7 @@ class Mix(NamedTuple):
 
 
 def arrange(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    spec: ValidationSpec,
-    rng: Generator,
-    mix: Mix | None = None,
+    rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: Generator, mix: Mix | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
 
@@ -208,8 +201,7 @@ def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Gen
     half, total = Fraction(len(labels), 2), sum(weights)
     chosen = []
     for cls, weight in enumerate(weights):
-        rows = rng.permutation(np.flatnonzero(labels == cls))
-        chosen.append(rows[: int(weight / total * half)])
+        chosen.append(rng.permutation(np.flatnonzero(labels == cls))[: int(weight / total * half)])
     return np.sort(np.concatenate(chosen))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from raysim.core.errors import DataError, did_you_mean, explained
 from raysim.core.reading import regular_file
-from raysim.core.texts import is_number
+from raysim.core.texts import number
 from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, split_codes
 from raysim.data.rows import in_batches
 
@@ -73,9 +73,8 @@ def _read(root: Path) -> TableRows:
     if not files:
         raise DataError("no .csv or .parquet file", str(root), "give a table, or a folder with train.csv and test.csv")
     if others := [path.name for path in files if path.stem not in PARTS] if len(files) > 1 else []:
-        raise DataError(
-            f"{len(files)} tables, among them {others[0]}", str(root), "give one file, or train.csv and test.csv"
-        )
+        what = f"{len(files)} tables, among them {others[0]}"
+        raise DataError(what, str(root), "give one file, or train.csv and test.csv")
     if len(files) > 1:
         files.sort(key=lambda path: PARTS[path.stem])
     frames = [_frame(path) for path in files]
@@ -126,12 +125,7 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
 
 
 def table_contents(
-    table: TableRows,
-    targets: Sequence[str],
-    domain: str | None,
-    options: ReaderOptions,
-    *,
-    keeps_domain: bool = False,
+    table: TableRows, targets: Sequence[str], domain: str | None, options: ReaderOptions, *, keeps_domain: bool = False
 ) -> Contents:
     """A table as contents.
 
@@ -152,16 +146,8 @@ def table_contents(
     task, classes, values = _target(table, targets, options.task)
     rows, columns = _inputs(table, inputs, is_one_hot=not options.codes, fills=options.missing == "mean")
     domains, owners = ((), None) if domain is None else _named(table, domain)
-    return Contents(
-        classes,
-        in_batches(rows, values, domains=owners, splits=table.splits),
-        table.files,
-        len(rows),
-        domains,
-        task=task,
-        columns=columns,
-        left_out=left_out,
-    )
+    batches = in_batches(rows, values, domains=owners, splits=table.splits)
+    return Contents(classes, batches, table.files, len(rows), domains, task, columns=columns, left_out=left_out)
 
 
 def _check_names(table: TableRows, names: Sequence[str]) -> None:
@@ -169,15 +155,14 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
     columns, where = list(table.frame), str(table.files[0])
     for name in names:
         if name not in columns:
-            if numbers := [column for column in columns if is_number(column)]:
+            if numbers := [column for column in columns if number(column) is not None]:
                 what = f"no column {name!r}, and the first line holds {numbers[0]}"
                 raise DataError(what, where, "write a header, a first line with the names of the columns")
             mend = f"{did_you_mean(name, columns)}its columns: {', '.join(columns[:20])}"
             raise DataError(f"no column {name!r}", where, mend)
         if names.count(name) > 1:
-            raise DataError(
-                f"the column {name!r} is named twice", where, "give different columns as --target and --domain"
-            )
+            mend = "give different columns as --target and --domain"
+            raise DataError(f"the column {name!r} is named twice", where, mend)
 
 
 # --- missing values ---------------------------------------------------------------------------------------------------
@@ -193,18 +178,15 @@ def _without_missing(
         if missing is None or (missing == "mean" and name in names):
             what = f"a missing value, one of {count:,} in the column" if count > 1 else "a missing value"
             mean = "" if name in names else ", or --missing mean, which fills in the mean, or the most frequent word"
-            raise DataError(
-                what, table.place(name, gaps[name]), f"give --missing drop, which leaves such rows out{mean}"
-            )
+            mend = f"give --missing drop, which leaves such rows out{mean}"
+            raise DataError(what, table.place(name, gaps[name]), mend)
     if missing != "drop" or not (is_left_out := gaps.any(axis=1).to_numpy()).any():
         return table, ""
     if is_left_out.all():
-        raise DataError(
-            "a missing value in every row", str(table.files[0]), "give --missing mean, or remove empty columns"
-        )
-    return replace(
-        table, frame=table.frame[~is_left_out]
-    ), f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
+        mend = "give --missing mean, or remove empty columns"
+        raise DataError("a missing value in every row", str(table.files[0]), mend)
+    left_out = f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
+    return replace(table, frame=table.frame[~is_left_out]), left_out
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -223,9 +205,8 @@ def _inputs(
     for name in inputs:
         column = _numbers(table, name) if _is_numeric(table.frame[name]) else _words(table, name)
         if fills and column.isna().to_numpy()[is_training].all():
-            raise DataError(
-                f"no value in the training rows of column {name!r}", str(table.files[0]), "remove the column"
-            )
+            what = f"no value in the training rows of column {name!r}"
+            raise DataError(what, str(table.files[0]), "remove the column")
         transform = _transform(table, name, column[is_training], is_one_hot=is_one_hot)
         frame = column.to_frame()
         parts.append(transform.fit(frame[is_training]).transform(frame).astype(np.float32))
@@ -277,7 +258,7 @@ def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: boo
     if training.dtype == np.float64:
         return SimpleImputer(strategy="mean")
     words = training.dropna().unique()
-    are_numbers = np.array([is_number(word) for word in words])
+    are_numbers = np.array([number(word) is not None for word in words])
     if FEW < are_numbers.sum() < len(words):
         stray = words[~are_numbers][0]
         where = table.place(name, table.frame[name].astype(str) == stray)
@@ -285,12 +266,9 @@ def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: boo
     if is_one_hot and len(words) > MOST_WORDS:
         what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
         raise DataError(what, str(table.files[0]), "remove the column, or give --codes")
-    unseen = {"handle_unknown": "use_encoded_value", "unknown_value": -1}
-    encoder = (
-        OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
-        if is_one_hot
-        else OrdinalEncoder(**unseen)
-    )
+    encoder: Any = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    if is_one_hot:
+        encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
     return make_pipeline(SimpleImputer(strategy="most_frequent"), encoder)
 
 
@@ -334,9 +312,8 @@ def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tupl
         numbers = table.frame[targets[0]]
         if kinds[targets[0]] == "float" and (is_wrong := (numbers != numbers.round()).to_numpy(bool)).any():
             what = f"{numbers.to_numpy()[is_wrong][0]:g}, no class"
-            raise DataError(
-                what, table.place(targets[0], is_wrong), "give words or whole numbers, or --task regression"
-            )
+            mend = "give words or whole numbers, or --task regression"
+            raise DataError(what, table.place(targets[0], is_wrong), mend)
         classes, values = _named(table, targets[0])
         if len(classes) == 1:
             raise DataError(f"every row has the class {classes[0]!r}", where, "choose another target")

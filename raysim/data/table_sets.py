@@ -31,14 +31,11 @@ def read_adult(request: Request) -> Contents:
     import pandas as pd
 
     names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
-    files = [_first(request, *pair) for pair in names]
-    frames = []
+    files, frames = [_first(request, *pair) for pair in names], []
     for path in files:
-        with damaged(path):
-            # A comment is the first line of adult.test.
-            frame = csv_frame(
-                regular_file(path), names=_ADULT.split(), index_col=False, comment="|", keep_default_na=False
-            )
+        with damaged(path):  # a comment is the first line of adult.test
+            how = {"index_col": False, "comment": "|", "keep_default_na": False}
+            frame = csv_frame(regular_file(path), names=_ADULT.split(), **how)
         frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
     table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
     return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
@@ -49,11 +46,9 @@ def read_wine_quality(request: Request) -> Contents:
     import pandas as pd
 
     columns = [name.strip() for name in _WINE.split(",")]
-    files, frames = (
-        [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in ("red", "white")],
-        [],
-    )
-    for path, colour in zip(files, ("red", "white"), strict=True):
+    colours, frames = ("red", "white"), []
+    files = [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in colours]
+    for path, colour in zip(files, colours, strict=True):
         with damaged(path), open(regular_file(path), encoding="utf-8") as file:
             has_header = "acidity" in file.readline()
             frame = csv_frame(path, names=columns, skiprows=int(has_header), index_col=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.core.errors import DataError
-from raysim.core.reading import regular_file
+from raysim.core.reading import regular_file, the_one_file
 from raysim.data.reader_api import MOST_CLASSES, Contents, Request
 from raysim.data.rows import damaged, in_batches
 
@@ -26,7 +26,7 @@ def read_text(request: Request) -> Contents:
     length, domains = request.options.length or LENGTH, request.options.domains
     if domains not in (None, "speakers"):
         raise DataError(f"--domains {domains}", request.name, "give --domains speakers, or drop it")
-    path = _file(request.root)
+    path = the_one_file(request.root, ".txt")
     text = _read(path)
     vocabulary = sorted(set(text))
     if len(vocabulary) > MOST_CLASSES:
@@ -44,21 +44,16 @@ def read_text(request: Request) -> Contents:
     owners = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
     count = len(texts) - len(kept)
     speakers = "speaker" if count == 1 else "speakers"
-    return Contents(
-        tuple(vocabulary),
-        in_batches(inputs, targets, domains=None if domains is None else owners),
-        [path],
-        len(inputs),
-        () if domains is None else tuple(kept),
-        task="tokens",
-        vocabulary=len(vocabulary),
-        left_out=f"{count:,} {speakers} with fewer than {length + 1} characters" if count else "",
-    )
+    left_out = f"{count:,} {speakers} with fewer than {length + 1} characters" if count else ""
+    batches = in_batches(inputs, targets, domains=None if domains is None else owners)
+    names = () if domains is None else tuple(kept)
+    classes = tuple(vocabulary)
+    return Contents(classes, batches, [path], len(inputs), names, "tokens", len(classes), left_out=left_out)
 
 
 def read_shakespeare(request: Request) -> Contents:
     """Tiny Shakespeare (input.txt of char-rnn), its speakers as domains."""
-    text = _read(_file(request.root))
+    text = _read(the_one_file(request.root, ".txt"))
     found = len(text), len(set(text))
     if found != SHAKESPEARE:
         what = "{:,} characters, {} different; {:,} and {} expected".format(*found, *SHAKESPEARE)
@@ -97,21 +92,12 @@ def _windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:size].reshape(-1, length), tokens[1 : size + 1].reshape(-1, length)
 
 
-def _file(root: Path) -> Path:
-    """The text itself, or the one .txt of a folder."""
-    texts = [root] if root.is_file() else sorted(root.glob("*.txt"))
-    if len(texts) != 1:
-        raise DataError(f"{len(texts)} .txt files", str(root), "give the file itself as --root")
-    return texts[0]
-
-
 def _read(path: Path) -> str:
     with damaged(path):
         data = regular_file(path).read_bytes()
     if not data:
         raise DataError("an empty file", str(path), "give a text")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save it as UTF-8") from error
-    return text.replace("\r\n", "\n")

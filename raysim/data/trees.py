@@ -60,11 +60,7 @@ def read_cub200(request: Request) -> Contents:
     """CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
     root = _inside(request.root, ["CUB_200_2011"])
     tables = [root / "images.txt", root / "train_test_split.txt"]
-    columns = []
-    for path in tables:
-        with damaged(path):
-            columns.append(dict(line.split() for line in _lines(path, request.origin)))
-    paths, is_training = columns
+    paths, is_training = (_pairs(path, request.origin) for path in tables)
     codes = {"1": 0, "0": 2}
     splits = {path: codes[is_training[number]] for number, path in paths.items() if is_training.get(number) in codes}
     classes = _folders(root / "images")
@@ -82,8 +78,7 @@ def read_eurosat(request: Request) -> Contents:
     root = _inside(request.root, ("2750", "EuroSAT_RGB"))
     classes = _folders(root)
     pictures = _class_images(root, classes)
-    names = ("split_zhou_EuroSAT.json", "split.json")
-    places = [folder / name for folder in (root, request.root) for name in names]
+    places = [folder / name for folder in (root, request.root) for name in ("split_zhou_EuroSAT.json", "split.json")]
     table = next((path for path in places if path.is_file()), None)
     if table is None:
         return _contents(request, classes, pictures)
@@ -159,6 +154,11 @@ def _lines(path: Path, origin: str) -> list[str]:
         return path.read_text().splitlines()
 
 
+def _pairs(path: Path, origin: str) -> dict[str, str]:
+    with damaged(path):
+        return dict(line.split() for line in _lines(path, origin))
+
+
 def _folders(root: Path) -> list[str]:
     from torchvision.datasets.folder import find_classes
 
@@ -197,8 +197,7 @@ def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root:
     """The pictures with their official splits, given by path below `root`; DataError for a picture without one."""
     codes = [splits.get(picture.path.relative_to(root).as_posix()) for picture in pictures]
     if None in codes:
-        path = pictures[codes.index(None)].path
-        raise DataError("an image without an official split", str(path), f"see {table}")
+        raise DataError("an image without an official split", str(pictures[codes.index(None)].path), f"see {table}")
     return [picture._replace(split=code) for picture, code in zip(pictures, codes, strict=True)]
 
 

@@ -116,7 +116,8 @@ def remote_folder(uri: str) -> RemoteFolder:
     if fault := uri_fault(uri):
         raise DataError(fault)
     with _explained(uri):
-        return _opened(uri)
+        system, path = _limited(uri)
+    return RemoteFolder(system, path.rstrip("/"), uri)
 
 
 def reached_folder(uri: str) -> RemoteFolder:
@@ -146,11 +147,6 @@ def _explained(uri: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def _opened(uri: str) -> RemoteFolder:
-    system, path = _limited(uri)
-    return RemoteFolder(system, path.rstrip("/"), uri)
-
-
 def _limited(uri: str) -> tuple[fs.FileSystem, str]:
     """pyarrow's file system and path for a URI, with limits to its waiting where it has any."""
     parts = urlsplit(uri)
@@ -185,12 +181,11 @@ def stamps(folder: Path) -> dict[str, Stamp]:
     for place, inner, names in os.walk(folder):
         inner[:] = [name for name in inner if not name.startswith(".")]
         for name in names:
-            if not name.startswith("."):
-                try:
-                    state = os.stat(os.path.join(place, name))
-                except OSError:  # a link that leads nowhere, or a file that is gone by now
-                    continue
-                found[(Path(place) / name).relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
+            path = Path(place) / name
+            with suppress(OSError):  # a link that leads nowhere, or a file that is gone by now
+                if not name.startswith("."):
+                    state = path.stat()
+                    found[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
     return found
 
 

@@ -22,7 +22,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.config.method_lists import renamed
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists
+from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
 from raysim.core.own_code import note_of_values
 from raysim.core.reading import read_json, regular_file
 from raysim.core.settings import Settings
@@ -59,9 +59,8 @@ class Status:
         return self.name in ("completed", "stopped")
 
 
-def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
     """(key, before, now) of what differs between two configurations and may not: the result depends on it."""
-    differences: list[tuple[str, object, object]] = []
     for key in now:
         old, new = before.get(key), now[key]
         if key in FREE_KEYS or old == new:
@@ -71,11 +70,10 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[tup
             if key == "local" and new.get("steps") is not None:
                 free = (*free, "epochs")  # they do not count then; older runs wrote the default
             names = [name for name in {**old, **new} if name not in free]
-            pairs = [(f"{key}.{name}", old.get(name), new.get(name)) for name in names]
-            differences += [pair for pair in pairs if pair[1] != pair[2]]
+            pairs = ((f"{key}.{name}", old.get(name), new.get(name)) for name in names)
+            yield from (pair for pair in pairs if pair[1] != pair[2])
         else:
-            differences.append((key, old, new))
-    return differences
+            yield key, old, new
 
 
 def written_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
@@ -257,16 +255,14 @@ class RunFolder:
         if not self.progress.is_file():
             return []
         self.check_unchanged(self.progress)
-        try:
+        what, remedy = f"{self.progress.name} is damaged", "put the file back, or delete this folder to run it anew"
+        with explained(what, self.path, remedy, ValueError, TypeError, KeyError, csv.Error, to=RaysimError):
             with open(self.progress, newline="") as file:
                 rows = [row for row in csv.DictReader(file, strict=True) if row.get("system/round_s")]
             for row in rows:
                 for value in row.values():
                     float(value or 0)
             return [row for row in rows if before is None or int(row["round"]) < before]
-        except (ValueError, TypeError, KeyError, csv.Error) as error:
-            remedy = "put the file back, or delete this folder to run it anew"
-            raise RaysimError(f"{self.progress.name} is damaged ({error})", str(self.path), remedy) from error
 
     def write_progress(self, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
         with replaced_file(self.progress) as temporary, open(temporary, "w", newline="") as file:

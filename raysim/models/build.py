@@ -28,9 +28,8 @@ def _construct(spec: ModelSpec) -> nn.Module:
     path = head_of(spec, module)
     head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
-        text = (
-            f"the classifier {path} of {spec.name} is {head}; it must be a linear layer with {spec.num_classes} outputs"
-        )
+        mend = f"it must be a linear layer with {spec.num_classes} outputs"
+        text = f"the classifier {path} of {spec.name} is {head}; {mend}"
         raise ConfigError([Fault("model.head" if spec.head else "model", text)])
     return module
 
@@ -39,9 +38,8 @@ def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
     """Raise ConfigError where a model for images, numbers or tokens would get something else."""
     shape, reads = spec.input_shape, architecture.inputs
     if reads == "tokens" and not spec.vocabulary:
-        text = (
-            f"{spec.name} reads tokens, and the inputs are numbers of shape {shape}; choose mlp, or a model for images"
-        )
+        mend = "choose mlp, or a model for images"
+        text = f"{spec.name} reads tokens, and the inputs are numbers of shape {shape}; {mend}"
     elif reads == "tokens" and len(shape) != 1:
         text = f"{spec.name} reads sequences of tokens, and the inputs have shape {shape}; give them one length"
     elif reads != "tokens" and spec.vocabulary:
@@ -89,8 +87,7 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
     """The module with its pretrained weights, and adapters: new ones, unless the weights hold some to go on from."""
-    architecture = find_architecture(spec.name)
-    pretrained = pretrained_weights(architecture, spec)
+    pretrained = pretrained_weights(find_architecture(spec.name), spec)
     if pretrained is None:
         return _adapted(module, spec)
     weights, source = pretrained

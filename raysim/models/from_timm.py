@@ -40,10 +40,8 @@ def vit(
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     if min(dim, depth, heads, patch) < 1 or depth > MOST_LAYERS or dim % heads:
-        raise unfit_option(
-            f"dim must be a multiple of heads, depth <= {MOST_LAYERS} and all >= 1, "
-            f"got dim {dim}, depth {depth}, heads {heads}, patch {patch}"
-        )
+        bounds = f"dim must be a multiple of heads, depth <= {MOST_LAYERS} and all >= 1"
+        raise unfit_option(f"{bounds}, got dim {dim}, depth {depth}, heads {heads}, patch {patch}")
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
     rates = {"drop_rate": dropout, "drop_path_rate": drop_path}
     return _create("vit_tiny_patch16_224", shape, classes, sizes | rates)

@@ -86,9 +86,8 @@ def causal_lm(path: Path, shape: Shape, classes: int, vocabulary: int) -> nn.Mod
 
 def _config(path: Path) -> PretrainedConfig:
     try:
-        config = library("transformers").AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
+        load = library("transformers").AutoConfig.from_pretrained
+        config = load(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:  # what is no JSON, has no or another model_type, ...
         first, _, _ = str(error).partition("\n")
         text = f"{path} is no configuration that transformers can read ({first}); give one with a model_type it knows"
@@ -109,14 +108,9 @@ def _made(config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
 def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
     """The model with the weights of its folder."""
     library("transformers.utils.logging").disable_progress_bar()
-    module, report = library("transformers").AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    load = library("transformers").AutoModelForCausalLM.from_pretrained
+    safely = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    module, report = load(path, config=config, **safely, output_loading_info=True)
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:8])
         raise unfit_option(f"the weights in {path} lack {names}; save the whole model with its output layer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -41,7 +40,8 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     Raises:
       ConfigError: no layer has such a path, or the head is one of them.
     """
-    adapted = [name for name, _ in module.named_modules() if _is_target(name, spec.targets)]
+    paths = (name for name, _ in module.named_modules())
+    adapted = [name for name in paths if any(f".{name}".endswith(f".{target}") for target in spec.targets)]
     if not adapted:
         layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
         others = [name for name in layers if name != head]
@@ -63,7 +63,3 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     for parameter in module.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return module
-
-
-def _is_target(name: str, targets: Sequence[str]) -> bool:
-    return any(name == target or name.endswith(f".{target}") for target in targets)

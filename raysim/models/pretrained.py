@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ModelError
+from raysim.core.errors import ModelError, explained
 from raysim.folders.files import file_digest, seal_of
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.from_transformers import model_files
@@ -39,11 +39,9 @@ def weights_sha256(pretrained: str | None, name: str = "") -> str:
       ModelError: a file cannot be read.
     """
     path, files = Path(pretrained or "").expanduser(), model_files(name)
-    try:
+    with explained("cannot be read", path, "correct model.pretrained", OSError, to=ModelError):
         given = "" if pretrained in (None, "default") else file_digest(path)
         return given + (seal_of(files[0].parent, files) if files else "")
-    except OSError as error:
-        raise ModelError(f"cannot be read ({error})", str(path), "correct model.pretrained") from error
 
 
 def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -70,12 +68,10 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
-    try:
-        with torch.device("cpu"):  # a mapped tensor costs nothing, and one on the meta device would not show what it is
-            weights: object = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
-    except Exception as error:  # of two formats and their parsers
-        mend = "save a state dict as .safetensors, .pth or .pt"
-        raise ModelError(f"not a readable file of weights ({error})", str(path), mend) from error
+    mend = "save a state dict as .safetensors, .pth or .pt"
+    readable = explained("not a readable file of weights", path, mend, Exception, to=ModelError)  # two formats' parsers
+    with readable, torch.device("cpu"):  # a mapped tensor costs nothing; on the meta device none shows what it is
+        weights: object = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
     for name, value in weights.items():

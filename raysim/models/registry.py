@@ -78,11 +78,8 @@ def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
     Raises:
       ConfigError: there is none.
     """
-    heads = [
-        path
-        for path, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and layer.out_features == num_classes and path
-    ]
+    layers = {path: layer for path, layer in module.named_modules() if path and isinstance(layer, nn.Linear)}
+    heads = [path for path, layer in layers.items() if layer.out_features == num_classes]
     if not heads:
         text = f"{name} has no nn.Linear with {num_classes} outputs, one for each class; give it such a classifier"
         raise ConfigError([Fault("model", text)])

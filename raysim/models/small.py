@@ -162,9 +162,9 @@ def resnet20(
     for stage, outputs in enumerate((width, 2 * width, 4 * width), 1):
         blocks = []
         for number in range(depth // 6):
-            stride = 2 if stage > 1 and not number else 1
-            shortcut = None
-            if stride > 1:
+            stride, shortcut = 1, None
+            if stage > 1 and not number:
+                stride = 2
                 shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(outputs))
             blocks.append(make_block(inputs, outputs, stride, shortcut, norm_layer=make_norm))
             inputs = outputs

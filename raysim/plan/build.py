@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from raysim.config import CohortGroup, Config, ModelGroup
-from raysim.core.errors import ConfigError
+from raysim.core.errors import refuse
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
 from raysim.core.own import own_errors
@@ -92,8 +92,8 @@ class Recipe:
 
     def methods(self) -> list[Method]:
         methods, faults = build_methods(self.config.methods)
-        if faults:  # checked by the driver, so a worker sees another code than the driver
-            raise ConfigError(faults, "the recipe, in a worker")
+        # Checked by the driver, so a worker sees another code than the driver.
+        refuse(faults, "the recipe, in a worker")
         return methods
 
 
@@ -144,8 +144,7 @@ class Plan:
     @property
     def keeps_memory(self) -> bool:
         """Whether clients keep anything between rounds."""
-        is_personal = bool(self.layout.personal)
-        return is_personal or any("client-memory" in method.needs for method in self.methods)
+        return bool(self.layout.personal) or any("client-memory" in method.needs for method in self.methods)
 
     @property
     def num_rounds(self) -> int:
@@ -165,8 +164,7 @@ class Plan:
         if given not in (None, "default"):
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
-        own = packed(config.model_dump(mode="json"))
-        return Recipe(config, self.info, made, num_threads, wants_gpu, own)
+        return Recipe(config, self.info, made, num_threads, wants_gpu, packed(config.model_dump(mode="json")))
 
 
 def task_of(config: Config, info: SetInfo) -> Task:
@@ -210,10 +208,8 @@ def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...], *
     lora = None
     if model.lora is not None:
         lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
-    options = dict(model.model_extra or {})
-    return ModelSpec(
-        model.name, num_classes, input_shape, options, model.pretrained, lora, model.head, vocabulary=vocabulary
-    )
+    options, head = dict(model.model_extra or {}), model.head
+    return ModelSpec(model.name, num_classes, input_shape, options, model.pretrained, lora, head, vocabulary)
 
 
 def input_transform(config: Config, info: SetInfo, *, channels_last: bool = False) -> Transform:
@@ -264,16 +260,9 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
     """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
     settings = local_settings(config)
     cohort = CohortGroup() if config.is_joint else config.cohort
-    main = Phase(
-        tuple(m for m in methods if not m.is_phase),
-        settings,
-        config.rounds,
-        config.cohort_size,
-        cohort.dropout,
-        cohort.stragglers,
-        cohort.straggler_work,
-        cohort.sampling,
-    )
+    training = tuple(method for method in methods if not method.is_phase)
+    course = (cohort.dropout, cohort.stragglers, cohort.straggler_work, cohort.sampling)
+    main = Phase(training, settings, config.rounds, config.cohort_size, *course)
     return [main, *(Phase((m,), replace(settings, steps=0), 1, config.num_clients) for m in methods if m.is_phase)]
 
 

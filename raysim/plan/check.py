@@ -14,15 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from raysim.config import (
-    Config,
-    ModelGroup,
-    located,
-    parse_config,
-    parse_options,
-    sound_config,
-    without,
-)
+from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
 from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
 from raysim.core.method import Method
@@ -96,23 +88,19 @@ def check(
     if size_faults := memory_faults(config, info):
         raise ConfigError(faults + size_faults, source)
     spec = with_weights(model_spec(config, info), ready.made if ready else None)
-    manifest, partition_faults = or_faults(
-        lambda: sets.manifest if isinstance(sets, Ready) else draw_partition(config, sets), "partition"
-    )
+    draw = partial(draw_partition, config, sets) if isinstance(sets, Sets) else lambda: sets.manifest
+    manifest, partition_faults = or_faults(draw, "partition")
     model_faults = _check_model(spec)
     faults += input_faults(config, info) + model_faults + partition_faults
     faults += task_faults(config, info, None if model_faults else output_shape(spec))
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
-    faults += [
-        *stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test)),
-        *training_faults(config, spec),
-    ]
+    faults += stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test))
+    faults += training_faults(config, spec)
     refuse(faults, source)
-    layout, texts = _fit(
-        config.methods, config.model, replace(spec, pretrained=None), _available(config, spec, manifest, info)
-    )
+    available = _available(config, spec, manifest, info)
+    layout, texts = _fit(config.methods, config.model, replace(spec, pretrained=None), available)
     if texts or layout is None:
         raise ConfigError([Fault("methods", text) for text in texts], source)
     return Plan(config, info, manifest, layout, tuple(methods), ready)
@@ -190,17 +178,16 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
 def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
     """Conditions that could never be met, or that would leave out a method that works after the last round."""
     conditions = config.stop.model_dump(exclude_none=True)
-    for name in conditions:
-        if name != "seconds" and not config.evaluation.every:
+    for name in (each for each in conditions if each not in ("seconds", "epsilon")):
+        if not config.evaluation.every:
             text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
             yield Fault(f"stop.{name}", text)
-        elif name != "seconds" and not num_test:
+        elif not num_test:
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
     if "accuracy" in conditions and (main != "accuracy" or "score" in conditions):
         text = "and stop.score are two limits of one number; drop one of the two"
-        yield Fault(
-            "stop.accuracy", text if main == "accuracy" else f"the main metric is {main}; set stop.score instead"
-        )
+        other = f"the main metric is {main}; set stop.score instead"
+        yield Fault("stop.accuracy", text if main == "accuracy" else other)
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
         text = f"{phase} works after the last round, so that round must be known; drop one of the two"
@@ -232,9 +219,8 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
             faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
         if not architecture.head:
             taken = ModelGroup.model_fields.keys() & inspect.signature(architecture.build).parameters.keys()
-            faults += [
-                Fault("model.name", f"its option {name!r} is a key of raysim's; rename it") for name in sorted(taken)
-            ]
+            texts = (f"its option {name!r} is a key of raysim's; rename it" for name in sorted(taken))
+            faults += [Fault("model.name", text) for text in texts]
         if not faults:
             _try_once(spec, _stamp(spec.pretrained))
     except LookupError as error:
@@ -279,10 +265,8 @@ def _fit(
         layout = layout_for(model, spec, methods)
         if _has_both_factors(spec, layout):
             available = (*available, "lora-factors")
-        return layout, (
-            *conflicts(methods, resources_of(layout), available, head=head_of(spec)),
-            *_init_faults(methods, layout),
-        )
+        found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+        return layout, (*found, *_init_faults(methods, layout))
     except (ValueError, KeyError) as error:
         return None, (f"do not fit this model ({error})",)
 

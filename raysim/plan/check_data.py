@@ -63,12 +63,9 @@ def open_sets(config: Config) -> Sets:
     """
     external = config.data.validation_set.external.name
     images = _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config))
-    return Sets(
-        images,
-        _open_set(config, external) if external else None,
-        {name: _open_set(config, name) for name in config.data.test_sets},
-        _preprocess(config, images),
-    )
+    other = _open_set(config, external) if external else None
+    tests = {name: _open_set(config, name) for name in config.data.test_sets}
+    return Sets(images, other, tests, _preprocess(config, images))
 
 
 def _preprocess(config: Config, images: PreparedSet) -> Preprocess:
@@ -107,10 +104,8 @@ def _set_file(config: Config, name: str) -> Path:
         raise DataError(f"no prepared set {name!r}", str(path), nearest(name, list(SOURCES)))
     if SOURCES[name].has_files:
         raise DataError(f"no prepared set {name!r}", str(path), _how_to_prepare(name, root))
-    try:
+    with explained("cannot write there", root, "set data.root to a folder of yours", OSError):
         prepare(name, root)
-    except OSError as error:
-        raise DataError(f"cannot write there ({error})", str(root), "set data.root to a folder of yours") from error
     return path
 
 
@@ -174,7 +169,7 @@ def partition_spec(config: Config) -> PartitionSpec:
         options=json.dumps(options, sort_keys=True, default=str) if options else "",
         file=file,
         file_sha256=_digest(file) if file else "",
-        **data.model_dump(include={"test", "validation", "split"}),
+        **data.model_dump(include={"test", "validation", "split", "unseen_choice"}),
         form="" if config.is_joint else part.form or "",
         num_clients=config.num_clients + config.num_unseen,
         num_unseen=config.num_unseen,

@@ -8,20 +8,13 @@ from functools import partial
 
 import torch
 
-from raysim.config import (
-    Config,
-    nearest,
-)
+from raysim.config import Config, nearest
 from raysim.core.errors import Fault, OwnCodeError
 from raysim.core.memory import memory_fault
 from raysim.core.settings import name_and_options
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
-from raysim.plan.build import (
-    feature_shift,
-    input_transform,
-    task_of,
-)
+from raysim.plan.build import feature_shift, input_transform, task_of
 from raysim.plan.check_data import or_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
@@ -38,26 +31,21 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         text = "the set has no mean and deviation written down; prepare it again"
         return [Fault("data.normalise", "tokens have no mean; drop it" if info.vocabulary else text)]
     if not info.is_images:
-        faults = [
-            Fault(
-                f"data.{key}",
-                f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; drop it",
-            )
-            for key, nothing in FOR_IMAGES.items()
-            if getattr(data, key) != nothing
-        ]
+        text = f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; drop it"
+        keys = (key for key, nothing in FOR_IMAGES.items() if getattr(data, key) != nothing)
+        faults = [Fault(f"data.{key}", text) for key in keys]
         if data.normalise not in ("none", STANDARD):
             faults.append(Fault("data.normalise", f"{data.normalise!r} is for images; take standard, or drop it"))
         return faults
     augment, _ = name_and_options(data.augment)
-    faults = [
-        Fault(f"data.{key}", f"unknown name {name!r}. {nearest(name, list(known))}")
-        for key, name, known in (
-            ("normalise", data.normalise, {**NORMALISATIONS, STANDARD: ()}),
-            ("augment", "none" if ":" in augment else augment, AUGMENTATIONS),
-        )
-        if name not in known
-    ]
+    named = (
+        ("data.normalise", data.normalise, [*NORMALISATIONS, STANDARD]),
+        ("data.augment", "none" if ":" in augment else augment, [*AUGMENTATIONS]),
+    )
+    unknown = (
+        (key, f"unknown name {name!r}. {nearest(name, known)}") for key, name, known in named if name not in known
+    )
+    faults = [Fault(key, text) for key, text in unknown]
     if data.channels is not None and shape[2] not in (1, data.channels):
         faults.append(Fault("data.channels", f"images with {shape[2]} channels cannot get {data.channels}; drop it"))
     channels = data.channels or shape[2]
@@ -134,12 +122,7 @@ def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = Non
     }
     key = "data.resize" if manifest is None else ""
     form = " x ".join(map(str, shape[:2]))
-    texts = {name: memory_fault(4 * count * entries) for name, count in batches.items()}
-    return [
-        Fault(
-            key or name,
-            f"a batch of {batches[name]} {kind} of {form} {text}; lower it, or data.resize",
-        )
-        for name, text in texts.items()
-        if text
-    ][: 1 if key else None]
+    texts = {name: text for name, count in batches.items() if (text := memory_fault(4 * count * entries))}
+    names = list(texts)[: 1 if key else None]
+    words = {name: f"a batch of {batches[name]} {kind} of {form} {texts[name]}" for name in names}
+    return [Fault(key or name, f"{text}; lower it, or data.resize") for name, text in words.items()]

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import fmean
 from typing import Literal
 
@@ -118,10 +118,8 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
     else:
         pairs = [(first, client) for client in range(len(sizes))]
     steps = [phase.num_steps(client, int(sizes[client]), skips_single, seed, index) for index, client in pairs]
-    images = [
-        images_of(count, int(sizes[client]), phase.settings, skips_single)
-        for count, (_, client) in zip(steps, pairs, strict=True)
-    ]
+    counts = zip(steps, (int(sizes[client]) for _, client in pairs), strict=True)
+    images = [images_of(count, size, phase.settings, skips_single) for count, size in counts]
     chosen = np.concatenate(turns) if turns else np.empty(0, np.int64)
     times = np.ones(len(pairs), np.int64) if phase.stragglers else np.bincount(chosen, minlength=len(sizes))
     return Work(phase.rounds, len(chosen), int(times @ np.array(steps)), int(times @ np.array(images)))
@@ -138,10 +136,9 @@ def _turns(
     sampling: Literal["fixed", "poisson"],
 ) -> list[np.ndarray]:
     """The cohort of each round."""
-    choose = partial(choose_cohort, population, size, seed=seed, sampling=sampling)
-    cohorts = (choose(round_index=first + index) for index in range(rounds))
+    turns = [{"seed": seed, "round_index": index} for index in range(first, first + rounds)]
     return [
-        without_dropouts(cohort, dropout, seed=seed, round_index=first + index) for index, cohort in enumerate(cohorts)
+        without_dropouts(choose_cohort(population, size, **each, sampling=sampling), dropout, **each) for each in turns
     ]
 
 
@@ -196,11 +193,11 @@ def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
 def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float, seed: int) -> int:
     """A seed whose first cohort has batches as large as those of the whole run, for clients differ."""
     batches = np.minimum(sizes, batch_size)
-    seeds = [derive_seed(seed, "cost", number) for number in range(64)]
-    return min(
-        seeds,
-        key=lambda each: abs(batches[choose_cohort(len(sizes), count, seed=each, round_index=0)].mean() - mean_images),
-    )
+
+    def distance(each: int) -> float:
+        return abs(float(batches[choose_cohort(len(sizes), count, seed=each, round_index=0)].mean()) - mean_images)
+
+    return min((derive_seed(seed, "cost", number) for number in range(64)), key=distance)
 
 
 def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:

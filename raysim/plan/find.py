@@ -119,9 +119,8 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     if name in known:
         return known[name]
     if ":" not in name:
-        raise LookupError(
-            f"unknown {kind} {name!r}. {nearest_name(name, list(known))}; or module:function for your own"
-        )
+        near = nearest_name(name, list(known))
+        raise LookupError(f"unknown {kind} {name!r}. {near}; or module:function for your own")
     return cast("T", own_function(name, kind))
 
 
@@ -138,8 +137,7 @@ def _own_metric(metric: Metric) -> Metric:
         with own_errors(metric):
             value = metric(labels.copy(), logits.copy())  # it may write into them; other metrics follow
             if not isinstance(value, SupportsFloat):
-                text = f"a metric returned {type(value).__name__}"
-                raise OwnCodeError(text, place_of(metric), "return one number")
+                raise OwnCodeError(f"a metric returned {type(value).__name__}", place_of(metric), "return one number")
             return float(value)
 
     return call
@@ -166,20 +164,17 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
 
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
+    data, preprocess = config.data, config.data.preprocess
     faults = own_faults("partition.scheme", config.partition.scheme, find_scheme)
-    faults += (
-        own_faults("task", config.task, cast("Callable[[str], Callable[..., object]]", find_task))
-        if config.task
-        else []
+    faults += own_faults("data.augment", data.augment, find_augmentation)
+    faults += own_faults("data.shift", data.shift, find_shift, SHIFTS) if data.shift != "none" else []
+    find_own_task = cast("Callable[[str], Callable[..., object]]", find_task)
+    optional = (
+        ("task", config.task or None, find_own_task),
+        ("data.reader", data.reader, find_reader),
+        ("data.preprocess.own", preprocess and preprocess.own, find_preprocess),
     )
-    faults += own_faults("data.augment", config.data.augment, find_augmentation)
-    if config.data.shift != "none":
-        faults += own_faults("data.shift", config.data.shift, find_shift, SHIFTS)
-    if config.data.reader is not None:
-        faults += own_faults("data.reader", config.data.reader, find_reader)
-    if config.data.preprocess is not None and config.data.preprocess.own is not None:
-        faults += own_faults("data.preprocess.own", config.data.preprocess.own, find_preprocess)
-    return faults
+    return faults + [f for key, spec, make in optional if spec is not None for f in own_faults(key, spec, make)]
 
 
 def check_metrics(config: Config) -> Iterator[Fault]:
@@ -217,9 +212,8 @@ def open_own_set(config: Config) -> PreparedSet:
     data = config.data
     name, options = name_and_options(data.reader)
     if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
-        raise DataError(
-            f"{data.name!r} is a set of raysim's own", "", "choose another data.name for what your reader reads"
-        )
+        mend = "choose another data.name for what your reader reads"
+        raise DataError(f"{data.name!r} is a set of raysim's own", "", mend)
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
     prepare_own(data.name, own_function(name, "reader"), path, files, options)
@@ -239,8 +233,7 @@ def prepare_by_name(
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
     refuse(own_faults("reader", {name: options}, find_reader), "the command line")
-    read = own_function(name, "reader")
-    return prepare_own(save_as, read, path, files, options, again=again)
+    return prepare_own(save_as, own_function(name, "reader"), path, files, options, again=again)
 
 
 def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
@@ -285,9 +278,8 @@ class MethodNames:
             return {name: options}
 
         spec.__doc__ = METHODS[name].__doc__
-        spec.__name__ = spec.__qualname__ = (
-            name  # without its options, `methods=[raysim.methods.fedprox]`, the name says all
-        )
+        # Without its options, `methods=[raysim.methods.fedprox]`, the name says all.
+        spec.__name__ = spec.__qualname__ = name
         spec.__module__ = ""
         return spec
 

@@ -100,11 +100,8 @@ def share_of(taken: Resources, config: Config) -> dict[str, float]:
 
 def named_resources(room: Mapping[str, float]) -> dict[str, float]:
     """What a node has of CPUs, GPUs and resources of the user's own, without those that Ray counts by itself."""
-    return {
-        name: each
-        for name, each in room.items()
-        if each and name not in ("memory", "object_store_memory") and not name.startswith("node:")
-    }
+    names = (name for name in room if name not in ("memory", "object_store_memory") and not name.startswith("node:"))
+    return {name: room[name] for name in names if room[name]}
 
 
 def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:

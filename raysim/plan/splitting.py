@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,11 @@ def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) ->
 def _file_has_splits(config: Config, images: PreparedSet) -> bool:
     """Whether the partition's file says what is held out; what is wrong with it is told where the partition is drawn."""
     part = config.partition
-    if part.scheme != "file" or part.file is None:
-        return False
-    try:
-        file = read_division(Path(part.file), num_examples=len(images), num_clients=part.num_clients)
-    except DataError:
-        return False
-    return file.splits is not None
+    if part.scheme == "file" and part.file is not None:
+        with suppress(DataError):
+            file = read_division(Path(part.file), num_examples=len(images), num_clients=part.num_clients)
+            return file.splits is not None
+    return False
 
 
 def _split_by_file(config: Config) -> Config:
@@ -62,13 +61,10 @@ def _split_by_file(config: Config) -> Config:
     config = config.model_copy(update={"data": config.data.model_copy(update={"split": "file"})})
     given |= {key for key in idle_options(config) if key.startswith("data.")}
     if given:
-        names = ", ".join(sorted(given))
-        warnings.warn(
-            f"left out: {names}; {config.partition.file} says which rows are held out", SettingIgnored, stacklevel=2
-        )
-    defaults = {
-        key: getattr(DataGroup(), key) for _, _, key in (each.rpartition(".") for each in given - {"data.split"})
-    }
+        text = f"left out: {', '.join(sorted(given))}; {config.partition.file} says which rows are held out"
+        warnings.warn(text, SettingIgnored, stacklevel=2)
+    keys = (key.rpartition(".")[2] for key in given - {"data.split"})
+    defaults = {key: getattr(DataGroup(), key) for key in keys}
     return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.config.counting import left_idle
 from raysim.core.direction import direction_of
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import ConfigError, DataError, Fault, refuse
 from raysim.reporting.contents import (
     ReportContents,
     averages,
@@ -97,11 +97,11 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
     timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
     target = requests.attempt("target", lambda: target_of(group.target, tables), None)
-    extras = averages(tables, group.rows) if len(tables) > 1 else []
-    times = relative_times(tables, group.rows, timed, beside) if timed is not None else []
+    extras = [*averages(tables, group.rows)] if len(tables) > 1 else []
+    times = [*relative_times(tables, group.rows, timed, beside)] if timed is not None else []
     if timed is not None and runs and not times:
         requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
-    extras += times + (costs(tables, group.rows, target) if target is not None and runs else [])
+    extras += [*times, *(costs(tables, group.rows, target) if target is not None and runs else ())]
     if any(run.claimed for run in finished):
         beside = []  # shares of layers have no labels of a set that published ones could be matched by
     pairs = pairs_of(tables, subject, baseline)
@@ -115,8 +115,8 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
         notes=requests.notes,
-        others=other_accuracy(tables, group.rows) if runs and not group.metrics else [],
-        extras=extras + (selections(tables, group.rows, beside) if "selection" in kinds(group.figures) else []),
+        others=tuple(other_accuracy(tables, group.rows)) if runs and not group.metrics else (),
+        extras=[*extras, *(selections(tables, group.rows, beside) if "selection" in kinds(group.figures) else ())],
         changed=changed(finished, theirs, group.published),
         printed=statistics(theirs),
     )
@@ -151,11 +151,10 @@ def _recorded(
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
-    if not group.metrics:
-        name = group.metric or DEFAULT
-        return [({}, ReportMetric(name, direction_of(name, group.mode)))]
-    ((label, named),) = group.metrics.items()
-    return [({label: value}, ReportMetric(name, direction_of(name, group.mode))) for value, name in named.items()]
+    named: list[tuple[dict[str, Label], str]] = [({}, group.metric or DEFAULT)]
+    for label, metrics in group.metrics.items():  # one at most
+        named = [({label: value}, name) for value, name in metrics.items()]
+    return [(more, ReportMetric(name, direction_of(name, group.mode))) for more, name in named]
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:
@@ -175,8 +174,7 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
             elif merged.setdefault(key, value) != value and key not in given:
                 message = f"is {value!r} in {place}, {merged[key]!r} in another; set it in {source}"
                 faults.append(Fault(f"report.{key}", message))
-    if faults:
-        raise ConfigError(faults, "the recipes of these runs")
+    refuse(faults, "the recipes of these runs")
     if "baseline" in given and "against" not in given:
         merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
     if "metric" in given and "metrics" not in given:
@@ -224,6 +222,5 @@ def _parsed(raw: object, source: str) -> ReportGroup:
     group = parse_report(raw, source)
     names = [table for name in group.published for table in (tables_of(name) if is_recipe_name(name) else [name])]
     group = group.model_copy(update={"published": list(dict.fromkeys(names))})
-    if faults := figure_faults(group.figures or ()):
-        raise ConfigError(faults, source)
+    refuse(figure_faults(group.figures or ()), source)
     return group

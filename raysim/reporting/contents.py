@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,11 @@ import pandas as pd
 
 from raysim.config import ReportGroup
 from raysim.core.errors import ConfigError, Fault
+from raysim.core.texts import number
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.measure import BESIDE, ReportMetric, by_round
 from raysim.reporting.panels import Styles, styles_of
-from raysim.reporting.published import Published, is_same, match, number
+from raysim.reporting.published import Published, is_same, match
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
@@ -86,12 +87,8 @@ class ReportContents:
         """The metric in words."""
         if not self.runs:
             return f"as published, {self.printed}"
-        named = [
-            f"{value}: {ReportMetric(name).words}"
-            for every in self.group.metrics.values()
-            for value, name in every.items()
-        ]
-        return "; ".join(named) or self.measure.words
+        named = (item for every in self.group.metrics.values() for item in every.items())
+        return "; ".join(f"{value}: {ReportMetric(name).words}" for value, name in named) or self.measure.words
 
     @property
     def heading(self) -> str:
@@ -119,7 +116,7 @@ CHOSEN = "The same runs. The best round is chosen with a look at the test set; t
 TIMES = ("time_rel_fedavg",)
 
 
-def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
+def other_accuracy(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
     """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
 
     Args:
@@ -127,7 +124,7 @@ def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
     """
     name = BESIDE.get(tables[0].metric.name)
     if name is None:
-        return []
+        return
     metric = ReportMetric(name)
 
     def entry(cell: Cell | None) -> Entry:
@@ -135,14 +132,12 @@ def other_accuracy(tables: Sequence[Table], rows: str) -> list[Extra]:
         known = [score for score in scores if score is not None]
         return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
 
-    extras = []
     for table in tables:
         lines = [(row, tuple(map(entry, table.line(row)))) for row in table.rows]
-        extras.append(Extra(f"{table.title}: {metric.title}", CHOSEN, header_of(table, rows), lines))
-    return extras
+        yield Extra(f"{table.title}: {metric.title}", CHOSEN, header_of(table, rows), lines)
 
 
-def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> list[Extra]:
+def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> Iterator[Extra]:
     """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
 
     Args:
@@ -152,7 +147,6 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
         f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
         "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
     )
-    extras = []
     for table in tables:
         lines: list[Line] = []
         for row in table.rows:
@@ -163,8 +157,7 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
                 lines.append((row, tuple(Entry("-" if ratio is None else f"{ratio:.2f}") for ratio in ratios)))
                 lines += published_line(map(_beside, ratios, printed))
         if lines:
-            extras.append(Extra(f"Relative time: {table.title}", caption, header_of(table, rows, "time"), lines))
-    return extras
+            yield Extra(f"Relative time: {table.title}", caption, header_of(table, rows, "time"), lines)
 
 
 def _ratio(cell: Cell | None, base: Cell | None) -> float | None:
@@ -205,12 +198,12 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cel
     return ranked
 
 
-def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
+def averages(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
     """The averages as a table: a line for each row, with the number of tables where not all have it."""
     means, best = averages_of(tables), {column: rows[0][1] for column, rows in best_on_average(tables).items()}
     digits, bounds = tables[0].metric.digits, bounds_of(tables)
     if not best:
-        return []
+        return
 
     def entry(row: str, column: Column) -> Entry:
         if (row, column) not in means:
@@ -226,7 +219,7 @@ def averages(tables: Sequence[Table], rows: str) -> list[Extra]:
     )
     header = [rows, *(heading(tables[0].names, column, tables[0].metric.quantity) for column in best)]
     lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]
-    return [Extra("Average over tables", caption, header, lines)]
+    yield Extra("Average over tables", caption, header, lines)
 
 
 class Cost(NamedTuple):
@@ -260,7 +253,7 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     return Cost(reached + 1, total("comm/up_mb") + total("comm/down_mb"), total("system/round_s"))
 
 
-def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra]:
+def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[Extra]:
     """A table of the costs for each table: mean and deviation over the seeds that reached the target.
 
     Args:
@@ -272,7 +265,6 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
         "seconds of whole rounds; mean ± standard deviation over the seeds that reached it, with their number where some "
         "did not."
     )
-    extras = []
     for table in tables:
         if isinstance(target, str):
             levels = {column: cell.mean for column, cell in table.row_cells(target).items()}
@@ -287,8 +279,7 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> list[Extra
             entries = [_entries(table.cells.get((row, c)), table.metric.column, level) for c, level in levels.items()]
             lines.append((row, tuple(itertools.chain(*entries))))
         if levels:
-            extras.append(Extra(f"To a target accuracy: {table.title}", caption, header, lines))
-    return extras
+            yield Extra(f"To a target accuracy: {table.title}", caption, header, lines)
 
 
 def target_of(target: str | float | None, tables: Sequence[Table]) -> str | float | None:
@@ -372,9 +363,8 @@ def choosing(table: Table, shares: Shares) -> list[str]:
     return [row for row in table.rows if any(row in cells for cells in shares.values())]
 
 
-def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) -> list[Extra]:
+def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) -> Iterator[Extra]:
     """The same as tables: a line for each layer block, a column for each row of the accuracies."""
-    extras = []
     for table in tables:
         shares = selection_shares(table, theirs)
         header = choosing(table, shares)
@@ -385,5 +375,4 @@ def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) 
             lines += published_line(map(published_text, found))
         if lines:
             caption = f"Percent of FLFA's choices in each layer block, runs weighing equally; a column for each {rows}."
-            extras.append(Extra(f"Layers chosen: {table.title}", caption, ["layer block", *header], lines))
-    return extras
+            yield Extra(f"Layers chosen: {table.title}", caption, ["layer block", *header], lines)

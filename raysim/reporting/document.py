@@ -29,7 +29,8 @@ GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds
 def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:
     """The whole report as Markdown; figures: file name -> caption."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
-    parts += [_settings(report), _tables(report), *_extras(report), _significance(report)]
+    extras = (f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras))
+    parts += [_settings(report), _tables(report), *extras, _significance(report)]
     if figures:
         parts.append("## Figures\n")
         parts += [f"![{name}](figures/{name}.png)\n\n{caption}\n" for name, caption in figures.items()]
@@ -58,8 +59,7 @@ def conclusions(report: ReportContents) -> list[str]:
     if report.subject and report.baseline and report.subject != report.baseline:
         lines.append(gain(report.tables, report.subject, report.baseline))
     if report.by_table:
-        pairs = "pairs of means (one for each table)"
-        lines.append(significance(report.by_table, report.tables[0].names, pairs))
+        lines.append(significance(report.by_table, report.tables[0].names, "pairs of means (one for each table)"))
     if len(report.tables) == 1:
         (table,) = report.tables
         tests = report.by_seed.get(table.title, ())
@@ -114,10 +114,6 @@ def _tables(report: ReportContents) -> str:
     return "\n".join(parts)
 
 
-def _extras(report: ReportContents) -> list[str]:
-    return [f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras)]
-
-
 def _significance(report: ReportContents) -> str:
     if not report.by_table and not report.by_seed:
         reason = "name a method with `--against METHOD` (or `report.against`)"
@@ -150,21 +146,16 @@ def _p_table(comparisons: Sequence[Comparison], report: ReportContents) -> str:
     smallest = min(item.result.smallest_p for item in comparisons)
     n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
     equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
-    tests = (
-        f"{markdown(*p_values(comparisons, names, report.measure))}\n"
-        f"{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n"
-    )
-    return f"{tests}\n{markdown(*effects(comparisons, names, report.measure))}"
+    tests, sizes = (markdown(*form(comparisons, names, report.measure)) for form in (p_values, effects))
+    return f"{tests}\n{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n\n{sizes}"
 
 
 def _missing(report: ReportContents) -> str:
     missing = [run for run in report.runs if not run.is_finished]
     if not missing:
         return ""
-    lines = [
-        f"- `{run.folder.name}` ({describe(run.labels)}, seed {run.seed}): {run.status.translate(SIGNS)}\n"
-        for run in missing
-    ]
+    named = ((f"`{run.folder.name}` ({describe(run.labels)}, seed {run.seed})", run.status) for run in missing)
+    lines = [f"- {name}: {status.translate(SIGNS)}\n" for name, status in named]
     return f"## Not in the tables: {len(missing)} of {len(report.runs)} runs\n\n{''.join(lines)}"
 
 
@@ -324,10 +315,8 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
         sentences.append(f"{start}: {', '.join(methods)} {'are' if len(methods) > 1 else 'is'} {verdict}.")
     if any(item.result.is_significant for item in comparisons):
         adjusted = holm([item.result.p for item in comparisons])
-        count = sum(p < LEVEL for p in adjusted) or "none"
-        sentences.append(
-            f"Adjusted for all {len(adjusted)} tests (Holm), p stays below that level in {count} of these cases."
-        )
+        text = f"p stays below that level in {sum(p < LEVEL for p in adjusted) or 'none'} of these cases."
+        sentences.append(f"Adjusted for all {len(adjusted)} tests (Holm), {text}")
     if sentences and len({item.method for item in comparisons}) == 1:
         sentences.append(_other_way(comparisons, names))
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):

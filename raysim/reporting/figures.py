@@ -10,9 +10,10 @@ from operator import itemgetter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysim.core.texts import number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import DASHES, Style, Styles, band, grid, legend, scale_decreasing, styles_of, wrap, zoom
-from raysim.reporting.published import Label, canonical, number
+from raysim.reporting.published import Label, canonical
 from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
 
 #: Name below a group of bars -> row -> cell.
@@ -86,9 +87,8 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
     ends += [c.published.value for c in cells if c.n and c.published and c.published.value is not None]
     zoom(axes, min(ends), max(ends), name=axis)
     letters = min(18, int(LETTERS * width / max(1, len(groups))))
-    axes.set_xticks(
-        range(len(groups)), ["\n".join(wrap(part, letters) for part in name.split(" / ")) for name in groups]
-    )
+    names = ["\n".join(wrap(part, letters) for part in name.split(" / ")) for name in groups]
+    axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.55, len(groups) - 0.45)
     axes.set_title(title)
     legend(figure, [axes])
@@ -129,8 +129,7 @@ def imbalance(report: ReportContents) -> Iterator[Figure]:
     """Accuracy as the class imbalance ratio rho of the validation set decreases; a row without rho is a level line."""
     name = next((name for name in report.tables[0].names if name.split(".")[-1] in ("rho", "imbalance")), None)
     if name is not None:
-        xlabel = f"class imbalance ratio {name}"
-        yield _along(report, name, xlabel=xlabel, width=3.6, height=2.8, has_levels=True)
+        yield _along(report, name, xlabel=f"class imbalance ratio {name}", width=3.6, height=2.8, has_levels=True)
 
 
 def _along(

@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysim.core.texts import number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import grid, legend
-from raysim.reporting.published import is_same, number
+from raysim.reporting.published import is_same
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
 from raysim.reporting.tables import Column, Place, Table, text
@@ -178,6 +179,5 @@ def _is_drawn(runs: Sequence[ReportedRun], name: str) -> bool:
 
 def _scale(axes: Axes, runs: Sequence[ReportedRun], name: str, axis: str) -> None:
     values = [value for run in runs if (value := number(run.labels.get(name))) is not None]
-    if min(values) > 0 and max(values) / min(values) > SPAN:
-        (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
-    (axes.set_xlabel if axis == "x" else axes.set_ylabel)(name)
+    is_wide = min(values) > 0 and max(values) / min(values) > SPAN
+    axes.set(**{f"{axis}label": name, f"{axis}scale": "log" if is_wide else "linear"})

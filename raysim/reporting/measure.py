@@ -93,9 +93,9 @@ class ReportMetric:
 
     @property
     def quantity(self) -> str:
-        return (
-            "accuracy" if self.is_accuracy else self.bare if "/" in self.bare else self.column.removeprefix("server/")
-        )
+        if self.is_accuracy:
+            return "accuracy"
+        return self.bare if "/" in self.bare else self.column.removeprefix("server/")
 
     @property
     def title(self) -> str:

@@ -42,13 +42,9 @@ def styles_of(rows: Sequence[str], strong: str | None = None) -> dict[str, Style
     styles = {}
     for index, row in enumerate(rows):
         turn, colour = divmod(index, len(COLOURS))
-        styles[row] = Style(
-            COLOURS[colour],
-            MARKERS[(colour + turn) % len(MARKERS)],
-            HATCHES[turn % len(HATCHES)],
-            DASHES[turn % len(DASHES)],
-            2.4 if row == strong else 1.4,
-        )
+        marker = MARKERS[(colour + turn) % len(MARKERS)]
+        hatch, dash = HATCHES[turn % len(HATCHES)], DASHES[turn % len(DASHES)]
+        styles[row] = Style(COLOURS[colour], marker, hatch, dash, 2.4 if row == strong else 1.4)
     return styles
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from raysim.config import nearest, shipped_folder
 from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.texts import number
 
 
 class Statement(NamedTuple):
@@ -130,14 +131,6 @@ def statistics(cells: Sequence[Published]) -> str:
     return "; ".join(f"{words} ({', '.join(names)})" for words, names in papers.items())
 
 
-def number(text: object) -> float | None:
-    """The number that a text holds, or None."""
-    try:
-        return float(str(text))
-    except ValueError:
-        return None
-
-
 def is_same(left: object, right: object) -> bool:
     """Whether two names or values mean the same: numbers by value, texts by letters and digits.
 
@@ -185,6 +178,11 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
 #: MedMNIST comes in four sizes; each of them is the set.
 SIZES = ("", "_64", "_128", "_224")
 
+_BY_THEIR_NAME = (
+    *("CIFAR-10", "CIFAR-100", "COVID19", "CUB-200", "EuroSAT"),
+    *("HAM10000", "ImageNet-100", "PACS", "STL-10"),
+)
+
 #: Printed name -> names of the prepared sets that are it.
 SETS: dict[str, tuple[str, ...]] = {
     **{
@@ -193,20 +191,7 @@ SETS: dict[str, tuple[str, ...]] = {
     },
     "FMNIST": ("fashion_mnist",),
     "CIFAR-10.1": ("cifar10", "cifar10_test_cifar10_1_v4", "cifar10_test_cifar10_1_v6"),  # trained on CIFAR-10
-    **{
-        name: (name.casefold().replace("-", ""),)
-        for name in (
-            "CIFAR-10",
-            "CIFAR-100",
-            "COVID19",
-            "CUB-200",
-            "EuroSAT",
-            "HAM10000",
-            "ImageNet-100",
-            "PACS",
-            "STL-10",
-        )
-    },
+    **{name: (name.casefold().replace("-", ""),) for name in _BY_THEIR_NAME},
     "ImageNet-R": ("imagenet_r",),
     "TinyImageNet": ("tiny_imagenet",),
 }

@@ -30,15 +30,11 @@ BELOW = (PUBLISHED, HOLM)
 MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
 RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+LATEX_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
 LATEX_SIGNS = str.maketrans(
     {
-        "\\": r"\textbackslash{}",
+        **{sign: f"\\text{name}{{}}" for sign, name in LATEX_NAMES.items()},
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
         "±": r"$\pm$",
         "−": "$-$",
     }
@@ -114,14 +110,9 @@ def signed(points: float, digits: int = 2) -> str:
 
 def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
     """A Markdown table; the first column is left-aligned."""
-    rows = [
-        [markdown_text(cell) for cell in header],
-        ["---", *["---:"] * (len(header) - 1)],
-        *(
-            [f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)]
-            for name, entries in lines
-        ),
-    ]
+    rows = [[markdown_text(cell) for cell in header], ["---", *["---:"] * (len(header) - 1)]]
+    for name, entries in lines:
+        rows.append([f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from raysim.core.commands import shown
-from raysim.core.errors import DataError
+from raysim.core.errors import explained
 from raysim.core.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
@@ -149,15 +149,13 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
         on_note(notes[-1])
 
     figures = draw(report, on_missing=add_note)
-    try:
+    with explained("cannot write the report", folder, "give another folder with --out", OSError):
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
         (folder / "report.md").write_text(visible(document(report, captions(figures), notes), keep="\n"))
-    except OSError as error:
-        raise DataError(f"cannot write the report ({error})", str(folder), "give another folder with --out") from error
     return folder / "report.md"
 
 

@@ -16,7 +16,7 @@ from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
 from raysim.core.reading import read_json, regular_file
 from raysim.core.settings import Raw as Settings
 from raysim.core.settings import differing, flatten
-from raysim.core.texts import all_visible
+from raysim.core.texts import all_visible, number
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import (
     FOLDER,
@@ -27,7 +27,6 @@ from raysim.reporting.published import (
     is_same,
     is_set,
     match,
-    number,
     published,
 )
 
@@ -211,12 +210,8 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         if run.is_finished:
             params = run.summary.get("params_sha256", run.folder)
             places.setdefault((frozenset(run.labels.items()), run.seed), {}).setdefault(params, run)
-    keys = dict.fromkeys(
-        key
-        for twins in places.values()
-        for key in differing([run.settings for run in twins.values()])
-        if is_setting(key)
-    )
+    differences = (differing([run.settings for run in twins.values()]) for twins in places.values())
+    keys = dict.fromkeys(key for keys in differences for key in keys if is_setting(key))
     return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 
@@ -264,10 +259,8 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
                 values.setdefault(run.labels.get(rows), set()).add(str(run.labels_by([key]).get(key, "null")))
             if len(set(map(frozenset, values.values()))) > 1:
                 said = "; ".join(f"{row}: {', '.join(sorted(each))}" for row, each in values.items())
-                notes.append(
-                    f"Rows of the tables trained on different examples of {data}: `{key}` is not the same ({said}). Set "
-                    "it in all runs."
-                )
+                text = f"Rows of the tables trained on different examples of {data}: `{key}` is not the same"
+                notes.append(f"{text} ({said}). Set it in all runs.")
     return notes
 
 
@@ -332,10 +325,8 @@ def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
 def compared(flat: Settings) -> Settings:
     """Of all settings by dotted keys those that make the experiment."""
     kept = {key: value for key, value in flat.items() if ASIDE.isdisjoint((key, key.partition(".")[0]))}
-    methods = [spec if isinstance(spec, dict) else {spec: {}} for spec in kept.get("methods") or []]
-    kept["methods"] = [
-        {name: options or {} for name, options in spec.items()} for spec in methods if next(iter(spec)) not in ONLOOKERS
-    ]
+    named = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in kept.get("methods") or [])
+    kept["methods"] = [{name: options or {}} for name, options in named if name not in ONLOOKERS]
     if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
         kept["model.pretrained"] = "given"
     if kept.get("local.steps") is not None:
@@ -347,9 +338,8 @@ def compared(flat: Settings) -> Settings:
 
 def _key(labels: Mapping[str, Label]) -> Key:
     """Labels such that those that mean the same are equal, as `is_same` has it."""
-    return frozenset(
-        (key, canonical(value) if number(value) is None else number(value)) for key, value in labels.items()
-    )
+    numbers = {key: number(value) for key, value in labels.items()}
+    return frozenset((key, canonical(labels[key]) if value is None else value) for key, value in numbers.items())
 
 
 def tables_of(recipe: str) -> list[str]:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from raysim.config import nearest
-from raysim.core.errors import ConfigError, DataError, Fault
+from raysim.core.errors import DataError, Fault, refuse
+from raysim.core.texts import number
 from raysim.reporting.measure import ReportMetric, score
-from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match, number
+from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match
 from raysim.reporting.runs import ReportedRun
 
 #: Values of the column labels; None where a cell lacks the label.
@@ -125,10 +126,8 @@ def describe(labels: Mapping[str, Label]) -> str:
 
 def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
     """`alpha = 0.1, rho = 1`, without the labels that the column lacks; a column without labels is named by its quantity."""
-    pairs = [(name, value) for name, value in zip(names, column, strict=True) if value is not None]
-    return ", ".join(f"{name} = {text(value)}" for name, value in pairs) or (
-        f"no {', '.join(names)}" if names else quantity
-    )
+    parts = [f"{name} = {text(value)}" for name, value in zip(names, column, strict=True) if value is not None]
+    return ", ".join(parts) or (f"no {', '.join(names)}" if names else quantity)
 
 
 def text(value: Label | None) -> str:
@@ -195,9 +194,8 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
         scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
         folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}
-    return replace(
-        cell_of(labels, scores), folders=folders, is_joint=one.is_joint and other.is_joint, metric=one.metric
-    )
+    is_joint = one.is_joint and other.is_joint
+    return replace(cell_of(labels, scores), folders=folders, is_joint=is_joint, metric=one.metric)
 
 
 def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
@@ -219,9 +217,9 @@ def published_cells(tables: Sequence[Published]) -> list[Cell]:
     cells: dict[frozenset[tuple[str, Label]], Cell] = {}
     for row in tables:
         if row.metric in ACCURACIES and row.value is not None:
-            labels: dict[str, Label] = {
-                key: value if (known := number(value)) is None else known for key, value in row.labels.items()
-            }
+            numbers = {key: number(value) for key, value in row.labels.items()}
+            known = {key: value for key, value in numbers.items() if value is not None}
+            labels: dict[str, Label] = {**row.labels, **known}
             cells.setdefault(frozenset(labels.items()), Cell(labels, row.value, row.std, {}, {}, row))
     return list(cells.values())
 
@@ -250,14 +248,10 @@ def make_tables(
       ConfigError: no cell has such a label. DataError: two cells fall on one place.
     """
     known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in ignore))
-    faults = [
-        Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}")
-        for key, names in (("rows", [rows]), ("columns", columns))
-        for name in names
-        if name not in known
-    ]
-    if faults:
-        raise ConfigError(faults, "the report")
+    asked = [("rows", rows), *(("columns", name) for name in columns)]
+    unknown = ((key, name) for key, name in asked if name not in known)
+    texts = ((key, f"no run has a label {name!r}. {nearest(name, known)}") for key, name in unknown)
+    refuse((Fault(f"report.{key}", text) for key, text in texts), "the report")
     varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
     names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
     apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]
@@ -267,10 +261,8 @@ def make_tables(
         row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
         twin = places.setdefault((row, column), cell)
         if twin is not cell and not any(cell.labels.get(name) != twin.labels.get(name) for name in ignore):
-            raise DataError(
-                f"two different settings fall into one cell ({row}, {heading(names, column)})",
-                mend="name more columns",
-            )
+            what = f"two different settings fall into one cell ({row}, {heading(names, column)})"
+            raise DataError(what, mend="name more columns")
         if twin is not cell:
             places[row, column] = pooled(twin, cell, ignore)
     rank = _ranking(order)

@@ -136,9 +136,8 @@ def _weights(axes: Axes, rows: pd.DataFrame, bold: int | None) -> None:
     for client, line in clients:
         colour, dash = (styles[str(client)].colour, styles[str(client)].dash) if has_colours else ("#888888", "-")
         marker = "" if len(line) == num_rounds else "."  # points show in which rounds a client took part
-        (drawn,) = axes.plot(
-            line["round"] + 1, line["weight"], dash, color=colour, marker=marker, ms=3, lw=0.8, alpha=0.7
-        )
+        (drawn,) = axes.plot(line["round"] + 1, line["weight"], dash, color=colour, marker=marker)
+        drawn.set(markersize=3, linewidth=0.8, alpha=0.7)
         if client == bold:
             drawn.set(color="#000000", linewidth=2.2, linestyle="-", alpha=1.0, zorder=5, label=f"client {bold}")
     axes.axhline(1 / max(1.0, len(rows) / num_rounds), color="#444444", linewidth=0.8, linestyle=":")

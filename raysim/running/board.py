@@ -106,9 +106,7 @@ class Board:
         """The results of the run in that view, as of its last round; None where there is none."""
         from torch.utils.tensorboard.summary import hparams
 
-        for name, result in results.items():
-            if result is not None:
-                self._write(number, {f"hparam/{name}": result})
+        self._write(number, {f"hparam/{name}": result for name, result in results.items() if result is not None})
         self._add(hparams(settings, {})[2])
 
     def flush(self) -> None:

@@ -90,9 +90,8 @@ class Loggers:
                 if not progress["next_round"] <= number < before:
                     continue
                 metrics = {metric: float(text) for metric, text in row.items() if text and metric != "round"}
-                if not self._try(
-                    name, round_name(number), lambda each, told: each.round(told), {"round": number, **metrics}
-                ):
+                record = {"round": number, **metrics}
+                if not self._try(name, round_name(number), lambda each, told: each.round(told), record):
                     break
                 progress["next_round"] = number + 1
                 self._keep()

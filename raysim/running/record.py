@@ -31,19 +31,9 @@ if TYPE_CHECKING:
 
 #: Of every run, after its main metric.
 COLUMNS = (
-    "server/loss",
-    "train/loss",
-    "clients/dropped",
-    "comm/up_mb",
-    "comm/down_mb",
-    "system/trainers",
-    "system/nodes",
-    "system/sum_mb",
-    "system/redone_blocks",
-    "system/train_s",
-    "system/aggregate_s",
-    "system/evaluate_s",
-    "system/round_s",
+    *("server/loss", "train/loss", "clients/dropped", "comm/up_mb", "comm/down_mb"),
+    *("system/trainers", "system/nodes", "system/sum_mb", "system/redone_blocks"),
+    *("system/train_s", "system/aggregate_s", "system/evaluate_s", "system/round_s"),
 )
 
 
@@ -71,9 +61,8 @@ class Recorder:
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters, self._on_step = dict(hyperparameters), on_step
         self.rows, self.main = folder.progress_rows(before=first_round), main
-        self._columns = list(
-            dict.fromkeys(["round", f"server/{main}", *COLUMNS, *(name for row in self.rows for name in row)])
-        )
+        names = (name for row in self.rows for name in row)
+        self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
         self._open_progress()
         folder.drop_clients(first_round)
         self._chain = record_chain(folder, first_round)
@@ -130,8 +119,7 @@ class Recorder:
     def flush(self) -> Mapping[str, str]:
         """Make everything so far durable; called before each checkpoint, which keeps the checksums that this returns."""
         if self._tables:
-            part = self.folder.append_clients(pa.concat_tables(self._tables))
-            self._chain.add_file(self.folder.clients.name, part)
+            self._chain.add_file(self.folder.clients.name, self.folder.append_clients(pa.concat_tables(self._tables)))
             self._tables = []
         for path in self._arrays:
             sync_file(path)
@@ -270,7 +258,16 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     seconds = sum(float(row["system/round_s"]) for row in rows)
     if stop.seconds is not None and seconds >= stop.seconds:
         return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
-    return ""
+    return "" if stop.epsilon is None else _reason_to_save(stop.epsilon, rows[-1], max(1, every))
+
+
+def _reason_to_save(allowed: float, row: Mapping[str, str], more: int) -> str:
+    """Why no more rounds may be spent; empty if so many more may. row: the last one."""
+    spent, after_one = float(row["dp/epsilon"]), float(row["dp/next_epsilon"])
+    # Epsilon is concave in the rounds (a least one of straight lines), so that this is no less than it will be.
+    if spent + more * (after_one - spent) <= allowed:
+        return ""
+    return f"epsilon {spent:.4g} is spent: {allowed:g} is allowed, and the next evaluation would come to more"
 
 
 def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
@@ -284,6 +281,6 @@ def _best(scores: Mapping[int, float], metric: str) -> int:
 
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
-    """The last value of a `server/` or `clients/` metric; None for other metrics and where the value is not finite."""
+    """The last value of a `server/`, `clients/` or `dp/` metric; None for others and where the value is not finite."""
     *_, last = [math.nan, *_points(rows, name).values()]
-    return last if name.startswith(("server/", "clients/")) and math.isfinite(last) else None
+    return last if name.startswith(("server/", "clients/", "dp/")) and math.isfinite(last) else None

@@ -191,9 +191,8 @@ class Runs(Sequence[Run]):
         return iter(self._runs)
 
     def __repr__(self) -> str:
-        return (
-            f"Runs of {len(self)}: " + ", ".join(run.name for run in self._runs[:5]) + (" ..." if len(self) > 5 else "")
-        )
+        names = ", ".join(run.name for run in self._runs[:5])
+        return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
         """A row a run, by its name: the settings or labels in which the runs differ, its accuracies, its status."""
@@ -259,9 +258,7 @@ def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.
     import pandas as pd
 
     values, columns, clients = arrays[name], arrays.get(f"{name}:columns"), arrays.get(f"{name}:clients")
-    if values.ndim == 2:
-        return pd.DataFrame(values, index=clients, columns=columns)
-    return values
+    return pd.DataFrame(values, index=clients, columns=columns) if values.ndim == 2 else values
 
 
 def _labels(run: Run) -> dict[str, object]:

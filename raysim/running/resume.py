@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.core.errors import Fault, RunExists, refuse
 
 #: begin: nothing of the run is there. resume: from its checkpoint. extend: the same, with more rounds or another `stop`.
 #: show: it is finished, and just this run was asked for.
@@ -86,8 +86,7 @@ def next_step(state: RunState) -> Step:
     if state.is_finished and not is_wanted and not is_same and {*changed} <= {"rounds"}:
         what = f"run {state.name!r} is finished"
         raise RunExists(what, state.where, f"raise rounds to go on with it, {OTHER}")
-    if faults := _faults(state):
-        raise ConfigError(faults, f"resuming {state.name!r}")
+    refuse(_faults(state), f"resuming {state.name!r}")
     if state.is_finished and not is_wanted:
         return "show"
     return "extend" if state.is_longer or state.has_other_stop else "resume"

@@ -52,12 +52,7 @@ def joined(parts: list[Score]) -> Score:
 
 @torch.no_grad()
 def evaluate(
-    model: BoundModel,
-    examples: Examples,
-    transform: Transform,
-    *,
-    batch_size: int = 256,
-    keeps_logits: bool = False,
+    model: BoundModel, examples: Examples, transform: Transform, *, batch_size: int = 256, keeps_logits: bool = False
 ) -> Score:
     """Score of the model's current point, in eval mode, over all examples."""
     model.module.eval()

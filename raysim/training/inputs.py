@@ -95,9 +95,7 @@ class ArrayTransform:
             return inputs.long()
         if not self.mean:
             return inputs.clone()  # own: a model may work in place
-        mean, std = (
-            torch.tensor(values, dtype=torch.float64, device=inputs.device) for values in (self.mean, self.std)
-        )
+        mean, std = (torch.tensor(each, dtype=torch.float64, device=inputs.device) for each in (self.mean, self.std))
         return ((inputs.double() - mean) / std).float()
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
@@ -167,9 +165,8 @@ class InputTransform:
     @property
     def plain(self) -> Transform:
         """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
-        return replace(
-            self, mean=(), std=(), resize=self.crop or self.resize, crop=None, augmentation=None, function=None
-        )
+        size = self.crop or self.resize
+        return replace(self, mean=(), std=(), resize=size, crop=None, augmentation=None, function=None)
 
     def augmented(self, images: Tensor, draws: Draws) -> Tensor:
         """As `__call__`, with the augmentation that was drawn for each of the B images."""
@@ -180,9 +177,8 @@ class InputTransform:
         else:
             if self.resize is not None:
                 images = resized(images, self.resize, self.interpolation)
-            images = crop_and_flip(
-                images, draws, target, padding=self.augmentation.padding, reflects=self.augmentation.reflects
-            )
+            drawn = self.augmentation
+            images = crop_and_flip(images, draws, target, padding=drawn.padding, reflects=drawn.reflects)
         return self._finish(images)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:

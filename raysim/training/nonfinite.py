@@ -76,9 +76,8 @@ class Origin(NamedTuple):
         }[Suspect(int(self.part))]
         if self.part not in (Suspect.START, Suspect.INPUTS):
             if self.largest_input > LARGE_INPUT:
-                mend = (
-                    f"look at the augmentation or the normalisation: inputs were as large as {self.largest_input:.2g}"
-                )
+                size = f"inputs were as large as {self.largest_input:.2g}"
+                mend = f"look at the augmentation or the normalisation: {size}"
             elif self.largest_param > min(LARGE_PARAM, GROWTH * max(1.0, self.largest_start)):
                 mend = "lower local.lr"
         return f"{what}, at local step {int(self.step) + 1}", mend

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -109,12 +110,8 @@ class Stacker:
         ]
         size = min(self.settings.batch_size, max(len(examples) for examples, _ in members))
         total = torch.zeros(len(members), device=start.device)
-        streams = [
-            training_batches(
-                examples, self.transform, self.settings, num_steps=num_steps, generator=generator, skip_single=False
-            )
-            for examples, generator in members
-        ]
+        batches_of = partial(training_batches, num_steps=num_steps, skip_single=False)
+        streams = [batches_of(examples, self.transform, self.settings, generator=each) for examples, each in members]
         for batches in zip(*streams, strict=True):
             total += descend(layers, *joined(batches, size), lr)
         return states, (total / num_steps).tolist()

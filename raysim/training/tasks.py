@@ -108,11 +108,10 @@ def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
     counts = targets.sum(0, dtype=np.int64)
     scored = (counts > 0) & (counts < len(targets))
     is_sound = bool(scored.any()) and bool(np.isfinite(scores).all())
+    f1 = f1_score(targets, scores > 0, average="macro", zero_division=0) if len(targets) else float("nan")
     return {
         "auroc": float(roc_auc_score(targets[:, scored], scores[:, scored])) if is_sound else float("nan"),
-        "macro_f1": float(f1_score(targets, scores > 0, average="macro", zero_division=0))
-        if len(targets)
-        else float("nan"),
+        "macro_f1": float(f1),
         "exact_match": float((targets == (scores > 0)).all(1).sum()) / max(1, len(targets)),
     }
 
@@ -172,9 +171,8 @@ REGRESSION = Task(
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
     """Every sequence has the same length, so means over sequences are means over tokens."""
     with np.errstate(over="ignore"):
-        perplexity = (
-            float(np.exp(columns["losses"].astype(np.float64).mean())) if len(columns["losses"]) else float("nan")
-        )
+        losses = columns["losses"].astype(np.float64)
+        perplexity = float(np.exp(losses.mean())) if len(losses) else float("nan")
     return {"accuracy": float(columns["shares"].astype(np.float64).mean()), "perplexity": perplexity}
 
 

@@ -28,7 +28,7 @@ from methods.livar.regression import gram, target_coefficients
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
 from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, ModelError, RaysimError, refuse
+from raysim.core.errors import ConfigError, Fault, ModelError, RaysimError, explained, refuse
 from raysim.core.uri import is_uri
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
@@ -47,15 +47,8 @@ FILE = "calibration.json"
 
 #: Columns of rows.csv.
 COLUMNS = [
-    "run",
-    "client",
-    "layer",
-    "importance_a",
-    "importance_b",
-    "num_examples",
-    "coefficient",
-    "quantile_a",
-    "quantile_b",
+    *("run", "client", "layer", "importance_a", "importance_b"),
+    *("num_examples", "coefficient", "quantile_a", "quantile_b"),
 ]
 
 Raw = Mapping[str, Any]  # a configuration as read
@@ -212,11 +205,9 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
     with LiveLine() as line:
         _, outcomes = run_sweep(sweep, say, line=line)
-    failed = {name: end.message for name, end in outcomes.items() if not end.is_finished}
-    if failed:
-        listed = "; ".join(f"{name}: {message}" for name, message in failed.items())
+    if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
         mend = "the same command again runs what is not finished"
-        raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {listed}", str(plan.folder), mend)
+        raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
 
 
 def _folder(plan: Plan) -> RunFolder:
@@ -229,15 +220,13 @@ def _is_finished(plan: Plan) -> bool:
     run = _folder(plan)
     if run.status.name != "completed":
         return False
-    try:
+    kinds = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
+    with explained("a finished run is damaged", run.path, "delete that folder", *kinds):
         before = Config.model_validate(run.read_config()).model_dump(mode="json")
         partition = run.read_json(run.partition)["checksum"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise DataError(f"a finished run is damaged ({error})", str(run.path), "delete that folder") from error
-    now, remedy = plan.config.model_dump(mode="json"), f"set it back, choose another name, or delete {run.path}"
-    faults = [
-        Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in changes(before, now)
-    ]
+    remedy = f"set it back, choose another name, or delete {run.path}"
+    differences = changes(before, plan.config.model_dump(mode="json"))
+    faults = [Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in differences]
     if not faults and partition != plan.manifest.checksum:
         faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
     refuse(faults, "going on with a calibration")
@@ -321,9 +310,6 @@ def calibrate(plan: CalibrationPlan, say: Say, beside: Sequence[Path] = ()) -> R
 
 def read_calibration(folder: Path) -> Result:
     """What an earlier calibration left in its folder. Raises DataError if there is none."""
-    try:
+    with explained("no calibration", folder, "give the folder that holds calibration.json", OSError, ValueError):
         result: Result = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError) as error:
-        remedy = "give the folder that holds calibration.json"
-        raise DataError(f"no calibration ({error})", str(folder), remedy) from error
     return result

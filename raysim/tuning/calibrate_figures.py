@@ -12,11 +12,7 @@ from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
 from raysim.reporting.panels import grid, legend, styles_of
 
-TITLES = {
-    "importance_a": "$I_A$",
-    "importance_b": "$I_B$",
-    "num_examples": "number of examples $n_i$",
-}
+TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
 
 #: What the paper's own table is called beside another.
@@ -64,8 +60,7 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
         for label, result in results.items():
             if name not in result["curves"]:
                 continue
-            curve = result["curves"][name]
-            x, mean, std = (np.array(curve[key]) for key in ("quantile", "mean", "std"))
+            x, mean, std = (np.array(result["curves"][name][key]) for key in ("quantile", "mean", "std"))
             style = styles[label]
             axes.plot(x, mean, style.dash, color=style.colour, lw=style.width, marker=style.marker, ms=3, label=label)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)

@@ -105,7 +105,7 @@ def run_sweep(
         if not is_uri(sweep.place):
             seal_stopped([sweep.folder / trial.name for trial in sweep.trials])
         if not sweep.trials:
-            raise ConfigError(refusals(sweep.refused, len(sweep.refused)), f"every trial of {sweep.folder.name}")
+            raise ConfigError([*refusals(sweep.refused, len(sweep.refused))], f"every trial of {sweep.folder.name}")
         return sweep, {trial.name: outcome(sweep, trial) for trial in sweep.trials}
 
 
@@ -215,11 +215,8 @@ class _Source(Searcher):
     def take_unfinished(self) -> None:
         """The trials that Tune got and did not finish before it ended are next."""
         self.watch.lost = []
-        folder = self.sweep.folder
-        unfinished = [
-            trial for name, trial in self._given.items() if RunFolder(folder / name).status.name == "unfinished"
-        ]
-        self._queue.extendleft(reversed(unfinished))
+        names = {name for name in self._given if RunFolder(self.sweep.folder / name).status.name == "unfinished"}
+        self._queue.extendleft(reversed([trial for name, trial in self._given.items() if name in names]))
         self._given = {}
 
     def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out

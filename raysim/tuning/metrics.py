@@ -30,9 +30,8 @@ SUMMARY_NUMBERS = (
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
     """Metrics of a report that none of these runs will have."""
     metrics = {} if report.metric is None else {"report.metric": report.metric}
-    metrics |= {
-        f"report.metrics.{label}.{name}": m for label, all_ in report.metrics.items() for name, m in all_.items()
-    }
+    for label, named in report.metrics.items():
+        metrics |= {f"report.metrics.{label}.{value}": metric for value, metric in named.items()}
     names = {key: ReportMetric(metric).bare for key, metric in metrics.items()}
     texts = {key: metric_fault(name, configs) for key, name in names.items() if name not in SUMMARY_NUMBERS}
     return [Fault(key, text) for key, text in texts.items() if text]

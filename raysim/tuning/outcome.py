@@ -11,7 +11,7 @@ import io
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ import yaml
 
 from raysim.config import Config
 from raysim.core.direction import column_of, main_of
-from raysim.core.errors import Fault, RaysimError, RunExists, refuse
+from raysim.core.errors import Fault, RaysimError, RunExists, explained, refuse
 from raysim.core.texts import cells
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import Mark, RunFolder
@@ -69,41 +69,32 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
         raise RunExists(f"{folder.name!r} is a run, not a sweep", str(folder), "choose another name")
     before = {trial.name: outcome(sweep, trial) for trial in sweep.trials}
     if sweep.base.resume == "never" and any((folder / trial.name).exists() for trial in sweep.trials):
-        raise RunExists(
-            f"sweep {folder.name!r} exists and resume is never",
-            str(folder),
-            "set resume=auto, choose another name, or delete that folder",
-        )
-    refuse(
-        _changed(sweep, [trial for trial in sweep.trials if before[trial.name].is_finished]),
-        f"going on with {folder.name!r}",
-    )
+        mend = "set resume=auto, choose another name, or delete that folder"
+        raise RunExists(f"sweep {folder.name!r} exists and resume is never", str(folder), mend)
+    finished = [trial for trial in sweep.trials if before[trial.name].is_finished]
+    refuse(_changed(sweep, finished), f"going on with {folder.name!r}")
     write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep.raw), sort_keys=False).encode())
     return before
 
 
-def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[Fault]:
+def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
     """Where finished trials' configurations are not those they would have now: each change once."""
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
-        before = RunFolder(sweep.folder / trial.name)
-        try:
+        before, what = RunFolder(sweep.folder / trial.name), "its config.yaml or partition.json is damaged"
+        kinds = (OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
+        with explained(what, before.path, "delete it to run the trial anew", *kinds, to=RaysimError):
             saved = Config.model_validate(before.read_config())
             partition = before.read_json(before.partition)["checksum"] if before.partition.is_file() else None
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-            what, remedy = f"its config.yaml or partition.json is damaged ({error})", "delete it to run the trial anew"
-            raise RaysimError(what, str(before.path), remedy) from error
         if partition not in (None, trial.partition_sha256):
             place = "data" if trial.config.partition.file is None else "partition.file"
             trials_of.setdefault((place, "the one before", "changed"), []).append(trial.name)
         for key, old, new in changes(saved.model_dump(mode="json"), trial.config.model_dump(mode="json")):
             trials_of.setdefault((key, repr(old), repr(new)), []).append(trial.name)
-    faults = []
     for (key, old, new), names in trials_of.items():
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         remedy = f"set it back, choose another name, or delete their folders in {sweep.folder}"
-        faults.append(Fault(key, f"is {new}, but finished trial {names[0]}{more} has {old}; {remedy}"))
-    return faults
+        yield Fault(key, f"is {new}, but finished trial {names[0]}{more} has {old}; {remedy}")
 
 
 def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
@@ -172,8 +163,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
         (sweep.folder / "best.yaml").unlink(missing_ok=True)  # of another metric
     else:
         head = f"# Trial {best.name} of {sweep.folder.name}: {metric} {outcomes[best.name].score}\n"
-        config = yaml.safe_dump(_as_run(best), sort_keys=False)
-        write_file(sweep.folder / "best.yaml", (head + config).encode())
+        write_file(sweep.folder / "best.yaml", (head + yaml.safe_dump(_as_run(best), sort_keys=False)).encode())
     Copy(sweep.place).send()
 
 

@@ -148,7 +148,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source)
     faults, notes = clashes(whole, source)
-    refuse(library_faults(whole) + faults, source)
+    refuse([*library_faults(whole), *faults], source)
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
@@ -160,8 +160,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         search = Search(place, whole, base, ranges, planner, tuple(ends))
         trials, refused = planner.plan_all(search.points.items())
     else:
-        points = _points(whole, base, lists, ranges, source)
-        trials, refused = planner.plan_all(("", values) for values in points)
+        trials, refused = planner.plan_all(("", values) for values in _points(whole, base, lists, ranges, source))
         _refuse(refused, len(trials), base.tune, source)
         if idle := planner.idle(trials):
             texts = (f"{key} {reason}" for key, reason in idle.items())
@@ -171,15 +170,14 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         metric = f"server/{main_metric(trials[0].config)}"
         base = base.model_copy(update={"tune": base.tune.model_copy(update={"metric": metric})})
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
-    report = parse_report(whole.get("report"), source)
-    refuse(_tune_faults(base.tune, report, planned.checked), source)
+    refuse(_tune_faults(base.tune, parse_report(whole.get("report"), source), planned.checked), source)
     return planned
 
 
 def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: TuneGroup, source: str) -> None:
     """Raise ConfigError with the faults of refused trials, unless the others are to start without them."""
     if refused and not (settings.skip_refused and num_sound):
-        raise ConfigError(refusals(refused, num_sound + len(refused)), source)
+        refuse(refusals(refused, num_sound + len(refused)), source)
 
 
 def _base(raw: sweep.Raw, source: str) -> Config:
@@ -243,16 +241,10 @@ def _points(
     for _ in range(settings.num_samples):
         for values in grid:
             if settings.search == "sobol":
-                drawn = {
-                    axis: chosen.at(float(share))
-                    for (axis, chosen), share in zip(ranges.items(), next(shares), strict=True)
-                }
-                yield {axis: drawn.get(axis, value) for axis, value in values.items()}
+                drawn = {axis: ranges[axis].at(float(share)) for axis, share in zip(ranges, next(shares), strict=True)}
             else:
-                yield {
-                    axis: ranges[axis].draw(generators[axis]) if axis in ranges else value
-                    for axis, value in values.items()
-                }
+                drawn = {axis: ranges[axis].draw(generators[axis]) for axis in ranges if axis in values}
+            yield {axis: drawn.get(axis, value) for axis, value in values.items()}
 
 
 def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,11 +66,8 @@ class Planner:
 
     def free_name(self, values: Mapping[str, object]) -> str:
         """A name for the trial with these values that no trial has yet; numbers that were drawn are shortened."""
-        brief = {
-            axis: f"{value:.4g}"
-            for axis, value in values.items()
-            if isinstance(value, float) and "grid_search" not in self._axes[axis]
-        }
+        drawn = {axis: value for axis, value in values.items() if "grid_search" not in self._axes[axis]}
+        brief = {axis: f"{value:.4g}" for axis, value in drawn.items() if isinstance(value, float)}
         name = _short_name(sweep.trial_name({**values, **brief}, self._axes))
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         return next(free for free in names if free not in self._taken)
@@ -81,30 +78,19 @@ class Planner:
         single = sweep.trial(self._raw, values, self._source)
         self._idle |= single.idle
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
-        plan = check({**single.raw, **place}, self._source, validates=self._validates)
-        plan = with_whole_files(plan)
+        plan = with_whole_files(check({**single.raw, **place}, self._source, validates=self._validates))
         checksum = plan.manifest.checksum
         text = identity(plan.config, checksum)
         original = self._first.setdefault(text, name)
-        return SweepTrial(
-            name,
-            dict(values),
-            single.raw,
-            plan.config,
-            plan.num_rounds,
-            checksum,
-            cost_of(plan),
-            "" if names_own_code(plan.config) else text,
-            "" if original == name else original,
-        )
+        shared = "" if names_own_code(plan.config) else text
+        counts = (plan.num_rounds, checksum, cost_of(plan))
+        same_as = "" if original == name else original
+        return SweepTrial(name, dict(values), single.raw, plan.config, *counts, shared, same_as)
 
     def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
         """Key -> reason, of settings that were left out of some trial and have an effect in none."""
-        return {
-            key: reason
-            for key, reason in self._idle.items()
-            if all(value_at(trial.raw, key) is None for trial in trials)
-        }
+        used = {key for key in self._idle for trial in trials if value_at(trial.raw, key) is not None}
+        return {key: reason for key, reason in self._idle.items() if key not in used}
 
     def plan_all(
         self, points: Iterable[tuple[str, Mapping[str, object]]]
@@ -165,22 +151,19 @@ def identity(config: Config, checksum: str) -> str:
 
 def names_own_code(config: Config) -> bool:
     """Whether a setting that counts names a function of the user's own."""
-    counts = config.model_dump(mode="json", exclude=set(FREE_KEYS))
-    return any(":" in text for text in words(counts))
+    return any(":" in text for text in words(config.model_dump(mode="json", exclude=set(FREE_KEYS))))
 
 
-def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> list[Fault]:
+def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> Iterator[Fault]:
     """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
     trials_of: dict[Fault, list[str]] = {}
     for name, refusal in refused.items():
         for fault in refusal:
             trials_of.setdefault(fault, []).append(name)
-    faults = []
     for fault, names in trials_of.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         where = "" if len(names) == count else f" (trial {names[0]}{more})"
-        faults.append(Fault(fault.key, f"{fault.message}{where}"))
+        yield Fault(fault.key, f"{fault.message}{where}")
     if len(refused) < count:
         text = f"set it to true to start the other {count - len(refused)} of {count} trials"
-        faults.append(Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}"))
-    return faults
+        yield Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}")

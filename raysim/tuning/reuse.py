@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -68,20 +69,17 @@ def sources_of(sweep: Sweep, elsewhere: Mapping[str, RunFolder], count: int) -> 
 
 
 def _checksum(folder: RunFolder) -> str:
-    try:
-        with open(folder.partition) as file:
-            head = file.read(len(_CHECKSUM) + 64)
-    except (OSError, ValueError):
-        return ""
-    return head.removeprefix(_CHECKSUM) if head.startswith(_CHECKSUM) else ""
+    with suppress(OSError, ValueError), open(folder.partition) as file:
+        head = file.read(len(_CHECKSUM) + 64)
+        return head.removeprefix(_CHECKSUM) if head.startswith(_CHECKSUM) else ""
+    return ""
 
 
 def _identity(folder: RunFolder, checksum: str) -> str:
     """Of a finished run; empty for one that cannot be read."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return identity(Config.model_validate(folder.read_config(LOADER)), checksum)
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return ""
+    return ""
 
 
 def _is_sound(folder: RunFolder, config: Config) -> bool:

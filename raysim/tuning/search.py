@@ -98,9 +98,8 @@ class Search:
         """Whether values have just the axes that count beside each other, each within its range."""
         counted = counting(self._raw, {axis: values.get(axis) for axis in self._ranges})
         try:
-            return counted.keys() == values.keys() and all(
-                self._ranges[axis].domain.is_valid(value) for axis, value in values.items()
-            )
+            sound = (self._ranges[axis].domain.is_valid(values[axis]) for axis in counted)
+            return counted.keys() == values.keys() and all(sound)
         except TypeError:  # a text among numbers
             return False
 

@@ -112,11 +112,8 @@ class _Reporter:
             validation = sign * known.get(f"server/validation_{main}", -sign * math.inf)
             if validation > self._best_validation:
                 self._best_validation, self._chosen = validation, score
-            known |= {
-                **dict.fromkeys((form.format(main) for form in SUMMARY), score),
-                f"best_{main}": sign * self._best,
-            }
-            known[f"{main}_at_best_validation"] = self._chosen
+            known |= dict.fromkeys((form.format(main) for form in SUMMARY), score)
+            known |= {f"best_{main}": sign * self._best, f"{main}_at_best_validation": self._chosen}
         if metric not in known:
             return
         if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking

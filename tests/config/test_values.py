@@ -276,8 +276,8 @@ def test_epochs_and_steps_both_written_are_a_clash_even_at_the_default():
 def test_a_run_of_an_older_version_with_steps_goes_on():
     now = parse_config({"local": {"steps": 3}})[0].model_dump(mode="json")
     older = {**now, "local": {**now["local"], "epochs": 1.0}}
-    assert changes(older, now) == []
-    assert changes({**older, "local": {**older["local"], "steps": None}}, now) == [("local.steps", None, 3)]
+    assert list(changes(older, now)) == []
+    assert list(changes({**older, "local": {**older["local"], "steps": None}}, now)) == [("local.steps", None, 3)]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])

@@ -22,6 +22,8 @@ from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
 from raysim.data.shard_files import clients_per_shard, shard_plan, write_serially
 from raysim.data.sources import set_path
+from raysim.training.tasks import TASKS
+from tests.support.task_sets import write_task_set
 
 
 def test_digits_are_the_librarys_digits(root):
@@ -69,11 +71,15 @@ def test_many_clients_share_files(tmp_path, monkeypatch):
     assert all((federation.client(client)[0] == images[rows]).all() for client, rows in enumerate(manifest.clients))
 
 
-def test_ray_data_writes_the_same_bytes(tmp_path, ray_cluster):
+@pytest.mark.parametrize("kind", ["images", *TASKS])
+def test_ray_data_writes_the_same_bytes(kind, tmp_path, ray_cluster):
     from raysim.data.pipeline import write_with_ray_data
 
-    source, _ = random_set(tmp_path)
-    manifest = make_manifest(source, PartitionSpec(num_clients=130, scheme="iid"))
+    if kind == "images":
+        source, _ = random_set(tmp_path)
+    else:
+        source = PreparedSet(set_path(tmp_path, write_task_set(tmp_path, kind)))
+    manifest = make_manifest(source, PartitionSpec(num_clients=130 if kind == "images" else 30, scheme="iid"))
     folders = build_shards(manifest, tmp_path / "one"), build_shards(manifest, tmp_path / "two", write_with_ray_data)
     names = sorted(path.name for path in folders[0].glob("*.arrow"))
     assert names == sorted(path.name for path in folders[1].glob("*.arrow"))

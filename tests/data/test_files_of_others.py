@@ -103,7 +103,7 @@ def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path
         make_preprocess(PreparedSet(path), size=10**6)
     with pytest.raises(DataError, match="1000000 x 1000000 pixels would take at least"):
         prepare("shapes", tmp_path, options=ReaderOptions(size=10**6))
-    with pytest.raises(DataError, match=r"\(1000000, 1000000, 3\) would take at least"):
+    with pytest.raises(DataError, match=r"an input of shape \(1000000, 1000000, 3\) would take at least"):
         prepare("folder", tmp_path, tmp_path / "tree", options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"1,000,000,000,000 inputs take 192,000\.0 GB, and .* GB are free"):
         prepare("shapes", tmp_path, options=ReaderOptions(count=10**12, size=8))
@@ -132,6 +132,12 @@ def npz_of(path, **headers):
 def test_an_npz_that_unpacks_to_more_than_memory_holds_is_refused(images, labels, words, tmp_path):
     path = npz_of(tmp_path / "bomb.npz", images=(images, "|u1"), labels=(labels, "<i8"))
     with pytest.raises(DataError, match=words):
+        prepare("npz", tmp_path, path, save_as="a")
+
+
+def test_an_npz_of_numbers_that_no_memory_holds_is_refused(tmp_path):
+    path = npz_of(tmp_path / "bomb.npz", x=((20, 10**12), "<f4"), y=((20,), "<f4"))
+    with pytest.raises(DataError, match=r"x would take at least 80\.0 TB"):
         prepare("npz", tmp_path, path, save_as="a")
 
 

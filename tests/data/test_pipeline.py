@@ -10,9 +10,11 @@ import pytest
 from raysim.core.errors import DataError
 from raysim.data.federation import build_all_shards, build_shards
 from raysim.plan.check import check
+from raysim.training.tasks import TASKS
 from tests.support import toys
 from tests.support.busy import no_cpu_left
 from tests.support.federations import raw_config
+from tests.support.task_sets import task_config, write_task_set
 
 pytestmark = pytest.mark.ray
 
@@ -35,6 +37,19 @@ def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(
         build_all_shards(manifests, tmp_path / "two", write_with_ray_data),
     )
     assert [files(folder) for folder in one] == [files(folder) for folder in two]
+
+
+def test_rows_of_every_task_are_those_of_the_serial_writer(tmp_path, ray_cluster):
+    """Several labels and the tokens that follow are targets of more than one number."""
+    from raysim.data.pipeline import write_with_ray_data
+
+    for task in TASKS:
+        write_task_set(tmp_path, task)
+    manifests = [check(task_config(tmp_path, task), "a test").manifest for task in TASKS]
+    for number, manifest in enumerate(manifests):
+        one = build_shards(manifest, tmp_path / f"one {number}")
+        two = build_shards(manifest, tmp_path / f"two {number}", write_with_ray_data)
+        assert files(one) == files(two)
 
 
 def test_a_worker_killed_in_the_middle_of_its_rows_changes_no_byte(root, tmp_path, ray_cluster, monkeypatch):

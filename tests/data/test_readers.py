@@ -70,10 +70,43 @@ def test_chestmnist_has_14_labels_an_image(tmp_path, monkeypatch):
             prepare("chestmnist", tmp_path / "other", tmp_path)
 
 
-def test_three_labels_are_refused_where_one_class_is_expected(tmp_path):
-    np.savez(tmp_path / "a.npz", images=pixels(4, 5, 5), labels=np.eye(4, 3, dtype=np.uint8))
+def test_three_labels_are_refused_where_one_class_is_expected(tmp_path, monkeypatch):
+    import medmnist
+
+    images = {f"{part}_images": pixels(4, 28, 28) for part in ("train", "val", "test")}
+    labels = {f"{part}_labels": np.eye(4, 3, dtype=np.uint8) for part in ("train", "val", "test")}
+    np.savez(tmp_path / "organamnist.npz", **images, **labels)
+    digest = hashlib.md5((tmp_path / "organamnist.npz").read_bytes()).hexdigest()
+    monkeypatch.setitem(medmnist.INFO["organamnist"], "MD5", digest)
     with pytest.raises(DataError, match=r"labels of shape \(4, 3\) and type uint8 .*one integer an image"):
-        prepare("npz", tmp_path / "out", tmp_path / "a.npz")
+        prepare("organamnist", tmp_path / "out", tmp_path)
+
+
+#: Arrays of an .npz -> the task of the set.
+OF_TASKS = {
+    "labels": (pixels(6, 4, 4, 3), np.eye(6, 3, dtype=np.int64)),
+    "regression": (pixels(6, 4, 4, 1), np.linspace(0, 1, 6)),
+    "classes": (np.linspace(0, 1, 30).reshape(6, 5), np.arange(6)[:, None] % 2),
+    "tokens": (np.arange(24).reshape(6, 4), np.arange(24).reshape(6, 4)[:, ::-1]),
+}
+
+
+@pytest.mark.parametrize("task", OF_TASKS)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_npz_of_any_task_is_read_as_it_is(task, is_split, tmp_path):
+    inputs, targets = OF_TASKS[task]
+    parts = {"train": slice(4), "test": slice(4, 6)} if is_split else {"": slice(6)}
+    pairs = {"x": inputs, "y": targets}
+    np.savez(
+        tmp_path / "a.npz", **{f"{k}_{p}".rstrip("_"): v[rows] for p, rows in parts.items() for k, v in pairs.items()}
+    )
+    source, found, answers = prepared("npz", tmp_path / "a.npz", tmp_path / "out")
+    assert source.info.task == task
+    assert np.array_equal(found, inputs.astype(found.dtype))
+    assert np.array_equal(
+        answers, (targets[:, 0] if task == "classes" else targets).reshape(answers.shape).astype(answers.dtype)
+    )
+    assert (None if source.splits is None else source.splits.tolist()) == ([0, 0, 0, 0, 2, 2] if is_split else None)
 
 
 def test_every_2d_medmnist_set_is_known_in_every_size():
@@ -216,9 +249,13 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.zeros((3, 4, 4)), "labels": np.arange(3)}, "images.npy of shape .* and type float64"),
+        ({"images": np.zeros(3), "labels": np.arange(3)}, r"inputs of shape \(3,\) and type float64"),
+        (
+            {"x_train": np.zeros((3, 4)), "y_train": np.zeros(3), "x_test": np.zeros((3, 5)), "y_test": np.zeros(3)},
+            "parts of diff",
+        ),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(4)}, "3 images and 4 labels"),
-        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.zeros((3, 2), int)}, r"labels of shape \(3, 2\)"),
+        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels other than 0 and 1"),
         ({"images": np.zeros((3, 4, 4), np.uint8)}, r"not among the keys \['images'\]"),
         ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Call them"),
         ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "labels": np.arange(3)}, "not among the keys"),

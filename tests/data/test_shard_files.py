@@ -70,7 +70,7 @@ def without_moments(description: bytes) -> bytes:
 
 def backwards_and_twice(plan):
     """Windows from the last to the first, each written twice, as after a lost worker."""
-    for window in reversed(plan.windows()):
+    for window in reversed(list(plan.windows())):
         scatter(plan, work_on(plan.preprocess, read_window(window)))
         yield scatter(plan, work_on(plan.preprocess, read_window(window)))
 
@@ -82,7 +82,7 @@ def test_files_are_those_of_a_set_written_whole_whatever_the_windows(tmp_path, s
     spec = PartitionSpec(num_clients=130, scheme="iid", validation_set=mapping)
     manifest = make_manifest(images, spec, external)
     assert len(np.unique(manifest.validation)) < len(manifest.validation)  # rows that go to two places
-    assert len(shard_plan([(manifest, tmp_path)]).windows()) > 30
+    assert len(list(shard_plan([(manifest, tmp_path)]).windows())) > 30
     folder = build_shards(manifest, tmp_path / "shards", write)
     twins = twin(manifest, tmp_path / "twin")
     assert files(folder) == {

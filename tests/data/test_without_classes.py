@@ -159,6 +159,28 @@ def test_unseen_clients_are_drawn_by_the_seed(folder):
 
 
 @pytest.mark.parametrize("within", [False, True])
+def test_first_and_last_clients_are_two_halves_of_a_set(within, folder):
+    """What one run trains on is what the other one never sees, whatever the seed of each."""
+    spec = {"scheme": "natural", "validation": 0.2, "test": 0.2, "within_clients": within}
+    first = manifest_of(folder, "regression", **spec, num_unseen=2, unseen_choice="first", seed=5)
+    last = manifest_of(folder, "regression", **spec, num_unseen=1, unseen_choice="last", seed=6)
+    assert ({*DOMAINS[first.unseen]}, {*DOMAINS[np.concatenate(first.clients)]}) == ({0, 1}, {2})
+    assert ({*DOMAINS[last.unseen]}, {*DOMAINS[np.concatenate(last.clients)]}) == ({2}, {0, 1})
+    if within:
+        assert {*first.unseen} == {*np.concatenate([*last.clients, last.validation, last.test])}
+        assert {*last.unseen} == {*np.concatenate([*first.clients, first.validation, first.test])}
+
+
+def test_the_first_clients_of_a_file_may_be_the_unseen_ones(folder, tmp_path):
+    file = tmp_path / "examples.json"
+    file.write_text(json.dumps({str(client): np.flatnonzero(client == DOMAINS).tolist() for client in range(3)}))
+    spec = {"scheme": "file", "file": str(file), "validation": 0.2, "test": 0.2, "num_unseen": 1}
+    for choice, domain in ((None, 2), ("last", 2), ("first", 0)):
+        manifest = manifest_of(folder, "regression", **spec, unseen_choice=choice)
+        assert {*DOMAINS[manifest.unseen]} == {domain}
+
+
+@pytest.mark.parametrize("within", [False, True])
 def test_a_partition_with_unseen_clients_read_back_is_the_same(within, folder, tmp_path):
     spec = {"scheme": "iid", "num_unseen": 1, "validation": 0.2, "test": 0.2, "within_clients": within}
     manifest = manifest_of(folder, "regression", **spec)

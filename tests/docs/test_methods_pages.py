@@ -15,6 +15,8 @@ from tests.docs.method_tables import BLOCK, PAGES, TASK_PAGE, written
 
 TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
 STUDIES = {"fedvg": "fedvg_digits", "flfa": "flfa_digits", "livar": "livar_digits", "univarfl": "univarfl_shapes"}
+#: Groups of methods with a page of their own.
+OWN_PAGE = {"Privacy": "privacy", "Compression": "compression"}
 RECIPES = PAGES.parents[1] / "configs" / "papers"
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 RESULT = re.compile(r"\d+\.\d+ ± \d+\.\d+")
@@ -23,14 +25,18 @@ RESULT = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 def test_every_method_is_on_one_page():
     named = Counter(block[1] for text in TEXTS.values() for block in BLOCK.finditer(text))
     assert named == Counter(METHODS.keys())
-    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines"])
+    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines", *OWN_PAGE.values(), "robustness"])
 
 
 def test_baselines_stand_in_the_groups_of_the_code():
-    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", TEXTS[PAGES / "baselines.md"], re.MULTILINE)
+    pages = TEXTS[PAGES / "baselines.md"] + TEXTS[PAGES / "robustness.md"]
+    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", pages, re.MULTILINE)
     assert {title: names.replace("`", "").split(", ") for title, names in rows} == {
-        title: [make.__name__ for make in group] for title, group in list(GROUPS.items())[1:]
+        title: [make.__name__ for make in group] for title, group in list(GROUPS.items())[1:] if title not in OWN_PAGE
     }
+    for title, page in OWN_PAGE.items():
+        named = [block[1] for block in BLOCK.finditer(TEXTS[PAGES / f"{page}.md"])]
+        assert named == [make.__name__ for make in GROUPS[title]]
     assert [make.__name__ for make in GROUPS["The four papers"]] == list(STUDIES)
 
 
@@ -70,7 +76,7 @@ def test_recipes_are_there():
         section = text.partition("## Recipes\n")[2].partition("\n## ")[0]
         named = re.findall(rf"\b{path.stem}/(\w+)", section)
         assert {f"{path.stem}/{name}" for name in named} <= shipped, path
-        assert named or path.stem == "baselines"
+        assert named or path.stem in ("baselines", "robustness", *OWN_PAGE.values())
 
 
 def test_every_option_has_a_meaning():

@@ -59,6 +59,15 @@ def test_there_is_at_least_one_and_somebody_trains(tmp_path):
         check(unseen_config(tmp_path, "regression", 0.5), "a test")
 
 
+def test_a_choice_without_unseen_clients_is_refused(tmp_path):
+    raw = unseen_config(tmp_path, "regression")
+    raw["data"]["unseen_choice"] = "first"
+    assert check(raw, "a test").manifest.spec.unseen_choice == "first"
+    raw["data"]["unseen_clients"] = 0
+    with pytest.raises(ConfigError, match=r"data\.unseen_choice: has no effect with data\.unseen_clients 0"):
+        check(raw, "a test")
+
+
 def test_joint_training_has_no_unseen_clients(tmp_path):
     raw = unseen_config(tmp_path, "regression") | {"partition": {"scheme": "joint"}}
     raw.pop("cohort")

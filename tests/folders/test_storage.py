@@ -48,7 +48,7 @@ def on_s3(endpoint, monkeypatch, tmp_path):
     """s3://bucket/..., a folder of this test's own, with the server's address and keys in the environment."""
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": endpoint, "RAYSIM_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    filesystems._opened.cache_clear()
+    filesystems._limited.cache_clear()
     return f"s3://bucket/{tmp_path.name}/runs"
 
 

@@ -71,7 +71,7 @@ def test_absent_server_is_one_sentence_within_seconds(root, monkeypatch, tmp_pat
         ports = [closed.getsockname()[1], silent.getsockname()[1]]
     for port in ports:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        filesystems._opened.cache_clear()
+        filesystems._limited.cache_clear()
         began = time.monotonic()
         with pytest.raises(
             ConfigError, match=r"storage: s3://bucket/runs cannot be read \(.*AWS_ENDPOINT_URL\)"

@@ -30,6 +30,11 @@ FURTHER = {
 }
 
 
+#: Rules that need more votes than those of two clients.
+VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "clipped_clustering")
+FEDERATIONS = {name: {"partition": {"num_clients": 7}, "cohort": {"size": 7}} for name in VOTES}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_task_sets(tmp_path_factory.mktemp("tasks"))
@@ -39,7 +44,8 @@ def plan_on(folder, task, spec):
     name = next(iter(spec))
     needs = METHODS[name](**spec[name]).needs
     layer = {"lora": {"rank": 2, "targets": ["1"]}} if "lora" in needs else {}
-    return check(task_config(folder, task, [spec], model=layer, rounds=2), "a test")
+    groups = FEDERATIONS.get(name, {})
+    return check(task_config(folder, task, [spec], model=layer, rounds=2, **groups), "a test")
 
 
 def server_after(folder, plan):

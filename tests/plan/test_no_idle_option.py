@@ -48,6 +48,7 @@ PROBES = {
     "data.test": [0.3],
     "data.validation": [0.3],
     "data.unseen_clients": [0.3],
+    "data.unseen_choice": ["first", "last"],
     "data.validation_set.subset": [0.5],
     "data.validation_set.from_clients.share": [0.5],
     "data.validation_set.from_clients.clients": [[1]],
@@ -89,6 +90,7 @@ PROBES = {
     "local.precision": ["bfloat16"],
     "cohort.size": [2],
     "cohort.fraction": [0.5],
+    "cohort.sampling": ["poisson"],
     "cohort.dropout": [0.5],
     "cohort.stragglers": [1.0],
     "cohort.straggler_work": [0.7],
@@ -105,6 +107,7 @@ OUTSIDE = {
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
     "on_nonfinite, stop.accuracy, stop.score, stop.seconds": "act upon an event: a number that is not finite, a score, a clock",
+    "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
     "evaluation.batch_size, model.channels_last, local.stack": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",
     "model.pretrained, model.head, data.reader, data.files, data.preprocess.own": "files and code of one's own",
@@ -123,6 +126,10 @@ CONTEXTS: list[tuple[dict[str, object], str]] = [
     ({"partition.scheme": "joint", "partition.num_clients": 20, "cohort": {}}, "cohort."),
     ({"partition.scheme": "dirichlet", "data.split_within_clients": True}, "data."),
     ({"data.validation": 0.0}, "data."),
+    (
+        {"data.unseen_clients": 0.25, "partition.seed": 4},
+        "data.unseen_choice",
+    ),  # neither the first nor the last is drawn
     ({"data.resize": 6}, "data."),
     ({"data.augment": "livar-vit"}, "data.interpolation"),
     ({"data.validation_set.subset": 0.5}, "data.validation_set"),
@@ -235,9 +242,19 @@ SKEWED = {"scheme": "shards", "num_clients": 4}
 NORMED = {"model": {"name": "cnn", "width": 2, "hidden": 4, "norm": "batch"}}
 ADAPTED = {"model": {**LORA_VIT, "dim": 4, "depth": 1, "heads": 1, "lora": {"rank": 2}}}
 NETWORKS = dict.fromkeys(("livar", "flora", "ffa_lora", "keep_factors"), ADAPTED)
+NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 
-#: Settings of methods that take long at their defaults.
-SHORT = {"ccvr": {"num_samples": 16}}
+#: Rules that need more clients than the tiny run has.
+VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
+FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
+
+#: Settings of methods that take long at their defaults, or do nothing in so small a run.
+SHORT = {
+    "ccvr": {"num_samples": 16},
+    "centered_clipping": {"tau": 0.05},
+    "dnc": {"coordinates": 50},
+    "krum": {"select": 3},
+}
 
 #: Values of options whose types do not say any.
 VALUES = {
@@ -255,9 +272,19 @@ VALUES = {
     ("fedsol", "floor"): [10.0],
     ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
+    ("qsgd", "bucket"): [16],
+    ("dp", "noise_cohort_size"): [4],
     ("attack", "clients"): [[0, 1]],
     ("attack", "from_round"): [2],
     ("livar", "table"): ["paper", "online"],
+    ("geometric_median", "iterations"): [1],
+    ("geometric_median", "smoothing"): [1.0],
+    ("trimmed_mean", "trim"): [0.25],
+    ("krum", "attackers"): [0.0],
+    ("bulyan", "attackers"): [0.0],
+    ("sign_guard", "lower"): [0.99],
+    ("sign_guard", "upper"): [1.01],
+    ("dnc", "coordinates"): [20],
     ("diagnostics", "measures"): [["drift"]],
 }
 
@@ -337,6 +364,7 @@ def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
                 "methods": [{method: options}],
                 "local.momentum": 0.5,
                 "partition": SKEWED,
+                **FEDERATIONS.get(method, {}),
             },
         )
         return outcome(root, raw)

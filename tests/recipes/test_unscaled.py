@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import medmnist
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 
@@ -49,7 +50,7 @@ def pretrained(stubs, tmp_path_factory):
 
     @cache
     def weights(path):
-        (name,) = [stem for stem in ("livar_pretrain", "fedvg_pretrain") if path.startswith(f"runs/{stem}")]
+        name = path.removeprefix("runs/").partition("_pretrain")[0] + "_pretrain"
         config, _ = parse_config(read_recipe(STUDIES / f"{name}.yaml"))
         info = stub_info(config.data.name)
         file = folder / f"{Path(path).parent.name}.safetensors"
@@ -94,6 +95,24 @@ def test_every_unscaled_trial_can_start(path, stubs, pretrained, monkeypatch):
         assert {tuple(re.findall("=([^_]+)_", name)) for name in sweep.refused} == refused
     else:
         assert check(raw, str(path)).num_rounds
+
+
+@pytest.mark.slow
+def test_the_two_halves_of_the_speakers_have_no_row_in_common(stubs):
+    """What shakespeare_pretrain trains and tests on, no client of shakespeare_lora has, whatever its seed."""
+    manifests = []
+    for name in ("shakespeare_pretrain", "shakespeare_lora"):
+        for trial in trials_of(STUDIES / f"{name}.yaml")[:2]:
+            _, manifest = check_partition({**trial.raw, "data": {**trial.raw["data"], "root": str(stubs)}}, name)
+            manifests.append(manifest)
+    first, *others = manifests
+    assert len(others) == 2
+    assert others[0].checksum != others[1].checksum
+    rows = {*np.concatenate([*first.clients, first.validation, first.test])}
+    for manifest in others:
+        assert rows == {*manifest.unseen}
+        assert rows.isdisjoint(np.concatenate([*manifest.clients, manifest.validation, manifest.test]))
+        assert len(manifest.clients) == len(manifest.unseen_sizes) == 128
 
 
 def test_stub_sets_have_the_published_sizes():

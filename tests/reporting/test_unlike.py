@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.cli.main import app
+from raysim.core.texts import number
 from raysim.reporting.build import make_report
-from raysim.reporting.published import number
 from raysim.reporting.tables import heading
 from raysim.running.results import Run, Runs
 from tests.support.report_runs import fabricate, sweep

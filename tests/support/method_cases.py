@@ -15,6 +15,9 @@ FL_BENCH: dict[str, Any] = {"as_in": "fl-bench"}
 MAMMOTH: dict[str, Any] = {"as_in": "fed-mammoth"}
 FLFA: dict[str, Any] = {"candidates": ["conv2", "fc1"]}
 
+#: What averages no statistics of clients.
+PERSONAL_NORMS: Raw = {"personal": {"layers": "norm"}}
+
 #: Name -> methods, for the small CNN of tests/support/federations.py.
 CNN_CASES: dict[str, Methods] = {
     "fedavg": [],
@@ -86,7 +89,37 @@ CNN_CASES: dict[str, Methods] = {
     "fisher": [{"fisher": {"num_examples": 8}}],
     "fisher-mammoth": [{"fisher": MAMMOTH}],
     "regmean": ["regmean"],
+    "coordinate-median": ["coordinate_median"],
+    "trimmed-mean": ["trimmed_mean"],
+    "krum": [{"krum": {"attackers": 1}}],
+    "krum-multi-norm-bounding": [{"krum": {"attackers": 1, "select": 4}}, {"norm_bounding": {"bound": 0.05}}],
+    "bulyan": [{"bulyan": {"attackers": 1}}],
+    "geometric-median": ["geometric_median"],
+    "centered-clipping": [{"centered_clipping": {"tau": 0.05, "iterations": 2}}],
+    "norm-bounding": ["norm_bounding"],
+    "clustering": ["clustering"],
+    "clipped-clustering": ["clipped_clustering"],
+    "sign-guard": ["sign_guard"],
+    "dnc": [{"dnc": {"iterations": 2, "coordinates": 500}}],
+    "fltrust": ["fltrust"],
     "livar-head": [{"livar": {"components": "head"}}],
+    "dp": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "noise": 0.5}}],
+    "dp-adaptive": [
+        PERSONAL_NORMS,
+        "fedprox",
+        {"dp": {"clip": 0.3, "adaptive": 0.5, "noise_cohort_size": 12}},
+        "fedavgm",
+    ],
+    "dp-top_k": [PERSONAL_NORMS, {"top_k": {"share": 0.2}}, {"dp": {"clip": 0.3, "noise": 0.1}}],
+    "top_k": [{"top_k": {"share": 0.2}}],
+    "random_k": [{"random_k": {"share": 0.2}}],
+    "random_k-unbiased": [{"random_k": {"share": 0.5, "error_feedback": False}}],
+    "qsgd": [{"qsgd": {"levels": 3, "bucket": 64}}],
+    "sign": ["sign"],
+    "sign-scaffold": ["scaffold", "sign"],
+    "sign_majority": [{"sign_majority": {"server_lr": 0.01}}],
+    "power_sgd": ["power_sgd"],
+    "power_sgd-personal": [{"personal": {"layers": ["conv1"]}}, {"power_sgd": {"rank": 1}}],
     "attack-label_flip": [{"attack": {"kind": "label_flip", "share": 0.4}}, "fedprox"],
     "attack-backdoor": [{"attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0}}],
     "attack-sign_flip-fedvg": [{"attack": {"share": 0.4}}, "fedvg"],

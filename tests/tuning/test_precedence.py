@@ -306,7 +306,7 @@ def test_settings_that_no_trial_takes_are_looked_at(root):
     assert "is the sweep's own" in faults["tune.settings.unused.d"]
     assert "Did you mean 'model'" in faults["tune.settings.unused.e.modle"]
     for path in ("paper:fedvg/table_A3", "paper:flfa/table_1", "paper:livar/table_1", "paper:univarfl/table_1"):
-        assert library_faults(read_config(path)) == []
+        assert list(library_faults(read_config(path))) == []
 
 
 # --- labels with commas -----------------------------------------------------------------------------------------------

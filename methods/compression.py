@@ -1,0 +1,322 @@
+"""Compressed updates: what a client sends is encoded to few bytes, and decoded to what is summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method, ServerView, State, Update
+from raysim.core.seeding import torch_generator
+
+#: The encoded form: what would travel, array by array.
+Encoded = dict[str, np.ndarray]
+
+
+class Codec(NamedTuple):
+    """encode(values [n] float32 on the CPU, generator) -> what travels; decode(that, n) -> [n] float32."""
+
+    encode: Callable[[Tensor, torch.Generator], Encoded]
+    decode: Callable[[Encoded, int], Tensor]
+
+
+# --- the methods --------------------------------------------------------------------------------------------------------
+
+
+def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
+    """A client sends the entries of its update that are largest in absolute value, with their places.
+
+    Aji, Heafield 2017 (arXiv:1704.05021); with error feedback Stich et al. 2018 (arXiv:1809.07599), Algorithm 1: with e_k
+    what the client has not sent yet, 0 at first,
+        c_k = top_k(u_k + e_k),   e_k+ = u_k + e_k - c_k
+    The k largest of the whole vector, not of each layer. 8 bytes an entry: its value and its place. The operator contracts,
+    ||u - top_k(u)||^2 <= (1 - k/d) ||u||^2. A client that rarely takes part sends what it kept when it comes again.
+
+    Args:
+      share: of the shared parameters that are sent, in (0, 1]; at least one is.
+      error_feedback: what was not sent is kept at the client and added to its next update.
+    Raises:
+      ValueError: share out of its range.
+    """
+    _check_share("top_k", share)
+    return _method("top_k", Codec(lambda values, _: largest_of(values, share), entries), error_feedback)
+
+
+def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
+    """A client sends entries of its update that are drawn anew in each round; their places follow from a seed of 8 bytes.
+
+    Stich et al. 2018 (arXiv:1809.07599), rand_k, with error feedback as `top_k` has it. Without error feedback the entries are
+    multiplied by d/k, so that their mean over the draws is the update, and the mean of ||.||^2 is d/k times the update's
+    (Konečný et al. 2016, arXiv:1610.05492, subsampling).
+
+    Args:
+      share: of the shared parameters that are sent, in (0, 1]; at least one is.
+      error_feedback: what was not sent is kept at the client and added to its next update.
+    Raises:
+      ValueError: share out of its range.
+    """
+    _check_share("random_k", share)
+
+    def encode(values: Tensor, generator: torch.Generator) -> Encoded:
+        return drawn_of(values, share, generator, is_unbiased=not error_feedback)
+
+    return _method("random_k", Codec(encode, drawn_entries), error_feedback)
+
+
+def qsgd(*, levels: int = 7, bucket: int = 512) -> Method:
+    """A client sends every entry as one of 2 s + 1 levels, rounded at random so that the mean is the entry.
+
+    Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with ||v|| the norm of the entry's bucket:
+        Q(v_i) = ||v|| sign(v_i) l_i / s,   l_i = floor(s |v_i| / ||v||) or one more, with the chance of the rest
+    Unbiased, with variance <= min(n / s^2, sqrt(n) / s) ||v||^2 for buckets of n. An entry takes ceil(log2(2 s + 1)) bits, a
+    bucket 4 bytes more; the paper's Elias code takes less where most levels are 0.
+    No error feedback: the operator does not contract, so what is kept could grow.
+
+    Args:
+      levels: s, levels above 0, 1 to 127; 7 are 4 bits an entry, 1 are 2 bits.
+      bucket: neighbouring entries that share a norm; 512 in the paper's experiments with 4 bits.
+    Raises:
+      ValueError: levels or bucket out of range.
+    """
+    if not 1 <= levels <= 127:
+        raise ValueError(f"qsgd: levels must be 1 to 127, got {levels}; 7 are 4 bits an entry")
+    if bucket < 1:
+        raise ValueError(f"qsgd: bucket must be >= 1, got {bucket}; 512 is common")
+    codec = Codec(
+        lambda values, generator: quantised(values, generator, levels, bucket),
+        lambda encoded, size: dequantised(encoded, size, levels, bucket),
+    )
+    return _method("qsgd", codec, False)
+
+
+def sign(*, error_feedback: bool = True) -> Method:
+    """A client sends the sign of every entry, a bit, and the mean absolute value, 4 bytes.
+
+    Karimireddy et al. 2019 (arXiv:1901.09847), EF-SignSGD, Algorithm 1 with a local update in the place of a gradient:
+        c_k = (||p||_1 / d) sign(p),   p = u_k + e_k,   e_k+ = p - c_k
+    One scale for the whole vector. The sign of 0 is drawn. Without error feedback signs lead elsewhere (their section 3).
+
+    Args:
+      error_feedback: what was not sent is kept at the client and added to its next update.
+    """
+    return _method("sign", Codec(signs_of, signed), error_feedback)
+
+
+def sign_majority(*, server_lr: float = 0.001) -> Method:
+    """A client sends the sign of every entry; the server moves every entry by server_lr where most clients point.
+
+    Bernstein et al. 2018 (arXiv:1802.04434), Algorithm 3 (majority vote), with a local update in the place of a gradient:
+        w+ = w + server_lr sign(sum_k sign(u_k))
+    Every participant has one vote. A tie moves nothing. The sign of 0 is drawn, so that an entry in which nobody moved is
+    not pushed one way. Nothing is kept: the paper has no error feedback.
+
+    Args:
+      server_lr: length of the step of every entry, > 0.
+    Raises:
+      ValueError: server_lr <= 0.
+    """
+    if server_lr <= 0:
+        raise ValueError(f"sign_majority: server_lr must be > 0, got {server_lr}; 0.001 is a start")
+
+    def encode(values: Tensor, generator: torch.Generator) -> Encoded:
+        return {"signs": signs_of(values, generator)["signs"]}
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        return server_lr * update.sign(), state
+
+    return Method(
+        "sign_majority",
+        outgoing=_outgoing(_by(Codec(encode, signed)), False),
+        server_update=server_update,
+        claims=frozenset({"weights:*", "merge"}),
+        base_weights="uniform",
+    )
+
+
+def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
+    """A client sends two thin factors of every weight matrix of its update; vectors go whole.
+
+    Vogels et al. 2019 (arXiv:1905.13727), Algorithm 1 with one worker, one step of subspace iteration from the last round's Q:
+        P = orthogonalised(M Q),   Q+ = M^T P,   sent: P Q+^T,   M = update of a leaf + what was not sent
+    with M a leaf of two or more axes as (first axis, all others). There all workers agree on P before they make Q, which
+    takes a second exchange; clients here send once, so each has its own P and the sum has a higher rank. Q stays
+    at the client, drawn at first. A leaf for which two factors are no smaller than itself goes whole.
+
+    Args:
+      rank: columns of the factors, >= 1.
+      error_feedback: what was not sent is kept at the client and added to its next update.
+    Raises:
+      ValueError: rank < 1.
+    """
+    if rank < 1:
+        raise ValueError(f"power_sgd: rank must be >= 1, got {rank}; 2 is common")
+
+    def send(wanted: Tensor, client: ClientView) -> tuple[Tensor, int]:
+        sent, size = torch.zeros_like(wanted), 0
+        bases = client.memory.setdefault("bases", {})
+        for leaf in (leaf for leaf in client.layout.params if leaf.is_shared):
+            values, place = client.layout.view(wanted, leaf), client.layout.view(sent, leaf)
+            if values.dim() < 2 or rank * sum(values.flatten(1).shape) >= leaf.size:
+                encoded = {"values": values.cpu().numpy()}
+                place.copy_(values)
+            else:
+                matrix = values.flatten(1).cpu()
+                if (basis := bases.get(leaf.name)) is None:
+                    basis = torch.randn(matrix.shape[1], rank, generator=client.generator)
+                encoded = factors_of(matrix, basis.cpu())
+                place.copy_(product_of(encoded).view(leaf.shape))
+                bases[leaf.name] = torch.from_numpy(encoded["right"])
+            size += num_bytes(encoded)
+        return sent, size
+
+    return Method("power_sgd", outgoing=_outgoing(send, error_feedback), needs=frozenset({"client-memory"}))
+
+
+# --- encoded forms ------------------------------------------------------------------------------------------------------
+
+
+def num_bytes(encoded: Encoded) -> int:
+    """Bytes of an encoded form."""
+    return sum(array.nbytes for array in encoded.values())
+
+
+def largest_of(values: Tensor, share: float) -> Encoded:
+    """The share of the entries that are largest in absolute value. values: [n]."""
+    places = values.abs().topk(_count(share, len(values)), sorted=False).indices.sort().values
+    return {"places": places.int().numpy(), "values": values[places].numpy()}
+
+
+def entries(encoded: Encoded, size: int) -> Tensor:
+    """[size]: the entries at their places, 0 elsewhere."""
+    values, places = torch.from_numpy(encoded["values"]), torch.from_numpy(encoded["places"])
+    return torch.zeros(size).index_copy_(0, places.long(), values)
+
+
+def drawn_of(values: Tensor, share: float, generator: torch.Generator, *, is_unbiased: bool) -> Encoded:
+    """A share of the entries, drawn; multiplied by n / k where the mean over the draws is to be the values [n]."""
+    seed, count = torch.randint(2**62, (1,), generator=generator), _count(share, len(values))
+    places = _drawn(int(seed), len(values), count)
+    return {"seed": seed.numpy(), "values": (values[places] * (len(values) / count if is_unbiased else 1.0)).numpy()}
+
+
+def drawn_entries(encoded: Encoded, size: int) -> Tensor:
+    """[size]: the entries at the places that the seed gives, 0 elsewhere."""
+    places = _drawn(int(encoded["seed"][0]), size, len(encoded["values"]))
+    return entries({"places": places.numpy(), "values": encoded["values"]}, size)
+
+
+def _drawn(seed: int, size: int, count: int) -> Tensor:
+    return torch.randperm(size, generator=torch_generator(seed))[:count]
+
+
+def quantised(values: Tensor, generator: torch.Generator, levels: int, bucket: int) -> Encoded:
+    """QSGD's random rounding of values [n] to levels of their bucket's norm."""
+    rows = F.pad(values, (0, -len(values) % bucket)).view(-1, bucket)
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    exact = (levels * rows.abs() / norms.clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=levels)
+    level = exact.floor() + (torch.rand(rows.shape, generator=generator) < exact - exact.floor())
+    codes = (level * rows.sign() + levels).flatten()[: len(values)].byte().numpy()
+    return {"norms": norms.flatten().numpy(), "codes": packed(codes, (2 * levels).bit_length())}
+
+
+def dequantised(encoded: Encoded, size: int, levels: int, bucket: int) -> Tensor:
+    """[size]: the levels times their bucket's norm."""
+    codes = torch.from_numpy(unpacked(encoded["codes"], size, (2 * levels).bit_length()))
+    return (codes.float() - levels) / levels * torch.from_numpy(encoded["norms"]).repeat_interleave(bucket)[:size]
+
+
+def packed(codes: np.ndarray, width: int) -> np.ndarray:
+    """Codes (n,) uint8 below 2^width, `width` bits each, lowest bit first."""
+    return np.packbits((codes[:, None] >> np.arange(width, dtype=np.uint8)) & 1)
+
+
+def unpacked(data: np.ndarray, count: int, width: int) -> np.ndarray:
+    """(count,) uint8: the codes that `packed` took."""
+    bits = np.unpackbits(data, count=count * width).reshape(count, width)
+    return np.asarray(bits @ (1 << np.arange(width)).astype(np.uint8))
+
+
+def signs_of(values: Tensor, generator: torch.Generator) -> Encoded:
+    """A bit for each entry, drawn for those that are 0, and the mean absolute value. values: [n]."""
+    coins = torch.rand(len(values), generator=generator) < 0.5
+    is_up = torch.where(values == 0, coins, values > 0)
+    scale = values.abs().mean(dtype=torch.float64).float()
+    return {"scale": scale.reshape(1).numpy(), "signs": np.packbits(is_up.numpy())}
+
+
+def signed(encoded: Encoded, size: int) -> Tensor:
+    """[size]: plus or minus the scale, 1 where there is none."""
+    signs = torch.from_numpy(np.unpackbits(encoded["signs"], count=size)).float() * 2 - 1
+    return signs * float(encoded["scale"][0]) if "scale" in encoded else signs
+
+
+def factors_of(matrix: Tensor, basis: Tensor) -> Encoded:
+    """left (n, rank), orthonormal, and right (m, rank) of a matrix (n, m), from a basis (m, rank)."""
+    left = torch.linalg.qr(matrix @ basis).Q
+    return {"left": left.numpy(), "right": (matrix.T @ left).numpy()}
+
+
+def product_of(encoded: Encoded) -> Tensor:
+    """left right^T, (n, m)."""
+    return torch.from_numpy(encoded["left"]) @ torch.from_numpy(encoded["right"]).T
+
+
+# --- what they share ----------------------------------------------------------------------------------------------------
+
+#: send(wanted [num_params], 0 in personal leaves, client) -> (what arrives [num_params], its bytes).
+Send = Callable[[Tensor, ClientView], tuple[Tensor, int]]
+
+
+def _method(name: str, codec: Codec, error_feedback: bool) -> Method:
+    needs = frozenset({"client-memory"} if error_feedback else ())
+    return Method(name, outgoing=_outgoing(_by(codec), error_feedback), needs=needs)
+
+
+def _outgoing(send: Send, keeps_error: bool) -> Callable[[Update, ClientView], Update]:
+    """The hook; where it keeps the error, what was not sent is added to the next update (error feedback)."""
+
+    def outgoing(update: Update, client: ClientView) -> Update:
+        wanted = client.layout.zero_personal_(update.values.clone())
+        if keeps_error and "error" in client.memory:
+            wanted += client.memory["error"]
+        sent, size = send(wanted, client)
+        if keeps_error:
+            client.memory["error"] = wanted - sent
+        return Update(sent, size)
+
+    return outgoing
+
+
+def _by(codec: Codec) -> Send:
+    """All shared parameters as one vector through a codec."""
+
+    def send(wanted: Tensor, client: ClientView) -> tuple[Tensor, int]:
+        is_shared = _is_shared(client.layout)
+        values = wanted.cpu()[is_shared]
+        encoded = codec.encode(values, client.generator)
+        sent = torch.zeros(len(wanted))
+        sent[is_shared] = codec.decode(encoded, len(values))
+        return sent.to(wanted.device), num_bytes(encoded)
+
+    return send
+
+
+def _is_shared(layout: Layout) -> Tensor | slice:
+    """Which entries of [num_params] are sent."""
+    if not layout.personal:
+        return slice(None)
+    return layout.zero_personal_(torch.ones(layout.num_params)).bool()
+
+
+def _count(share: float, size: int) -> int:
+    return max(1, round(share * size))
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"{name}: share must be in (0, 1], got {share}; 0.01 is common")

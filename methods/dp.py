@@ -1,0 +1,206 @@
+"""Differential privacy of clients: clipped updates, noise on their sum, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raysim.core.errors import MethodError
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Message, Method, ServerView, State
+from raysim.core.weights import Weights
+
+#: Hooks of other methods through which a client may be seen without noise.
+EXCLUDES = {
+    "report": "what its clients report reaches the server without noise",
+    "overhear": "what it tells some clients of the others has no noise",
+    "weigh": "a client's weight is its clipping, and another weight may let it move the sum by more than `clip` allows",
+    "server_update": "its server step may look at updates or clients, which have no noise",
+}
+
+#: Methods whose server step is a function of the noised sum and of nothing else.
+POST_PROCESSING = frozenset({"fedavgm", "fedacg"})
+
+#: Of adaptive clipping, as in the paper's experiments: the step eta_C, and the count's noise sigma_b as a share of the cohort.
+STEP, COUNT_NOISE = 0.2, 1 / 20
+
+
+def dp(
+    *,
+    clip: float = 1.0,
+    noise: float = 1.0,
+    delta: float = 1e-5,
+    adaptive: float | None = None,
+    noise_cohort_size: int | None = None,
+    trust: list[str] | None = None,
+) -> Method:
+    """DP-FedAvg: the sum of clipped updates gets Gaussian noise, so that it says little about any one client.
+
+    McMahan et al. 2018 (arXiv:1710.06963), Algorithm 1, uniform weights and the estimator with a fixed denominator, with S
+    the clip, z the noise and m the size of the cohort (with Poisson sampling the expected one), not the number that came:
+        w+ = w + (1/m) (sum_k min(1, S / ||u_k||) u_k + N(0, (z S)^2 I))
+    The norm is over all shared parameters. Server steps behind it (fedavgm) see the noised mean alone. A round in which
+    nobody came is noise alone.
+
+    Adaptive clipping, Andrew et al. 2021 (arXiv:1905.03871), Algorithm 1: with b the share of norms <= S, noised,
+        S+ = S exp(-0.2 (b - adaptive)),   b = 1/2 + (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)),   sigma_b = m / 20
+    and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that sum and count together cost what z says. A cohort
+    smaller than 20 z has sigma_b = z, which is ours: the paper's would leave the sum without any privacy.
+
+    `dp/epsilon` is what the rounds so far have spent at this delta, `dp/next_epsilon` with one more, by Renyi differential
+    privacy (dp-accounting, the extra `privacy`). Neighbours, with the share q = m / clients: with cohort.sampling poisson
+    two populations of which one has one client more; with fixed cohorts two of one size in which one client is another.
+    There a client can move the sum by 2 S, so the accounting is with z / 2.
+
+    It holds for what is sent to clients and for the final model, not for the records of a simulation, and as far as
+    pseudo-random noise from a seed and float arithmetic are random and exact: docs/methods/privacy.md.
+    Degenerate cases: noise 0 clips alone, epsilon is infinite. A client without a step counts for 0.
+    Refused beside it: methods that report, weigh, overhear, or have a server step that may read more than the noised sum.
+
+    Args:
+      clip: S, largest L2 norm of a client's update, > 0; with `adaptive` the one of the first round.
+      noise: z, standard deviation of the noise on the sum as a multiple of the clip, >= 0.
+      delta: of (epsilon, delta), in (0, 1); below 1 / clients.
+      adaptive: quantile of the norms that the clip follows, in (0, 1); 0.5 in the paper. null: the clip stays.
+      noise_cohort_size: noise and epsilon as if so many clients came: the mean's noise is z S / noise_cohort_size. It
+        simulates a large cohort with few clients (pfl-research, arXiv:2404.06430). null: those of cohort.size.
+      trust: methods that may run beside it all the same. Epsilon then holds only if what they see is protected otherwise.
+    Raises:
+      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+      MethodError: noise_cohort_size below the cohort's size or above the number of clients.
+    """
+    _check(clip, noise, delta, adaptive, noise_cohort_size)
+    trusted = frozenset(trust or ())
+
+    def init(params: Tensor, layout: Layout) -> State:
+        _refuse_buffers(layout)
+        _accounting()
+        return {"clip": clip}
+
+    def broadcast(message: Message, state: State) -> Message:
+        return Message(message.params, {"clip": state["clip"]})
+
+    def weigh(weights: Weights, server: ServerView) -> Weights:
+        share = server.report["scale"] * server.is_active / server.cohort_size
+        return dict.fromkeys(weights, share)
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        size, bound = _cohort_size(server, noise_cohort_size), state["clip"]
+        _log(server, bound, spending(noise, size, server.population, server.sampling), delta, trusted)
+        sigma_count, sigma_sum = (0.0, noise) if adaptive is None else split_noise(noise, size)
+        draws = torch.randn(len(update), generator=server.generator)
+        noised = update + server.layout.zero_personal_(draws * (sigma_sum * bound / size))
+        if adaptive is not None:
+            draw = float(torch.randn((), dtype=torch.float64, generator=server.generator)) * sigma_count / size
+            is_within = (server.report["scale"] >= 1)[server.is_active].double()
+            share = 0.5 + float((is_within - 0.5).sum()) / server.cohort_size + draw
+            bound = bound * math.exp(-STEP * (share - adaptive))
+        return noised, {"clip": bound}
+
+    return Method(
+        "dp",
+        init=init,
+        broadcast=broadcast,
+        report=clipping,
+        weigh=weigh,
+        server_update=server_update,
+        claims=frozenset({"weights:*", "merge"}),
+        excludes=EXCLUDES,
+        trusts=POST_PROCESSING | trusted,
+    )
+
+
+def clipping(client: ClientView) -> dict[str, Tensor]:
+    """norm: ||u_k|| of what the client sends; scale: min(1, S / ||u_k||), 1 for an update of 0."""
+    update = client.layout.zero_personal_(client.params - client.start)
+    norm = torch.linalg.vector_norm(update, dtype=torch.float64)
+    return {"norm": norm, "scale": (client.message["clip"] / norm).clamp(max=1.0)}
+
+
+def split_noise(noise: float, size: int) -> tuple[float, float]:
+    """(sigma_b of the count, multiplier of the sum) that together are as private as `noise`; Andrew et al., theorem 1."""
+    sigma_count = max(COUNT_NOISE * size, noise)
+    return sigma_count, noise / math.sqrt(1 - (noise / (2 * sigma_count)) ** 2)
+
+
+@lru_cache(maxsize=32)
+def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
+    """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
+    accounting = _accounting()
+    relation = accounting.NeighboringRelation
+    if noise == 0:
+        event, neighbours = accounting.NonPrivateDpEvent(), relation.ADD_OR_REMOVE_ONE
+    elif sampling == "poisson":
+        event = accounting.PoissonSampledDpEvent(size / population, accounting.GaussianDpEvent(noise))
+        neighbours = relation.ADD_OR_REMOVE_ONE
+    else:  # one client replaced by another moves the sum by up to 2 S
+        event = accounting.SampledWithoutReplacementDpEvent(population, size, accounting.GaussianDpEvent(noise / 2))
+        neighbours = relation.REPLACE_ONE
+    accountant = accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
+    accountant.compose(event)
+    return accountant.orders, accountant.rdp
+
+
+def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float) -> float:
+    """Epsilon of so many rounds. spent: of each, see `spending`."""
+    orders, divergences = spent
+    return float(_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+
+
+def _cohort_size(server: ServerView, simulated: int | None) -> int:
+    """Clients of a round, as noise and accounting take them."""
+    size = simulated or server.cohort_size
+    if not server.cohort_size <= size <= server.population:
+        bounds = f"below the cohort, {server.cohort_size}, or above all clients, {server.population}"
+        raise MethodError(
+            f"dp: noise_cohort_size {size} is {bounds}", "server_update", "choose one between, or drop it"
+        )
+    return size
+
+
+def _log(
+    server: ServerView, bound: float, spent: tuple[Sequence[float], Any], delta: float, trusted: frozenset[str]
+) -> None:
+    rounds = server.round_index + 1
+    server.log("epsilon", epsilon_after(rounds, spent, delta))
+    server.log("next_epsilon", epsilon_after(rounds + 1, spent, delta))
+    server.log("clip", bound)
+    server.log("norms", server.report["norm"])
+    server.log("num_clipped", float((server.report["scale"] < 1).sum()))
+    if trusted:  # in the records, since epsilon depends on them
+        server.log("num_trusted", float(len(trusted)))
+
+
+def _accounting() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.rdp
+    except ImportError as error:
+        text = "dp: epsilon is computed by dp-accounting, which is not installed: pip install 'raysim-fl[privacy]'"
+        raise ValueError(text) from error
+    return dp_accounting
+
+
+def _refuse_buffers(layout: Layout) -> None:
+    if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
+        names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
+        raise ValueError(f"dp: {names} would be averaged without noise; set model.norm to group, or keep them personal")
+
+
+def _check(clip: float, noise: float, delta: float, adaptive: float | None, size: int | None) -> None:
+    """Raise ValueError for an option out of its range."""
+    if not 0 < clip < math.inf:
+        raise ValueError(f"dp: clip must be > 0, got {clip}; 1.0 is a start")
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"dp: noise must be >= 0, got {noise}; 1.0 is common")
+    if not 0 < delta < 1:
+        raise ValueError(f"dp: delta must be in (0, 1), got {delta}; take less than 1 / clients")
+    if adaptive is not None and not 0 < adaptive < 1:
+        raise ValueError(f"dp: adaptive must be in (0, 1), got {adaptive}; 0.5 follows the median of the norms")
+    if size is not None and size < 1:
+        raise ValueError(f"dp: noise_cohort_size must be >= 1, got {size}; drop it for the cohort's own size")

@@ -1,0 +1,227 @@
+"""Robust filters: who counts, and at what length, by norms, clusters, signs, outlying directions or the server's update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods import voters
+from methods.agreement import agreements_of, cosines_of
+from methods.voters import bounding, gram_of, report_norm, scaled, voting
+from raysim.core.layout import Layout
+from raysim.core.method import Method, ServerView, State, Value
+from raysim.core.weights import Weights
+
+
+def norm_bounding(*, bound: float | None = None) -> Method:
+    """Updates longer than a bound are scaled down to it, then averaged with the weights of the round.
+
+    Sun, Kairouz, Suresh, McMahan 2019 (arXiv:1911.07963), section 4, without their noise:
+        w+ = w + sum_k p_k min(1, bound / ||Δ_k||_2) Δ_k
+    The norm is over the shared parameters. It multiplies whatever weights it is given, also FedVG's or Krum's, listed before
+    it. These then need not sum to one; buffers keep theirs. No client moves the model by more than p_k times the bound.
+    Not protected from: attackers that are many, or that stay below the bound for many rounds; buffers.
+    Degenerate cases: clients without a step have weight 0; if nobody took one, all stays. How many were scaled down is logged
+    (`bounded`).
+
+    Args:
+      bound: > 0, in units of the update. None: the median of the norms of the round, which attackers that are fewer than
+        half cannot move beyond the others'.
+    Raises:
+      ValueError: bound <= 0.
+    """
+    voters.refuse_low("norm_bounding", bound=1.0 if bound is None else bound)
+
+    def weigh(weights: Weights, server: ServerView) -> Weights:
+        if not bool(server.is_active.any()):
+            return weights
+        norms = server.report["norm"]
+        factor = bounding(norms, norms[server.is_active].quantile(0.5) if bound is None else bound)
+        server.log("bounded", float((factor < 1).sum()))
+        return scaled(weights, factor, server.layout)
+
+    return Method("norm_bounding", report=report_norm, weigh=weigh)
+
+
+def clustering(*, linkage: Literal["single", "complete", "average"] = "single") -> Method:
+    """Two clusters of the clients by the cosines of their updates; the larger one is averaged.
+
+    Sattler, Müller, Wiegand, Samek 2020 (ICASSP), section 3: two clusters whose largest cosine across is as small as can
+    be, which is what single linkage of the distances 1 - cos(Δ_i, Δ_j) finds. The larger cluster's clients count the same,
+    on all leaves, buffers included. Of two equal clusters scikit-learn's first is taken.
+    Not protected from: attackers whose updates point where the honest ones do, at any length; attackers of half the clients.
+    A round without attackers is divided too, and half of the clients may be left out.
+    Degenerate cases: an update of 0 has cosine 0 with all; clients without a step have no vote; if nobody took one, all stays.
+
+    Args:
+      linkage: distance of two clusters: of their nearest clients ("single", the paper's), of their farthest ("complete"), or
+        the mean of all pairs ("average").
+    Raises:
+      MethodError: in a round, fewer than three clients, of whom no two could outvote the third.
+    """
+
+    def decide(gram: Tensor, server: ServerView) -> Tensor:
+        from sklearn.cluster import AgglomerativeClustering
+
+        voters.refuse_fewer(server, 3, "clustering", "drop it")
+        sizes = gram.diagonal().sqrt()
+        cosines = gram / torch.outer(sizes, sizes).clamp_min(torch.finfo(sizes.dtype).tiny)
+        clusters = AgglomerativeClustering(2, metric="precomputed", linkage=linkage)
+        return _largest(clusters.fit_predict((1 - cosines).numpy()))
+
+    return voting("clustering", gram_of, decide)
+
+
+def clipped_clustering() -> Method:
+    """`clustering` of updates that are first scaled down to the median of all norms seen so far.
+
+    Li, Ngai, Voigt 2023 (IEEE Transactions on Big Data, "An experimental study of Byzantine-robust aggregation schemes in
+    federated learning"). With M the median of the norms of all updates of this round and the rounds before:
+        w+ = w + 1/|C| sum_{k in C} min(1, M / ||Δ_k||) Δ_k,   C the larger cluster
+    Cosines do not change with lengths, so clusters are those of `clustering` with linkage "average". Buffers are the mean
+    of C.
+    Not protected from: what `clustering` is not; lengths alone are bounded.
+    Degenerate cases: those of `clustering`.
+    Raises:
+      MethodError: in a round, fewer than three clients.
+    """
+
+    def step(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        norms = server.report["norm"]
+        seen = torch.cat([state["norms"], norms[server.is_active]])
+        if not len(seen):
+            return update, state
+        weights = scaled(server.weights, bounding(norms, seen.quantile(0.5)), server.layout)
+        return server.total("update", weights)[: len(update)].float(), {"norms": seen}
+
+    base, init = clustering(linkage="average"), lambda params, layout: {"norms": torch.zeros(0).double()}
+    claims, name = base.claims | {"merge"}, "clipped_clustering"
+    return replace(base, name=name, init=init, report=report_norm, server_update=step, claims=claims)
+
+
+def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) -> Method:
+    """Leaves out updates of unusual length or with unusual numbers of positive, zero and negative entries.
+
+    SignGuard, Xu, Huang, Song, Lan 2022 (ICDCS, arXiv:2109.05872), algorithm 2. With M the median of the norms:
+        S_1 = {k: lower <= ||Δ_k|| / M <= upper};   S_2 = the largest cluster of the clients' shares of positive, zero and
+        negative entries among randomly chosen ones (MeanShift; bandwidth: the mean distance to the half of neighbours)
+        w+ = w + 1/|S| sum_{k in S} min(1, M / ||Δ_k||) Δ_k,   S = S_1 and S_2
+    Clients of S count the same; on buffers too, without the factor. The variants that cluster a similarity as well are left out.
+    Not protected from: attackers that keep signs and lengths, and move the sizes of entries; attackers of half the clients.
+    Degenerate cases: where S is empty the model stays as it is (`chosen` logs its size); clients without a step have no
+    vote; if nobody took one, all stays.
+
+    Args:
+      lower, upper: bounds of the norm over M, > 0; the paper's 0.1 and 3.
+      share: of the shared parameters whose signs are looked at, each drawn by itself anew in every round; the paper's 0.1.
+    Raises:
+      ValueError: an option out of range.
+    """
+    voters.refuse_low("sign_guard", lower=lower, upper=upper, share=share)
+
+    def measure(server: ServerView) -> tuple[Tensor, Tensor]:
+        counts = torch.stack(voters.map_voters(server, _signs, None, voters.mask_of(server, share)[None])).sum(dim=0)
+        norms = server.report["norm"][server.is_active]
+        return norms / norms.quantile(0.5).clamp_min(1e-300), counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
+
+    def decide(measured: tuple[Tensor, Tensor], server: ServerView) -> Tensor:
+        from sklearn.cluster import MeanShift, estimate_bandwidth
+
+        norms, signs = measured[0], measured[1].numpy()
+        labels = MeanShift(bandwidth=max(estimate_bandwidth(signs, quantile=0.5), 1e-9)).fit_predict(signs)
+        return _largest(labels) & (norms >= lower) & (norms <= upper)
+
+    return voting("sign_guard", measure, decide, lambda measured, _: bounding(measured[0], 1.0), report=report_norm)
+
+
+def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_000) -> Method:
+    """Leaves out the updates that stand out most in the direction in which all differ most.
+
+    Divide and conquer, Shejwalkar and Houmansadr 2021 (NDSS), algorithm 2, of n clients of whom f attack; `iterations` times:
+        x_k: about `coordinates` entries of Δ_k, drawn at random;   v: top right singular vector of the rows x_k - mean x
+        good: the n - f clients of the lowest <x_k - mean x, v>^2
+    The mean of those that are good every time is the update; they count the same on all leaves, buffers included. The scores
+    are those of the products of all pairs: <x_k - mean x, v> is the k-th entry of their top eigenvector, up to a factor.
+    The paper's filtering fraction c is 1; another one is another f.
+    Not protected from: more attackers than are left out; attackers in directions in which honest clients differ more.
+    Degenerate cases: where nobody is good every time the model stays as it is (`chosen` logs how many are); clients without
+    a step have no vote; if nobody took one, all stays.
+
+    Args:
+      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
+      iterations: >= 1.
+      coordinates: > 0, how many are drawn on average, each by itself; all, where there are no more.
+    Raises:
+      ValueError: an option out of range.
+      MethodError: in a round, so few clients that all would be left out.
+    """
+    count_of = voters.counter("dnc", "attackers", attackers)
+    voters.refuse_low("dnc", iterations=iterations, coordinates=coordinates)
+
+    def measure(server: ServerView) -> list[Tensor]:
+        return [gram_of(server, share=coordinates / len(server.start)) for _ in range(iterations)]
+
+    def decide(grams: list[Tensor], server: ServerView) -> Tensor:
+        num, count = len(grams[0]), count_of(len(grams[0]))
+        voters.refuse_fewer(server, count + 1, f"dnc, which leaves out {count},", "lower attackers")
+        chosen, centering = torch.ones(num), torch.eye(num, dtype=torch.float64) - 1 / num
+        for gram in grams:
+            scores = torch.linalg.eigh(centering @ gram @ centering).eigenvectors[:, -1].square()
+            chosen[scores.argsort(stable=True)[num - count :]] = 0
+        return chosen
+
+    return voting("dnc", measure, decide)
+
+
+def fltrust() -> Method:
+    """The server trains on its validation set as a client does; clients count by their cosine with that update.
+
+    Cao, Fang, Liu, Gong 2021 (NDSS, arXiv:2012.13995), equations 2 to 5, with g_0 the server's update and Δ_k the clients':
+        t_k = max(0, cos(Δ_k, g_0)),   w+ = w + sum_k t_k (||g_0|| / ||Δ_k||) Δ_k / sum_j t_j
+    Updates are rescaled to the length of g_0, longer or shorter, so lengths count for nothing. On parameters the weights of
+    clients are t_k ||g_0|| / ||Δ_k|| / sum t and need not sum to one; on buffers t_k / sum t. The server's learning rate
+    is 1 (`fedavgm` with beta 0 has another). `fedvg_cosine` is its trust score alone: there the direction is one gradient
+    on the validation set and updates keep their lengths; here it is a whole local training, and lengths are the server's.
+    Not protected from: a validation set of another distribution than the clients', which rejects honest ones; attackers
+    that turn their updates up to a right angle from g_0.
+    Degenerate cases: an update of 0 has no trust; where nobody's cosine is above 0, the model stays as it is. How many
+    are trusted is logged (`chosen`).
+    Raises:
+      ValueError: when the run starts, where leaves are personal.
+    """
+
+    def init(params: Tensor, layout: Layout) -> State:
+        if layout.personal:
+            raise ValueError(
+                f"fltrust: the server has no {layout.personal[0].name} of its own to train; share all layers"
+            )
+        return {}
+
+    def measure(server: ServerView) -> Tensor:
+        return agreements_of(server, server.layout.params, server.validation_update())[server.is_active]
+
+    def decide(agreements: Tensor, server: ServerView) -> Tensor:
+        return cosines_of(agreements).clamp_min(0)
+
+    return voting("fltrust", measure, decide, _rescaling, needs=frozenset({"validation-set"}), init=init)
+
+
+def _rescaling(agreements: Tensor, server: ServerView) -> Tensor:
+    """(n,): ||g_0|| / ||Δ_k||, 0 for an update of 0. agreements: (n, leaves, 3), see `agreements_of`."""
+    _, squares, wanted = agreements.sum(dim=1).unbind(dim=1)
+    return torch.where(squares > 0, (wanted / squares).sqrt(), 0.0)
+
+
+def _largest(labels: Value) -> Tensor:
+    """(n,) bool: the members of the largest cluster, of equal ones the first. labels: (n,) int64 array."""
+    clusters = torch.from_numpy(labels)
+    return clusters == clusters.bincount().argmax()
+
+
+def _signs(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
+    """(n, 3) float64: how many entries are positive, zero and negative, among those where extra (1, width) is 1."""
+    signs = block[:, extra[0] > 0].sign()
+    return torch.stack([(signs == sign).sum(dim=1) for sign in (1, 0, -1)], dim=1).double()

@@ -1,0 +1,203 @@
+"""Robust means: the median and the trimmed mean of each coordinate, the geometric median, centered clipping, Krum, Bulyan."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods import voters
+from methods.voters import gram_of, merging_columns, squared_distances
+from raysim.core.method import Method, ServerView, State, Value
+from raysim.core.weights import normalised
+
+
+def coordinate_median() -> Method:
+    """The update is the median of the clients' updates, coordinate by coordinate.
+
+    Yin, Chen, Ramchandran, Bartlett 2018 (ICML, arXiv:1803.01498), definition 1 and algorithm 1, option I. Of an even
+    number of clients it is the mean of the middle two. Fewer than half attackers, whatever they send, cannot move a
+    coordinate out of the range of the others' values. Every client counts the same, whatever its number of examples.
+    Not protected from: attackers that stay within that range, which is wide where clients' data differ; buffers, which
+    are averaged. The median of skewed values is not their mean, so it also differs from it without an attacker.
+    Degenerate cases: clients without a step have no vote; if nobody took one, all stays.
+    """
+    return merging_columns("coordinate_median", _medians)
+
+
+def trimmed_mean(*, trim: float = 0.1) -> Method:
+    """The update is the mean of the clients' updates, coordinate by coordinate, without the largest and smallest values.
+
+    Yin, Chen, Ramchandran, Bartlett 2018 (ICML, arXiv:1803.01498), definition 2 and algorithm 1, option II. As long as
+    no more clients attack than are cut off at one end, every coordinate stays in the range of the others' values.
+    Every client counts the same, whatever its number of examples.
+    Not protected from: attackers that stay within that range; more of them than are cut off; buffers, which are averaged.
+    Degenerate cases: trim 0 is the mean of all (`uniform`); clients without a step have no vote; if nobody took one,
+    all stays.
+
+    Args:
+      trim: what is cut off at each end: a share of the clients below 0.5, rounded up to whole ones, or a whole number.
+    Raises:
+      ValueError: trim out of range.
+      MethodError: in a round, so few clients that nobody is left.
+    """
+    count_of = voters.counter("trimmed_mean", "trim", trim, below=0.5)
+
+    def cut(server: ServerView) -> int:
+        count = count_of(int(server.is_active.sum()))
+        voters.refuse_fewer(server, 2 * count + 1, f"trimmed_mean, which cuts off {count} at each end,", "lower trim")
+        return count
+
+    return merging_columns("trimmed_mean", _trimmed_means, cut)
+
+
+def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Method:
+    """The update is the point with the lowest weighted sum of distances to the clients' updates.
+
+    RFA, Pillutla, Kakade, Harchaoui (IEEE TSP 2022, arXiv:1912.13445), algorithm 2, smoothed Weiszfeld. With alpha_k the
+    shares of the examples, from v = sum_k alpha_k Δ_k:
+        beta_k = alpha_k / max(nu, ||v - Δ_k||),   v <- sum_k beta_k Δ_k / sum_j beta_j
+    The distances of every iteration follow from the products of all pairs, taken once, so that iterations cost nothing.
+    What comes out are weights that sum to one. They hold on buffers too, whose distances do not count.
+    With a share a < 1/2 of alpha at attackers, wherever they are, the median lies within 2 (1 - a) / (1 - 2a) times the
+    honest clients' largest distance from any point (Lopuhaä and Rousseeuw 1991, theorem 2.2).
+    Not protected from: attackers of half the weight or more; a drift within that distance. Far outliers take iterations to
+    lose their pull.
+    Degenerate cases: one client is its own median; clients without a step have weight 0; if nobody took one, all stays.
+
+    Args:
+      iterations: >= 1. The paper needs a secure sum for each and stops after a few.
+      smoothing: nu > 0, the distance below which clients count alike, in units of the update; the paper's 1e-6.
+    Raises:
+      ValueError: an option out of range.
+    """
+    voters.refuse_low("geometric_median", iterations=iterations, smoothing=smoothing)
+
+    def decide(gram: Tensor, server: ServerView) -> Tensor:
+        alpha = server.num_examples[server.is_active].double()
+        share = normalised(alpha)
+        for _ in range(iterations):
+            share = normalised(alpha / voters.distances_from(gram, share).clamp_min(smoothing))
+        return share
+
+    return voters.voting("geometric_median", gram_of, decide)
+
+
+def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
+    """The server's last update moves by the mean of the clients' differences from it, each clipped to length tau.
+
+    Karimireddy, He, Jaggi 2021 (ICML, arXiv:2012.10333), algorithm 2, from v = the update of the round before (0 at first):
+        v <- v + 1/n sum_k (Δ_k - v) min(1, tau / ||Δ_k - v||),   `iterations` times;   w+ = w + v
+    An iteration moves v by tau at most, and one client's part of it is tau / n. The distances of every iteration follow from
+    the products of all pairs and the old v. Every client counts the same. The paper's clients send momenta; here they send
+    updates.
+    Not protected from: attackers that pull the same way in every round, by tau / n each; buffers, which are averaged.
+    Degenerate cases: tau above all distances gives the mean of all (`uniform`); clients without a step have no vote; if
+    nobody took one, the model stays, and so does v.
+
+    Args:
+      tau: > 0, in units of the update; well below the distance of attackers, and not below that of honest clients.
+      iterations: >= 1; the paper's experiments do with 1.
+    Raises:
+      ValueError: an option out of range.
+    """
+    voters.refuse_low("centered_clipping", tau=tau, iterations=iterations)
+
+    def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
+        gram = gram_of(server, state["center"])
+        mixture = torch.eye(len(gram), dtype=torch.float64)[-1]  # of the updates and the center, which is the last
+        for _ in range(iterations):
+            factor = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau) / (len(gram) - 1)
+            mixture = torch.cat([factor, factor.new_zeros(1)]) + mixture * (1 - factor.sum())
+        moved = server.total("update", dict.fromkeys(server.weights, voters.of_all(server, mixture[:-1])))
+        center = (moved[: len(server.start)] + mixture[-1] * state["center"]).float()
+        return center, {"center": center}
+
+    return voters.merging("centered_clipping", merged, init=lambda params, layout: {"center": torch.zeros_like(params)})
+
+
+def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
+    """The update of the client that lies closest to its n - f - 2 nearest others; or the mean of several such.
+
+    Blanchard, El Mhamdi, Guerraoui, Stainer 2017 (NeurIPS), section 4, of n clients of whom f attack:
+        s_k = sum of ||Δ_k - Δ_j||^2 over the n - f - 2 clients j nearest to k;   a_k = 1/m for the m lowest s_k
+    m = 1 is Krum, m > 1 Multi-Krum. The paper's condition is n > 2f + 2. Distances come from the products of all pairs,
+    in float64. Weights are the same on all leaves, buffers included. Of equal scores the first client's counts.
+    Not protected from: attackers that send one update close to the honest ones, and so are near each other. One client of
+    many whose data differ stands for few of them.
+    Degenerate cases: clients without a step have no vote; if nobody took one, all stays.
+
+    Args:
+      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
+      select: m, how many are averaged.
+    Raises:
+      ValueError: an option out of range.
+      MethodError: in a round, too few clients: n < 2f + 3 or n < f + m.
+    """
+    count_of = voters.counter("krum", "attackers", attackers)
+    voters.refuse_low("krum", select=select)
+
+    def decide(gram: Tensor, server: ServerView) -> Tensor:
+        count, mend = count_of(len(gram)), "lower attackers or select"
+        voters.refuse_fewer(server, max(2 * count + 3, count + select), f"krum with {count} attackers", mend)
+        chosen = krum_scores(squared_distances(gram), count).argsort(stable=True)[:select]
+        return torch.zeros_like(gram[0]).index_fill(0, chosen, 1.0)
+
+    return voters.voting("krum", gram_of, decide)
+
+
+def bulyan(*, attackers: float = 0.1) -> Method:
+    """Krum chooses n - 2f clients one by one; of these the mean of the values nearest to the median, by coordinate.
+
+    El Mhamdi, Guerraoui, Rouault 2018 (ICML, arXiv:1802.07927), section 4, with f of n clients attacking:
+        theta = n - 2f times: the client of Krum's lowest score among those that are left joins the selection;
+        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median.
+    The condition is n >= 4f + 3. Krum sums over the nearest m - f - 2 of the m that are left, one at least. Every client
+    counts the same.
+    Not protected from: small shifts of every coordinate within the spread of the honest values; buffers, which are averaged.
+    Degenerate cases: attackers 0 is the mean of all; clients without a step have no vote; if nobody took one, all stays.
+
+    Args:
+      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
+    Raises:
+      ValueError: attackers out of range.
+      MethodError: in a round, n < 4f + 3.
+    """
+    count_of = voters.counter("bulyan", "attackers", attackers)
+
+    def prepare(server: ServerView) -> tuple[Tensor, int]:
+        squared = squared_distances(gram_of(server))
+        count, left = count_of(len(squared)), list(range(len(squared)))
+        voters.refuse_fewer(server, 4 * count + 3, f"bulyan with {count} attackers", "lower attackers")
+        chosen = [left.pop(int(krum_scores(squared[left][:, left], count).argmin())) for _ in left[2 * count :]]
+        return torch.tensor(sorted(chosen)), len(chosen) - 2 * count
+
+    return merging_columns("bulyan", _means_near_medians, prepare)
+
+
+def krum_scores(squared: Tensor, count: int) -> Tensor:
+    """(n,): sums of the n - count - 2 lowest of each row without the diagonal, one at least. squared: (n, n)."""
+    nearest = slice(max(1, len(squared) - count - 2))
+    return squared.clone().fill_diagonal_(torch.inf).sort(dim=1).values[:, nearest].sum(dim=1)
+
+
+def _ordered(block: Tensor) -> Tensor:
+    """The columns of (n, width) sorted, by NumPy, which takes a tenth of PyTorch's time."""
+    return torch.from_numpy(np.sort(block.numpy(), axis=0))
+
+
+def _medians(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
+    """(width,): median of each column of (n, width), of an even n the mean of the middle two."""
+    ordered, last = _ordered(block), len(block) - 1
+    return ordered[last // 2] / 2 + ordered[(last + 1) // 2] / 2  # halves first: the sum may overflow
+
+
+def _trimmed_means(block: Tensor, extra: Tensor, count: int) -> Tensor:
+    return _ordered(block)[count : len(block) - count].double().mean(dim=0).float()
+
+
+def _means_near_medians(block: Tensor, extra: Tensor, prepared: tuple[Tensor, int]) -> Tensor:
+    chosen, count = block[prepared[0]], prepared[1]
+    distances = (chosen - _medians(chosen, extra, None)).abs()
+    is_near = distances <= _ordered(distances)[count - 1]
+    return ((chosen.double() * is_near).sum(dim=0) / is_near.sum(dim=0)).float()

@@ -1,0 +1,164 @@
+"""What robust rules share: who votes, functions of the voters' updates, and the methods that such functions make.
+
+Voters are the clients that took a step. All count the same, and only shared parameters count: personal ones are not sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.moments import one_thread
+from raysim.core.errors import MethodError
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method, ServerView, State, Value
+from raysim.core.rounds import round_name
+from raysim.core.weights import RightMap, Weights, normalised
+
+#: Hooks that have no effect beside a rule that makes the update anew -> why.
+NO_WEIGHTS = {"weigh": "it counts every client's update the same, so that weights would have no effect"}
+
+Measure = Callable[[ServerView], Any]
+Decision = Callable[[Any, ServerView], Tensor]
+
+
+def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None = None, **fields: Any) -> Method:
+    """A method that gives the n voters weights, the same on all leaves, by what it measured of their updates.
+
+    Args:
+      measure: measure(server) -> whatever the others take.
+      decide: decide(measured, server) -> (n,), >= 0, to which the weights are proportional. The number of voters that
+        have one is logged (`chosen`); where nobody has, the model stays as it is.
+      scale: scale(measured, server) -> (n,), factors of these weights on parameters; those of buffers stay.
+      fields: further ones of the method.
+    """
+
+    def weigh(weights: Weights, server: ServerView) -> Weights:
+        if not bool(server.is_active.any()):
+            return weights
+        measured = measure(server)  # not within `one_thread`: a trainer in this process keeps its threads
+        with one_thread():
+            share = normalised(of_all(server, decide(measured, server)))
+            server.log("chosen", float((share > 0).sum()))
+            weights = dict.fromkeys(weights, share)
+            return scaled(weights, of_all(server, scale(measured, server)), server.layout) if scale else weights
+
+    return Method(name, weigh=weigh, claims=frozenset({"weights:*"}), **fields)
+
+
+def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State]], **fields: Any) -> Method:
+    """A method whose server update is made anew from the voters' updates; buffers are the voters' mean.
+
+    Args:
+      merged: merged(state, server) -> (update [num_params], state); not called where nobody votes: all stays then.
+      fields: further ones of the method.
+    """
+
+    def step(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        return merged(state, server) if bool(server.is_active.any()) else (update, state)
+
+    fields |= {"claims": frozenset({"merge"}), "excludes": NO_WEIGHTS}
+    return Method(name, server_update=step, base_weights="uniform", **fields)
+
+
+def merging_columns(name: str, rule: Callable[..., Any], prepare: Measure = lambda server: None) -> Method:
+    """The same by a function of each block of columns: rule(block (n, width), extra (0, width), prepared) -> (width,)."""
+
+    def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
+        return server.layout.zero_personal_(torch.cat(map_voters(server, rule, prepare(server)))), state
+
+    return merging(name, merged)
+
+
+def map_voters(
+    server: ServerView, rule: Callable[..., Any], shared: Value = None, rows: Tensor | None = None
+) -> list[Value]:
+    """`ServerView.map_columns` over the voters. rule: a function of a module, since it crosses to the trainers."""
+    return server.map_columns(partial(_among_voters, rule), (server.is_active, shared), rows)
+
+
+def _among_voters(rule: Callable[..., Any], block: Tensor, extra: Tensor, about: tuple[Tensor, Value]) -> Value:
+    return rule(block if bool(about[0].all()) else block[about[0]], extra, about[1])
+
+
+def mask_of(server: ServerView, share: float = 1.0) -> Tensor:
+    """[num_params]: 1 at shared parameters, or at a random share of them, each drawn by itself; 0 elsewhere."""
+    drawn = torch.rand(len(server.start), generator=server.generator) < share
+    return server.layout.zero_personal_(drawn.float())
+
+
+def gram_of(server: ServerView, *rows: Tensor, share: float = 1.0) -> Tensor:
+    """(n + m, n + m) float64: products of all pairs of the voters' updates and of m rows [num_params], see `mask_of`."""
+    return torch.stack(map_voters(server, _products, None, torch.stack([mask_of(server, share), *rows]))).sum(dim=0)
+
+
+def _products(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
+    vectors = torch.cat([block, extra[1:]]).double().mul_(extra[0])
+    return vectors @ vectors.T
+
+
+def squared_distances(gram: Tensor) -> Tensor:
+    """(n, n) of all pairs from their products: |x - y|^2 = <x, x> + <y, y> - 2 <x, y>, which rounding keeps at 0 or above."""
+    return (gram.diagonal()[:, None] + gram.diagonal() - 2 * gram).clamp_min(0)
+
+
+def distances_from(gram: Tensor, mixture: Tensor) -> Tensor:
+    """(n,): |x_i - v| for v = sum_j c_j x_j. gram: (n, n), products of all pairs; mixture: (n,), c."""
+    products = gram @ mixture
+    return (mixture @ products - 2 * products + gram.diagonal()).clamp_min(0).sqrt()
+
+
+def report_norm(client: ClientView) -> dict[str, Tensor]:
+    """norm: float64, the L2 norm of the client's update over the shared parameters."""
+    return {"norm": client.layout.norms(client.layout.zero_personal_(client.params - client.start)).norm()}
+
+
+def bounding(norms: Tensor, bound: Tensor | float) -> Tensor:
+    """min(1, bound / norm), 1 where a norm is 0."""
+    return (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
+
+
+def of_all(server: ServerView, values: Tensor) -> Tensor:
+    """(K,) float64: the voters' values (n,), 0 for all others."""
+    return torch.zeros(len(server.clients), dtype=torch.float64).masked_scatter(server.is_active, values.double())
+
+
+def scaled(weights: Weights, factor: Tensor, layout: Layout) -> Weights:
+    """The weights of parameters times (K,) factors; those of buffers as they are."""
+
+    def times(weight: Tensor | RightMap) -> Tensor | RightMap:
+        if isinstance(weight, RightMap):
+            return RightMap(weight.maps * factor[:, None, None])
+        return weight * factor.view(-1, *[1] * (weight.dim() - 1))
+
+    return weights | {leaf.name: times(weights[leaf.name]) for leaf in layout.params if leaf.name in weights}
+
+
+def counter(name: str, option: str, value: float, below: float = 1.0) -> Callable[[int], int]:
+    """count(num): how many of `num` clients an option means: a whole number, or a share rounded up to whole ones.
+
+    Raises:
+      ValueError: value is neither a whole number nor a share in [0, below).
+    """
+    if value < 0 or (value >= below and value != int(value)):
+        raise ValueError(f"{name}: {option} must be a whole number or a share in [0, {below:g}), got {value}; try 0.1")
+    return lambda num: int(value) if value >= 1 else math.ceil(value * num - 1e-9)  # 0.07 * 100 is above 7
+
+
+def refuse_low(name: str, **options: float) -> None:
+    """Raises ValueError for an option that is not above 0."""
+    for option, value in options.items():
+        if value <= 0:
+            raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for its default")
+
+
+def refuse_fewer(server: ServerView, least: int, name: str, options: str) -> None:
+    """Raises MethodError where fewer clients than a rule needs took a step. name: of the method, with its numbers."""
+    if (num := int(server.is_active.sum())) < least:
+        what = f"{name} needs the updates of {least} clients at least, got {num}"
+        raise MethodError(what, round_name(server.round_index), f"raise cohort.size, or {options}")

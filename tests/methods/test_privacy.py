@@ -1,0 +1,405 @@
+"""dp: what is clipped, what is added, what it costs, and what is refused beside it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.special import logsumexp
+from torch import nn
+
+import raysim
+from methods.dp import COUNT_NOISE, clipping, dp, epsilon_after, spending, split_noise
+from raysim.core.errors import ConfigError, MethodError
+from raysim.core.layout import layout_of
+from raysim.core.seeding import derive_seed, torch_generator
+from tests.support.federations import plan_of, run, server_on
+from tests.twins.federation import Naive, assert_same_state
+
+WIDE = layout_of(nn.Linear(10_000, 1, bias=False), head="none")
+
+
+def round_of(layout=WIDE, *, scales=(), cohort_size=4, population=100, sampling="fixed", seed=0, **others):
+    """A round at the server, as far as dp looks at it; `logged` keeps what it logs."""
+    logged = {}
+    return SimpleNamespace(
+        layout=layout,
+        report={"scale": torch.tensor(scales, dtype=torch.float64), "norm": torch.zeros(len(scales))},
+        is_active=torch.ones(len(scales), dtype=torch.bool),
+        cohort_size=cohort_size,
+        population=population,
+        sampling=sampling,
+        round_index=0,
+        generator=torch_generator(seed),
+        log=logged.__setitem__,
+        logged=logged,
+        **others,
+    )
+
+
+# --- what is clipped and added ----------------------------------------------------------------------------------------------
+
+
+def test_noise_is_gaussian_of_the_stated_size():
+    method, update = dp(clip=0.6, noise=2.0), torch.linspace(-1, 1, 10_000)
+    noised, _ = method.server_update(update, {"clip": 0.6}, round_of(cohort_size=4))
+    draws, std = (noised - update).double().numpy(), 2.0 * 0.6 / 4
+    assert stats.kstest(draws, stats.norm(0, std).cdf).pvalue > 1e-4
+    assert abs(draws.std() / std - 1) < 5 / math.sqrt(2 * len(draws))
+    assert abs(draws.mean()) < 5 * std / math.sqrt(len(draws))
+    other, _ = method.server_update(update, {"clip": 0.6}, round_of(cohort_size=4, seed=1))
+    assert abs(np.corrcoef(draws, (other - update).numpy())[0, 1]) < 5 / math.sqrt(len(draws))
+
+
+def test_a_larger_cohort_that_is_simulated_scales_noise_and_price():
+    server = round_of(cohort_size=4, population=100)
+    noised, _ = dp(clip=0.6, noise=2.0, noise_cohort_size=40).server_update(torch.zeros(10_000), {"clip": 0.6}, server)
+    assert abs(float(noised.std()) / (2.0 * 0.6 / 40) - 1) < 5 / math.sqrt(2 * 10_000)
+    assert server.logged["epsilon"] == epsilon_after(1, spending(2.0, 40, 100, "fixed"), 1e-5)
+    for size in (3, 101):
+        with pytest.raises(
+            MethodError, match=f"noise_cohort_size {size} is below the cohort, 4, or above all clients, 100"
+        ):
+            dp(noise_cohort_size=size).server_update(torch.zeros(10_000), {"clip": 1.0}, server)
+
+
+def clipped_sum(naive, models, clip, size):
+    """Algorithm 1 of McMahan et al. 2018 with loops: name -> (1/m) sum_k min(1, S / ||u_k||) u_k."""
+    begun = {name: value.detach().double().numpy().copy() for name, value in naive.model.named_parameters()}
+    total = {name: np.zeros_like(value) for name, value in begun.items()}
+    for model in models:
+        update = {name: p.detach().double().numpy() - begun[name] for name, p in model.named_parameters()}
+        norm = math.sqrt(sum(float(entry) ** 2 for value in update.values() for entry in value.flat))
+        for name, value in update.items():
+            total[name] += value * (1 if norm <= clip else clip / norm) / size
+    return total
+
+
+@pytest.mark.parametrize("clip", [0.15, 1e3])
+def test_clipped_sum_is_the_naive_one(root, clip):
+    plan = plan_of(root, [{"dp": {"clip": clip, "noise": 0.0}}], cohort={"size": 5})
+    server, naive = server_on(plan, root), Naive(plan)
+    record = server.run_round(0)
+    models = [naive.local(int(client), 0)[0] for client in record.clients["client"]]
+    norms = [
+        math.sqrt(
+            sum(
+                float((a - b).detach().pow(2).sum())
+                for a, b in zip(m.parameters(), naive.model.parameters(), strict=True)
+            )
+        )
+        for m in models
+    ]
+    np.testing.assert_allclose(record.arrays["dp.norms"], norms, rtol=1e-4)
+    assert record.metrics["dp/num_clipped"] == sum(norm > clip for norm in norms)
+    assert record.metrics["dp/num_clipped"] == 0 or 0 < sum(norm > clip for norm in norms) <= 5
+    steps = clipped_sum(naive, models, clip, 5)
+    with torch.no_grad():
+        for name, value in naive.model.named_parameters():
+            value += torch.from_numpy(steps[name]).float()
+    assert_same_state(server, naive)
+
+
+def test_noise_comes_on_that_sum_and_personal_layers_have_none(root):
+    layers = [{"personal": {"layers": ["fc1"]}}]
+    silent, loud = (
+        server_on(plan_of(root, [*layers, {"dp": {"clip": 0.2, "noise": noise}}]), root) for noise in (0.0, 3.0)
+    )
+    for server in (silent, loud):
+        server.run_round(0)
+    apart = loud.params - silent.params
+    draws = torch.randn(len(apart), generator=torch_generator(derive_seed(loud.seed, "server/dp", 0)))
+    for leaf in loud.layout.params:
+        wanted = loud.layout.view(draws, leaf) * (3.0 * 0.2 / 7 if leaf.is_shared else 0.0)
+        torch.testing.assert_close(loud.layout.view(apart, leaf), wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_one_client_moves_the_sum_by_no_more_than_the_accounting_says():
+    generator = torch.Generator().manual_seed(0)
+    layout, clip = layout_of(nn.Linear(6, 1, bias=False), head="none"), 0.7
+    weigh = dp(clip=clip).weigh
+
+    def total(updates):
+        views = [
+            SimpleNamespace(params=u, start=torch.zeros(6), layout=layout, message={"clip": clip}) for u in updates
+        ]
+        scales = [float(clipping(view)["scale"]) for view in views]
+        weights = weigh({"weight": None}, round_of(layout, scales=scales, cohort_size=5))["weight"]
+        return weights @ torch.stack(updates).double()
+
+    farthest = 0.0
+    for _ in range(200):
+        sizes = torch.rand(6, 1, generator=generator) * 3
+        *others, one, another = torch.unbind(sizes * torch.randn(6, 6, generator=generator))
+        replaced = float((total([*others, one]) - total([*others, another])).norm())
+        added = float((total([*others, one]) - total(others)).norm())
+        assert added <= clip / 5 + 1e-9
+        assert replaced <= 2 * clip / 5 + 1e-9
+        farthest = max(farthest, replaced)
+    assert farthest > 1.5 * clip / 5  # replacing does cost more than adding
+
+
+def test_an_update_of_0_and_a_client_without_a_step_are_no_fault():
+    client = SimpleNamespace(params=torch.zeros(10_000), start=torch.zeros(10_000), layout=WIDE, message={"clip": 1.0})
+    assert float(clipping(client)["scale"]) == 1.0
+    server = round_of(scales=[0.5, 1.0])
+    server.is_active[1] = False
+    assert dp().weigh({"weight": None}, server)["weight"].tolist() == [0.125, 0.0]
+
+
+def test_a_round_of_nobody_is_noise_alone(root, monkeypatch):
+    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+    plan = plan_of(root, [{"dp": {"clip": 0.5, "adaptive": 0.5}}], cohort={"sampling": "poisson"})
+    server = server_on(plan, root)
+    before = server.params.clone()
+    record = server.run_round(0)
+    moved = (server.params - before).double()
+    _, multiplier = split_noise(1.0, 7)
+    assert abs(float(moved.std()) / (multiplier * 0.5 / 7) - 1) < 5 / math.sqrt(2 * len(moved))
+    assert record.metrics["dp/num_clipped"] == 0
+    assert record.metrics["dp/epsilon"] > 0
+
+
+def test_poisson_cohorts_are_divided_by_the_expected_size(root):
+    groups = {"cohort": {"sampling": "poisson"}, "rounds": 1}
+    server = server_on(plan_of(root, [{"dp": {"clip": 1e6, "noise": 0.0}}], **groups), root)
+    before, size = server.params.clone(), server.layout.num_params
+    record = server.run_round(0)
+    rows = server.pool._trainer._vectors._rows["update"]
+    assert len(record.clients["client"]) != 7
+    wanted = sum(row[:size].double() for row in rows.values()) / 7
+    torch.testing.assert_close((server.params - before).double(), wanted, atol=1e-6, rtol=1e-4)
+
+
+# --- adaptive clipping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.5])
+def test_the_clip_settles_at_the_quantile_of_the_norms(quantile):
+    """Norms exp(N(0, 1)). Near the quantile log S is pulled by 0.2 pdf and moved by 0.2 of the count's noise: std 0.04."""
+    rng, method, state = np.random.default_rng(1), dp(clip=20.0, adaptive=quantile), {"clip": 20.0}
+    layout, clips = layout_of(nn.Linear(1, 1, bias=False), head="none"), []
+    for index in range(500):
+        norms = np.exp(rng.standard_normal(100))
+        scales = np.minimum(1, state["clip"] / norms)
+        server = round_of(layout, scales=scales, cohort_size=100, population=1000, seed=index)
+        _, state = method.server_update(torch.zeros(1), state, server)
+        clips.append(math.log(state["clip"]))
+    assert abs(np.mean(clips[200:]) - stats.norm.ppf(quantile)) < 0.08
+    assert 0.01 < np.std(clips[200:]) < 0.08  # the count is noised
+
+
+def test_one_step_of_the_clip_by_hand():
+    server = round_of(scales=[1.0, 1.0, 0.4], cohort_size=4)
+    _, state = dp(clip=2.0, adaptive=0.5, noise=1e-9).server_update(torch.zeros(10_000), {"clip": 2.0}, server)
+    generator = torch_generator(0)
+    torch.randn(10_000, generator=generator)
+    draw = float(torch.randn((), dtype=torch.float64, generator=generator)) * COUNT_NOISE
+    # two of three are within: (1/4)(1/2 + 1/2 - 1/2) + 1/2
+    assert state["clip"] == pytest.approx(2.0 * math.exp(-0.2 * (0.625 + draw - 0.5)))
+
+
+@pytest.mark.parametrize(("noise", "size"), [(1.0, 100), (1.0, 7), (0.3, 20), (5.0, 60)])
+def test_sum_and_count_together_cost_what_the_noise_says(noise, size):
+    sigma_count, multiplier = split_noise(noise, size)
+    assert sigma_count == (size / 20 if size >= 20 * noise else noise)
+    gaussian = dp_accounting.GaussianDpEvent
+    both = dp_accounting.ComposedDpEvent([gaussian(multiplier), gaussian(2 * sigma_count)])
+    accountants = [dp_accounting.rdp.RdpAccountant().compose(event) for event in (both, gaussian(noise))]
+    np.testing.assert_allclose(accountants[0].rdp, accountants[1].rdp, rtol=1e-9)
+    assert split_noise(0.0, size)[1] == 0
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------------------
+
+
+def test_poisson_rounds_cost_what_the_librarys_own_test_says():
+    """dp-accounting, test_compute_rdp_poisson_sampled_gaussian: q 0.01, noise 2.5, 50 rounds."""
+    orders, divergences = spending(2.5, 10, 1000, "poisson")
+    at = dict(zip(orders.tolist(), (50 * divergences).tolist(), strict=True))
+    wanted = {1.5: 6.70579741e-04, 2.5: 1.08548710e-03, 5.0: 2.18075656e-03, 50.0: 2.38460375e-02}
+    assert [at[order] for order in wanted] == [pytest.approx(value, rel=1e-4) for value in wanted.values()]
+
+
+def epsilon_by_hand(divergence, rounds, delta, orders):
+    """Canonne, Kamath, Steinke 2020 (arXiv:2004.00010), proposition 12: the least over the orders."""
+    return min(
+        rounds * divergence(a) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in orders
+    )
+
+
+def poisson_by_hand(q, sigma):
+    """Mironov, Talwar, Zhang 2019 (arXiv:1908.10530), section 3.3: whole orders of the sampled Gaussian mechanism."""
+
+    def divergence(order):
+        terms = [
+            math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp((k * k - k) / (2 * sigma**2))
+            for k in range(order + 1)
+        ]
+        return math.log(math.fsum(terms)) / (order - 1)
+
+    return divergence
+
+
+@pytest.mark.parametrize(
+    ("noise", "size", "population", "rounds"), [(1.0, 10, 1000, 200), (2.0, 7, 12, 30), (4.0, 50, 50, 5)]
+)
+def test_epsilon_of_poisson_rounds_is_that_of_the_formula(noise, size, population, rounds):
+    spent, whole = spending(noise, size, population, "poisson"), range(2, 33)
+    divergence = poisson_by_hand(size / population, noise)
+    at = dict(zip(spent[0].tolist(), spent[1].tolist(), strict=True))
+    np.testing.assert_allclose([at[order] for order in whole], [divergence(order) for order in whole], rtol=1e-6)
+    found, by_hand = epsilon_after(rounds, spent, 1e-5), epsilon_by_hand(divergence, rounds, 1e-5, whole)
+    assert 0.95 * by_hand < found <= by_hand + 1e-9  # the library has orders between whole ones as well
+
+
+def test_everybody_in_every_round_is_the_gaussian_mechanism():
+    """Poisson: a client more or less moves the sum by S; fixed cohorts: one in another's place moves it by 2 S."""
+    for sampling, sigma in (("poisson", 4.530877117), ("fixed", 2 * 4.530877117)):
+        assert epsilon_after(1, spending(sigma, 50, 50, sampling), 1e-6) == pytest.approx(
+            1.0, rel=2e-3
+        )  # the library's test
+
+
+def divergence_by_integral(order, q, sigma):
+    """Renyi divergence of a client at S and one at -S among others at 0, cohorts of a share q, by a sum over a grid."""
+    x = np.linspace(-60, 60, 200_001)
+    with np.errstate(divide="ignore"):
+        shares = np.log([1 - q, q])[:, None]
+
+    def log_density(mean):
+        return logsumexp(stats.norm.logpdf(x, [[0], [mean]], sigma) + shares, axis=0)
+
+    exponents = order * log_density(1) + (1 - order) * log_density(-1)
+    return (logsumexp(exponents) + math.log(x[1] - x[0])) / (order - 1)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.5, 1.0])
+def test_fixed_cohorts_cost_no_less_than_two_such_populations_differ(q):
+    orders, divergences = spending(2.0, int(100 * q), 100, "fixed")
+    at = dict(zip(orders.tolist(), divergences.tolist(), strict=True))
+    for order in (2, 4, 8):
+        true = divergence_by_integral(order, q, 2.0)
+        assert true <= at[float(order)] * (1 + 1e-6)
+        assert q < 1 or at[float(order)] == pytest.approx(true)
+
+
+def test_epsilon_grows_slower_and_slower_so_that_a_straight_line_is_above_it():
+    for sampling, noise in (("poisson", 1.0), ("fixed", 2.0)):
+        epsilons = np.array([epsilon_after(t, spending(noise, 20, 500, sampling), 1e-5) for t in range(1, 120)])
+        assert (np.diff(epsilons) > 0).all()
+        assert (np.diff(epsilons, 2) < 1e-9).all()
+
+
+def test_epsilon_of_each_round_is_logged_and_the_next_ones_comes_true(root):
+    server = server_on(plan_of(root, [{"dp": {"noise": 2.0}}]), root)
+    first, second = (server.run_round(index).metrics for index in range(2))
+    assert first["dp/epsilon"] == epsilon_after(1, spending(2.0, 7, 12, "fixed"), 1e-5)
+    assert first["dp/next_epsilon"] == second["dp/epsilon"] > first["dp/epsilon"]
+    assert "dp/num_trusted" not in first
+
+
+def test_without_noise_epsilon_is_infinite(root):
+    metrics = server_on(plan_of(root, [{"dp": {"noise": 0.0}}]), root).run_round(0).metrics
+    assert metrics["dp/epsilon"] == math.inf
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (["dp", "fedvg"], "dp and fedvg both decide weights"),
+        (["dp", "fisher"], "dp and fisher both decide"),
+        (["scaffold", "dp"], "scaffold cannot run beside dp because of its `report`: what its clients report"),
+        (["dp", "fednova"], "fednova cannot run beside dp because of its `report`"),
+        (["dp", "fedadam"], "fedadam cannot run beside dp because of its `server_update`"),
+        (["dp", "flfa"], "flfa cannot run beside dp because of its `server_update`"),
+        (
+            ["tests.support.toys:copies_the_others", "dp"],
+            "copies_the_others cannot run beside dp because of its `overhear`",
+        ),
+        (["fedavgm", "dp"], "put dp before fedavgm"),
+        ([{"dp": {"trust": ["scaffold"]}}, "feddyn"], "feddyn cannot run beside dp"),
+    ],
+)
+def test_what_would_see_clients_without_noise_is_refused(root, methods, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(root, methods)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["dp", "fedavgm"],
+        ["fedprox", "dp", "fedacg"],
+        ["top_k", "dp"],
+        ["fedrs", "dp"],
+        [{"dp": {"trust": ["scaffold"]}}, "scaffold"],
+    ],
+)
+def test_what_sees_the_noised_sum_alone_or_is_trusted_runs(root, methods):
+    metrics = run(plan_of(root, methods), root, rounds=1).run_round(1).metrics
+    assert metrics["dp/epsilon"] > 0
+    assert metrics.get("dp/num_trusted", 0.0) == float("scaffold" in methods)
+
+
+def test_statistics_of_batches_are_refused_unless_they_are_personal(root):
+    with pytest.raises(
+        ConfigError, match=r"norm1\.running_mean and 3 more would be averaged without noise; set model\.norm"
+    ):
+        plan_of(root, ["dp"], model={"norm": "batch"})
+    plan_of(root, ["dp"], model={"norm": "group"})
+    plan_of(root, [{"personal": {"layers": "norm"}}, "dp"], model={"norm": "batch"})
+
+
+def test_without_the_library_one_sentence_says_how_to_get_it(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'raysim-fl\[privacy\]'"):
+        plan_of(root, [{"dp": {"delta": 1.5e-5}}])  # a list of no other test: faults of a list are kept
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clip": 0.0}, "clip must be > 0"),
+        ({"noise": -1.0}, "noise must be >= 0"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"adaptive": 1.0}, "adaptive must be in"),
+        ({"noise_cohort_size": 0}, "noise_cohort_size must be >= 1"),
+    ],
+)
+def test_options_out_of_range_are_one_clear_error(root, options, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        plan_of(root, [{"dp": options}])
+    assert len(caught.value.faults) == 1
+
+
+# --- stop: {epsilon: ...} -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_ends_before_it_spends_more_than_is_allowed(settings, every):
+    spent = spending(3.0, 3, 6, "fixed")
+    allowed = epsilon_after(5, spent, 1e-5)
+    changes = {"rounds": 9, "methods": [{"dp": {"noise": 3.0}}], "evaluation": {"every": every}}
+    result = raysim.run({**settings, **changes, "stop": {"epsilon": allowed}})
+    rounds = 5 if every == 1 else 3
+    assert result.summary["rounds"] == rounds
+    assert result.summary["metrics"]["dp/epsilon"] == epsilon_after(rounds, spent, 1e-5) <= allowed
+    assert result.summary["stopped_by"].startswith(f"epsilon {epsilon_after(rounds, spent, 1e-5):.4g} is spent")
+    enough = raysim.run({**settings, **changes, "stop": {"epsilon": 1e6}})
+    assert enough.summary["rounds"] == 9
+
+
+def test_stop_epsilon_counts_with_dp_alone(root):
+    plan_of(root, ["dp"], stop={"epsilon": 3.0}, evaluation={"every": 0})
+    with pytest.raises(ConfigError, match=r"stop.epsilon.*it counts with methods that have dp"):
+        plan_of(root, ["fedprox"], stop={"epsilon": 3.0})
