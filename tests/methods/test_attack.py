@@ -225,8 +225,8 @@ def test_the_number_of_attackers_is_expected_where_the_cohort_has_no_size():
         view = SimpleNamespace(
             round_index=0, clients=torch.arange(8), cohort_size=40, sampling=sampling, population=100, crowd=crowd
         )
-        view.layout = Layout(())
-        view.map_columns = lambda function: [parts]
+        view.layout, view.is_active = Layout(()), torch.ones(8, dtype=torch.bool)
+        view.map_columns = lambda *_: [parts]
         return float(hook(view)["vector"])
 
     assert z("poisson") == pytest.approx(largest_z(8, 2))
