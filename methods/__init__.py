@@ -63,11 +63,11 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Merging": (fisher, regmean),
     "Robust means": (coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan),
     "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
+    "Attacks": (attack,),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
     "Privacy": (dp,),
     "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
-    "Attacks": (attack,),
     "Measures": (diagnostics, keep_factors),
 }
 

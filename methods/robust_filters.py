@@ -152,7 +152,7 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
 
     Args:
       attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
-      iterations: >= 1.
+      iterations: how often clients are left out, >= 1.
       coordinates: > 0, how many are drawn on average, each by itself; all, where there are no more.
     Raises:
       ValueError: an option out of range.
