@@ -338,6 +338,27 @@ def test_fedvg_scores_what_attackers_send(root):
         assert weights[is_bad].sum() / weights.sum() < 0.9 * sizes[is_bad].sum() / sizes.sum()
 
 
+def test_krum_takes_what_was_made_for_it(root):
+    plan = plan_of(
+        root, [{"attack": {"kind": "adaptive", "against": "krum", "share": 0.4}}, {"krum": {"attackers": 2}}]
+    )
+    server = server_on(plan, root)
+    before, size = server.params.clone(), server.layout.num_params
+    server.run_round(0)
+    crafted = server.pool._trainer._vectors._rows["update"][8][:size]
+    assert 8 in server.crowd("attack").drawn(0.4)
+    torch.testing.assert_close(server.params - before, crafted, atol=1e-6, rtol=0)
+
+
+def test_what_attackers_send_is_compressed_behind_them(root, plain):
+    found = Outcome(root, [{"attack": {"share": 0.4}}, {"top_k": {"share": 0.1}}])
+    for client, update in found.sent.items():
+        is_sent = update != 0
+        assert int(is_sent.sum()) == round(0.1 * len(update))
+        sign = -1 if client in found.attackers else 1
+        torch.testing.assert_close(update[is_sent], sign * plain.sent[client][is_sent], atol=0, rtol=1e-6)
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
