@@ -13,6 +13,7 @@ from torch import Tensor
 
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.counting import counts_with
+from raysim.core.errors import MethodError
 from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, Model, ServerView, State, Update, Value
 
 Kind = Literal[
@@ -87,8 +88,8 @@ def attack(
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
       against: the defence that the attackers expect.
     Raises:
-      ValueError: an option outside of its range; in the run, a client or a class that is not there, or a patch that does
-        not fit the inputs.
+      ValueError: an option outside of its range.
+      MethodError: in the run, a client or a class that is not there, or a patch that does not fit the inputs.
     """
     _check_ranges(share, clients, from_round, scale, sigma, target, poison, trigger)
     stamp, wanted = partial(stamped, size=trigger, value=value), target or 0
@@ -310,11 +311,12 @@ def _check_ranges(
 
 def _of_this_run(clients: list[int], crowd: Crowd) -> Tensor:
     if max(clients) >= crowd.population:
-        raise ValueError(f"attack: client {max(clients)} is none of the {crowd.population} clients; name others")
+        what = f"client {max(clients)} is none of the {crowd.population} clients"
+        raise MethodError(what, "clients of attack", "name others; ids count from 0")
     return torch.tensor(clients)
 
 
 def _a_class(target: int, num_classes: int) -> int:
     if target >= num_classes:
-        raise ValueError(f"attack: target must be one of the {num_classes} classes, got {target}; count from 0")
+        raise MethodError(f"class {target} is none of the {num_classes} classes", "target of attack", "count from 0")
     return target
