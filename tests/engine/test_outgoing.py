@@ -195,7 +195,7 @@ def test_each_client_takes_part_with_the_chance_of_its_share():
     assert abs(together - 0.04) < 5 * np.sqrt(0.04 * 0.96 / 4000)
 
 
-@pytest.mark.parametrize("name", CNN_CASES)
+@pytest.mark.parametrize("name", [name for name in CNN_CASES if not name.startswith("dp")])  # whose round is noise
 def test_a_round_of_nobody_moves_nothing(root, name, monkeypatch):
     monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
     server = server_on(plan_of(root, CNN_CASES[name], model={"norm": "batch"}, cohort={"sampling": "poisson"}), root)

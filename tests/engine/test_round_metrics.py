@@ -274,6 +274,7 @@ def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
     reports = SimpleNamespace(
         num_steps=np.array([1, 3, 0, 4]),
         train_loss=np.array([2.0, 4.0, np.nan, 9.0]),
+        sent_bytes=np.array([100, 200, 300, 400]),
         peaks={"update": None, "a/b": None},
         methods={"a": {"n": np.zeros(4)}},
         personal=None,
@@ -286,7 +287,7 @@ def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
     assert found == pytest.approx(
         {
             "train/loss": (2 + 3 * 4) / 4,
-            "comm/up_mb": (4 * 2 * size + 32) / 1e6,
+            "comm/up_mb": (1000 + 4 * size + 32) / 1e6,
             "comm/down_mb": 4 * (size + 40) / 1e6,
             "clients/dropped": 1,
         }

@@ -176,6 +176,13 @@ def test_scaled_signs_leave_what_the_paper_says():
     assert float(left.square().sum() / values.square().sum()) == pytest.approx(1 - density, rel=1e-4)
 
 
+def test_the_sign_of_0_is_drawn():
+    values = torch.cat([torch.zeros(4000), torch.full((10,), 2.0), torch.full((10,), -2.0)])
+    sent = signed({"signs": signs_of(values, torch_generator(0))["signs"]}, len(values))
+    assert abs(float(sent[:4000].mean())) < 5 / math.sqrt(4000)
+    assert torch.equal(sent[4000:], values[4000:] / 2)
+
+
 @pytest.mark.parametrize("layout", [LAYOUT, HALF], ids=["whole", "personal"])
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_sent_and_what_is_kept_sum_to_all_updates(name, layout):

@@ -153,6 +153,16 @@ def test_an_update_of_0_and_a_client_without_a_step_are_no_fault():
     assert dp().weigh({"weight": None}, server)["weight"].tolist() == [0.125, 0.0]
 
 
+def test_what_stays_at_a_client_does_not_count_to_its_norm():
+    network = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 2, bias=False))
+    layout = layout_of(network, head="1", shared=["0.weight"])
+    client = SimpleNamespace(
+        params=torch.tensor([3.0, 0.0, 4.0, 50.0, 60.0]), start=torch.zeros(5), layout=layout, message={"clip": 1.0}
+    )
+    assert float(clipping(client)["norm"]) == 5.0
+    assert float(clipping(client)["scale"]) == pytest.approx(0.2)
+
+
 def test_a_round_of_nobody_is_noise_alone(root, monkeypatch):
     monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
     plan = plan_of(root, [{"dp": {"clip": 0.5, "adaptive": 0.5}}], cohort={"sampling": "poisson"})
@@ -349,6 +359,12 @@ def test_what_sees_the_noised_sum_alone_or_is_trusted_runs(root, methods):
     metrics = run(plan_of(root, methods), root, rounds=1).run_round(1).metrics
     assert metrics["dp/epsilon"] > 0
     assert metrics.get("dp/num_trusted", 0.0) == float("scaffold" in methods)
+
+
+def test_a_summary_says_that_something_was_trusted(settings):
+    result = raysim.run({**settings, "rounds": 1, "methods": [{"dp": {"trust": ["scaffold"]}}, "scaffold"]})
+    assert result.summary["metrics"]["dp/num_trusted"] == 1
+    assert result.summary["methods"][0] == {"dp": {"trust": ["scaffold"]}}
 
 
 def test_statistics_of_batches_are_refused_unless_they_are_personal(root):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 
+from methods.dp import epsilon_after, spending
 from methods.feedback import feedback_layers
 from raysim.config import parse_config, read_config
 from raysim.config.sweep import grid
@@ -16,6 +20,9 @@ from raysim.reporting.published import ACCURACIES, match, published
 from raysim.tuning.plan import read_sweep
 from tests.recipes.test_methods import LIVAR_PARTS, PAPERS, trials
 from tests.support.image_sets import class_tree
+from tests.support.recipe_files import read_recipe
+
+PROJECT = Path(__file__).parents[2]
 
 FEEDBACK = {
     "W^r": {},
@@ -124,3 +131,20 @@ def test_larger_images_of_livar_are_prepared_as_in_its_code():
         (line,) = [line for line in header.splitlines() if f"prepare {name}" in line]
         words = line.removeprefix("#   raysim prepare ").split()
         assert words == [name, "--root", "FILES", "--size", "224", "--resize", "squash", "--interpolation", "bicubic"]
+
+
+def test_the_noise_of_dp_mnist_spends_what_its_columns_say():
+    spent, sizes = {}, set()
+    for trial in grid(read_recipe(PROJECT / "configs" / "studies" / "dp_mnist.yaml"), "dp_mnist"):
+        config, faults = parse_config(trial.raw)
+        assert not faults
+        options = next(spec["dp"] for spec in config.methods if isinstance(spec, dict) and "dp" in spec)
+        spent[str(trial.raw["labels"]["epsilon"])] = (options["noise"], options["delta"])
+        sizes.add((config.cohort_size, config.num_clients, config.cohort.sampling, config.rounds))
+    ((size, population, sampling, rounds),) = sizes
+    for epsilon, (noise, delta) in spent.items():
+        wanted = math.inf if epsilon == "none" else float(epsilon)
+        assert epsilon_after(rounds, spending(noise, size, population, sampling), delta) == pytest.approx(
+            wanted, rel=2e-3
+        )
+    assert len(spent) == 5
