@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.counting import counts_with
+from raysim.core.errors import MethodError
 from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, Model, ServerView, State, Update, Value
 
 Kind = Literal[
@@ -69,7 +71,7 @@ def attack(
     share of the test rows of other classes that become `target` with the patch on them.
     Degenerate cases: without an honest client in the round attackers send what they trained; with one, std is 0 and
     alie, min_max and min_sum send its update. alie's s counts at least 1 and its z at least 0: too few attackers, or too
-    many, to need a quantile. Honest clients without a step count as updates of 0.
+    many, to need a quantile. Honest clients without a step are not listened to.
 
     Args:
       kind: see above.
@@ -86,8 +88,8 @@ def attack(
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
       against: the defence that the attackers expect.
     Raises:
-      ValueError: an option outside of its range; in the run, a client or a class that is not there, or a patch that does
-        not fit the inputs.
+      ValueError: an option outside of its range.
+      MethodError: in the run, a client or a class that is not there, or a patch that does not fit the inputs.
     """
     _check_ranges(share, clients, from_round, scale, sigma, target, poison, trigger)
     stamp, wanted = partial(stamped, size=trigger, value=value), target or 0
@@ -110,7 +112,8 @@ def attack(
         return update._replace(values=sent(kind, update.values, client, scale, sigma)) if attacks(client) else update
 
     def overhear(server: ServerView) -> Mapping[str, Value]:
-        return craft(server, attackers(server.crowd)) if server.round_index >= from_round else {}
+        is_on = server.round_index >= from_round and bool(server.is_active.any())
+        return craft(server, attackers(server.crowd)) if is_on else {}
 
     def look(state: State, server: ServerView) -> Mapping[str, Tensor]:
         is_on = server.round_index >= from_round
@@ -196,14 +199,14 @@ def crafted(
       server: the round of the honest clients; attackers: ids of all of the run.
     """
     # What stays at the clients is not known to anybody else.
-    mean, std, low, high = map(server.layout.zero_personal_, torch.cat(server.map_columns(_statistics), dim=1))
+    mean, std, low, high = map(server.layout.zero_personal_, torch.cat(map_voters(server, _statistics), dim=1))
     if kind == "alie":
         return {"vector": mean - (largest_z(*_counts(server, attackers)) if z is None else z) * std}
     if kind == "ipm":
         return {"vector": -scale * mean}
     if kind == "adaptive" and against == "krum":
         s = mean.sign()
-        return {"vector": -krum_step(_gram(server, s), _counts(server, attackers)[1]) * s}
+        return {"vector": -krum_step(gram_of(server, s), _counts(server, attackers)[1]) * s}
     if kind == "adaptive":
         # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
         vector = torch.where(mean > 0, low, high)
@@ -212,7 +215,7 @@ def crafted(
             "spread": torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector,
         }
     p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
-    return {"vector": mean + largest_gamma(_gram(server, mean, p), is_sum=kind == "min_sum") * p}
+    return {"vector": mean + largest_gamma(gram_of(server, mean, p), is_sum=kind == "min_sum") * p}
 
 
 def largest_z(num_honest: int, num_attackers: int) -> float:
@@ -230,8 +233,8 @@ def largest_gamma(gram: Tensor, *, is_sum: bool) -> float:
       gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
     """
     h = len(gram) - 2
-    honest = _distances(gram[:h, :h])
-    a, b, c = _distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
+    honest = squared_distances(gram[:h, :h])
+    a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
     limit = honest.sum(1).max() if is_sum else honest.max()
     if is_sum:
         a, b, c = a.sum(), b.sum(), h * c
@@ -246,7 +249,7 @@ def krum_step(gram: Tensor, num_attackers: int) -> float:
       gram: (h + 1, h + 1) float64, products of the honest updates and of s.
     """
     h, size = len(gram) - 1, gram[-1, -1].clamp_min(1)
-    honest = _distances(gram[:h, :h])
+    honest = squared_distances(gram[:h, :h])
     near = max(1, h - 2)  # n - c - 2, with at least one neighbour
     others = honest.sort(dim=1).values[:, 1 : near + 1].sum(1)
     # Theorem 1.
@@ -263,31 +266,11 @@ def krum_step(gram: Tensor, num_attackers: int) -> float:
     return step
 
 
-def _statistics(block: Tensor, extra: Tensor, shared: None) -> Tensor:
+def _statistics(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
     """(4, width): mean, standard deviation, lowest and highest of some columns."""
     exact = block.double()
     low, high = exact.aminmax(dim=0)
     return torch.stack([exact.mean(0), exact.std(0, correction=0), low, high]).float()
-
-
-def _gram(server: ServerView, *rows: Tensor) -> Tensor:
-    """(K + m, K + m) float64: products of all pairs of the updates, where they are sent, and of m more rows [num_params]."""
-    mask = server.layout.zero_personal_(torch.ones_like(rows[0]))
-    first, *others = server.map_columns(_products, None, torch.stack([mask, *rows]))
-    gram: Tensor = sum(others, start=first)
-    return gram
-
-
-def _products(block: Tensor, extra: Tensor, shared: None) -> Tensor:
-    """What some columns add to `_gram`."""
-    rows = torch.cat([block, extra[1:]]).double() * extra[0]
-    return rows @ rows.T
-
-
-def _distances(gram: Tensor) -> Tensor:
-    """Squared distances of all pairs."""
-    squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp_min(0)
 
 
 def _counts(server: ServerView, attackers: Tensor) -> tuple[int, int]:
@@ -328,11 +311,12 @@ def _check_ranges(
 
 def _of_this_run(clients: list[int], crowd: Crowd) -> Tensor:
     if max(clients) >= crowd.population:
-        raise ValueError(f"attack: client {max(clients)} is none of the {crowd.population} clients; name others")
+        what = f"client {max(clients)} is none of the {crowd.population} clients"
+        raise MethodError(what, "clients of attack", "name others; ids count from 0")
     return torch.tensor(clients)
 
 
 def _a_class(target: int, num_classes: int) -> int:
     if target >= num_classes:
-        raise ValueError(f"attack: target must be one of the {num_classes} classes, got {target}; count from 0")
+        raise MethodError(f"class {target} is none of the {num_classes} classes", "target of attack", "count from 0")
     return target

@@ -104,7 +104,7 @@ SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "niid_bench": 3, "stu
 OTHER_SEEDS = {
     **dict.fromkeys(("fedvg/figure_A1", "flfa/table_10", "flfa/layers"), 1),
     **dict.fromkeys([f"studies/{name}_pretrain" for name in ("livar", "fedvg", "shakespeare")], 1),
-    **dict.fromkeys([f"studies/{name}" for name in ("combinations", "fedvg_cifar10", "leaderboard")], 3),
+    **dict.fromkeys([f"studies/{name}" for name in ("combinations", "corner", "fedvg_cifar10", "leaderboard")], 3),
     **dict.fromkeys(("studies/shakespeare", "studies/shakespeare_lora"), 3),
     "livar/table_4": 5,
     "livar/table_4_test": 8,

@@ -32,7 +32,10 @@ from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, s
 REPEATS = {"livar/table_1": 4, "livar/table_2": 4, "studies/livar_digits": 5}
 
 #: Pairs of the map of combinations that cannot run together.
-REFUSED: dict[str, set[tuple[str, str]]] = {"studies/combinations": {("CCVR", "Freeze")}}
+REFUSED: dict[str, set[tuple[str, str]]] = {
+    "studies/combinations": {("CCVR", "Freeze")},
+    "studies/corner": {("DP", "SCAFFOLD"), ("DP", "FLFA"), ("DP", "ALIE")},
+}
 
 
 @pytest.fixture(scope="module")
