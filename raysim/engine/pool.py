@@ -126,7 +126,10 @@ class SerialPool:
     ) -> list[Packed]:
         asked = [clients for _, clients in parts]
         clients = [part.clients for part in asked]
-        return [self._trainer.on_columns(request, cut, clients, *self._trainer.columns(asked, [cut])) for cut in cuts]
+        blocks = (
+            self._trainer.on_columns(request, [cut], clients, *self._trainer.columns(asked, [[cut]])) for cut in cuts
+        )
+        return [answer for answers in blocks for answer in answers]
 
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]

@@ -270,23 +270,28 @@ class Trainer:
         # A copy: a function may write to its argument, or return it; the row is needed again.
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
-    def columns(self, parts: Sequence[TaskClients], cuts: Sequence[Columns]) -> list[np.ndarray]:
-        """(k, width) float32 for each cut: those entries of the updates of some clients of each of some tasks."""
-        rows = self._vectors.of("update", [client for part in parts for client in part.clients.tolist()])
-        return [torch.stack([row[start:end] for row in rows]).numpy() for start, end in cuts]
+    def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> list[np.ndarray]:
+        """(k, columns) float32 for each share: those entries of the updates of some clients of each of some tasks."""
+        clients = [client for part in parts for client in part.clients.tolist()]
+        rows = [row.numpy() for row in self._vectors.of("update", clients)]
+        return [np.stack([np.concatenate([row[start:end] for start, end in cuts]) for row in rows]) for cuts in shares]
 
     def on_columns(
-        self, request: ColumnsRequest, cut: Columns, clients: Sequence[np.ndarray], *rows: np.ndarray
-    ) -> Packed:
-        """The request's function of a block of columns.
+        self, request: ColumnsRequest, cuts: Sequence[Columns], clients: Sequence[np.ndarray], *rows: np.ndarray
+    ) -> list[Packed]:
+        """The request's function of some blocks of columns.
 
         Args:
-          clients: ids of the rows of some trainers, one array for each part; rows: (k, width) of one trainer after the other.
+          clients: ids of the rows of some trainers, one array for each part.
+          rows: (k, columns of all cuts) of one trainer after the other.
         """
-        order = np.argsort(np.concatenate(clients))  # the request's order: by id
-        block = torch.from_numpy(np.concatenate(rows)[order])
-        extra = torch.from_numpy(request.rows[:, cut.start : cut.end].copy())
-        return pack(request.function(block, extra, unpack(request.shared)))
+        order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
+        for start, end in cuts:
+            block = np.concatenate([some[:, place : place + end - start] for some in rows])[order]
+            extra = torch.from_numpy(request.rows[:, start:end].copy())
+            answers.append(pack(request.function(torch.from_numpy(block), extra, unpack(request.shared))))
+            place += end - start
+        return answers
 
     def evaluate(self, point: EvaluationPoint, request: None, slices: Sequence[Slice]) -> list[Score]:
         """Scores of a global model on slices of held-out sets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, zip_longest
+from itertools import zip_longest
 from typing import TypeVar, cast
 
 import numpy as np
@@ -40,8 +40,8 @@ NOBODY = Watched(None, Process("", 0, -1), "")
 #: Up to here a request goes along with each call, as Ray sends small arguments; through the store it takes 1.5 ms more.
 INLINE_BYTES = 100_000
 
-#: Blocks of columns that are brought together for each trainer at a time.
-COLUMN_BLOCKS = 4
+#: Entries of updates that are brought together for each trainer at a time: 64 MiB.
+COLUMN_ENTRIES = 2**24
 
 
 @dataclass
@@ -263,18 +263,22 @@ class RayPool:
             self._train_lost([task for task, _ in asked])
             own = _by_trainer(asked, "columns")
             clients = ray.put([one.clients for some in own.values() for one in some])
-            workers = [*own]
+            entries = (cuts[0].end - cuts[0].start) * sum(len(some.clients) for _, some in asked)
+            count = min(len(own), len(cuts))  # who works; all give their rows
+            at_once = count * max(1, COLUMN_ENTRIES // entries)
             answers: list[Packed] = []
-            for first in range(0, len(cuts), COLUMN_BLOCKS * len(workers)):
-                few = cuts[first : first + COLUMN_BLOCKS * len(workers)]
+            for first in range(0, len(cuts), at_once):
+                few = cuts[first : first + at_once]
+                shares = [few[number::count] or few[:1] for number in range(count)]
                 # All are asked for their rows before anybody works: a trainer that waits for rows could not give its own.
-                rows = [one.actor.columns.options(num_returns=len(few)).remote(some, few) for one, some in own.items()]
-                rows = [[row] if len(few) == 1 else row for row in rows]
+                rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
+                dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [
-                    (one.actor.on_columns.remote(sent, cut, clients, *block), one)
-                    for cut, block, one in zip(few, zip(*rows, strict=True), cycle(workers))
+                    (one.actor.on_columns.remote(sent, share, clients, *part), one)
+                    for one, share, part in zip([*own][:count], shares, dealt, strict=True)
                 ]
-                answers += self._answers(calls)
+                worked: list[list[Packed]] = self._answers(calls)
+                answers += [worked[number % count][number // count] for number in range(len(few))]
             return answers
 
         return self._with_recovery(attempt)

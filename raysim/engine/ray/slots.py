@@ -57,17 +57,17 @@ class TrainerActor:
         return function(self._trainer, *values)
 
     @own_errors()
-    def columns(self, parts: Sequence[TaskClients], cuts: Sequence[Columns]) -> object:
-        """One array for each cut, see `Trainer.columns`."""
-        rows = self._trainer.columns(parts, cuts)
+    def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:
+        """One array for each share, see `Trainer.columns`."""
+        rows = self._trainer.columns(parts, shares)
         return rows if len(rows) > 1 else rows[0]
 
     @own_errors()
     def on_columns(
-        self, request: ColumnsRequest, cut: Columns, clients: Sequence[np.ndarray], *rows: np.ndarray
-    ) -> Packed:
-        """See `Trainer.on_columns`."""
-        return self._trainer.on_columns(request, cut, clients, *rows)
+        self, request: ColumnsRequest, cuts: Sequence[Columns], clients: Sequence[np.ndarray], *rows: np.ndarray
+    ) -> list[Packed]:
+        """See `Trainer.on_columns`; rows are arguments of their own, since Ray passes references inside a list on."""
+        return self._trainer.on_columns(request, cuts, clients, *rows)
 
     def add(self, *partials: np.ndarray) -> np.ndarray:
         """The sum of this node's partial sums: they lie on one grid, so it is exact."""
