@@ -144,7 +144,7 @@ def _slips(before: tokenize.TokenInfo, token: tokenize.TokenInfo, after: tokeniz
     if token.type == tokenize.NAME and word in CALLS:
         return (CALLS[word],) if after.string == "(" else ()
     has_left = before.string not in BEFORE_UNARY and (before.type != tokenize.OP or before.string in ")]}")
-    if word in ("*", "**") and (not has_left or after.string in (",", ")")):
+    if word in ("*", "**", "/") and (not has_left or after.string in (",", ")")):
         return ()  # arguments
     if word == "-" and not has_left:
         return ("",)

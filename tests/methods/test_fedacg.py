@@ -47,7 +47,7 @@ ROUND = SimpleNamespace(report={}, total=None)
 
 
 def client_at(start):
-    return SimpleNamespace(start=start, message={}, memory={}, scratch={})
+    return SimpleNamespace(start=start, message={}, overheard={}, memory={}, scratch={})
 
 
 def test_one_local_step_on_a_quadratic_is_nesterovs_gradient():
