@@ -56,6 +56,9 @@ from raysim.core.weights import Weights
 #: the method itself knows the form of its own values.
 Value = Any
 
+#: How cohorts are drawn, see `raysim.engine.schedule.choose_cohort`.
+Sampling = Literal["fixed", "poisson"]
+
 #: A method's server state: its own values by name.
 State = dict[str, Value]
 
@@ -326,7 +329,7 @@ class ServerView:
     generator: torch.Generator
     crowd: Crowd = NO_CROWD
     cohort_size: int = 0
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Sampling = "fixed"
 
     @property
     def is_active(self) -> Tensor:

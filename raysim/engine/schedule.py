@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from raysim.core.method import Method
+from raysim.core.method import Method, Sampling
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.core.stack import Stack
 from raysim.training.local import LocalSettings, num_local_steps
@@ -54,7 +54,7 @@ class Phase:
     dropout: float = 0.0
     stragglers: float = 0.0
     straggler_work: float = 1.0
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Sampling = "fixed"
 
     @cached_property
     def stack(self) -> Stack:
@@ -90,7 +90,7 @@ def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
 
 
 def choose_cohort(
-    population: int, size: int, *, seed: int, round_index: int, sampling: Literal["fixed", "poisson"] = "fixed"
+    population: int, size: int, *, seed: int, round_index: int, sampling: Sampling = "fixed"
 ) -> np.ndarray:
     """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64.
 

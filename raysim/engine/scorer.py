@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,16 +100,9 @@ def validation_update(
         with trainer.global_model(point):
             begin = model.params.clone()
             seed_global_stream(request.seed, model.device)
-            train_locally(
-                model,
-                model.criterion,
-                None,
-                trainer.data.slice(part),
-                trainer.transform,
-                trainer.phases[request.phase_index].settings,
-                lr=request.lr,
-                generator=torch_generator(request.seed),
-            )
+            examples, settings = trainer.data.slice(part), trainer.phases[request.phase_index].settings
+            run, draws = partial(train_locally, model, model.criterion, None), torch_generator(request.seed)
+            run(examples, trainer.transform, settings, lr=request.lr, generator=draws)
             answers.append(pack(model.params - begin))
     return answers
 

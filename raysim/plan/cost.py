@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 
+from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
@@ -112,7 +112,8 @@ def cost_of(plan: Plan) -> RunCost:
 
 
 def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
-    turns = _turns(len(sizes), phase.cohort_size, phase.rounds, first, seed, phase.dropout, phase.sampling)
+    rounds = range(first, first + phase.rounds)
+    turns = _turns(len(sizes), phase.cohort_size, rounds, seed, phase.dropout, phase.sampling)
     if phase.stragglers:  # the share of a client is drawn for each round
         pairs = [(index, client) for index, cohort in enumerate(turns, first) for client in cohort]
     else:
@@ -127,16 +128,10 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
 
 @lru_cache(maxsize=64)  # the trials of a sweep have few different cohorts
 def _turns(
-    population: int,
-    size: int,
-    rounds: int,
-    first: int,
-    seed: int,
-    dropout: float,
-    sampling: Literal["fixed", "poisson"],
+    population: int, size: int, rounds: range, seed: int, dropout: float, sampling: Sampling
 ) -> list[np.ndarray]:
     """The cohort of each round."""
-    turns = [{"seed": seed, "round_index": index} for index in range(first, first + rounds)]
+    turns = [{"seed": seed, "round_index": index} for index in rounds]
     return [
         without_dropouts(choose_cohort(population, size, **each, sampling=sampling), dropout, **each) for each in turns
     ]
