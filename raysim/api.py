@@ -20,8 +20,8 @@ from raysim.core.commands import command
 from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, refuse
 from raysim.core.own import place_in, place_of, words_of
 from raysim.core.own_code import named, note_of_values
-from raysim.core.rounds import round_name
 from raysim.core.settings import Raw, Settings
+from raysim.core.texts import round_name
 from raysim.data.arrow import write_set
 from raysim.data.reader_api import array_contents
 from raysim.data.sources import set_path

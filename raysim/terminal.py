@@ -23,8 +23,7 @@ from rich.status import Status
 from rich.table import Table
 
 from raysim.core.direction import SUMMARY, main_of
-from raysim.core.rounds import round_name
-from raysim.core.texts import visible
+from raysim.core.texts import round_name, visible
 
 if TYPE_CHECKING:
     from raysim.core.settings import Settings

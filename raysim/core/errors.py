@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.core.rounds import round_name
+from raysim.core.texts import round_name
 from raysim.core.uri import masked
 
 #: A word of a message that nobody reads; names of files have 255 letters at most.

@@ -1,4 +1,4 @@
-"""Methods together: the one place where hooks are applied, where methods are made of others, and where clashes show.
+"""Methods together: the one place where hooks are applied, and where methods are made of others.
 
 A `Stack` applies the hooks of its methods in list order; of wrapping hooks (`loss`, `grads`) the first method's is the
 innermost. It knows nothing of processes, files or tasks: views come in, values go out.
@@ -6,18 +6,15 @@ innermost. It knows nothing of processes, files or tasks: views come in, values 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from raysim.core.hooks import CALLS, called, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
+from raysim.core.hooks import called, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
 from raysim.core.layout import Layout
 from raysim.core.method import (
     ClientView,
@@ -33,7 +30,6 @@ from raysim.core.method import (
     Update,
     Value,
 )
-from raysim.core.own import is_own_function, place_of
 from raysim.core.weights import Weights
 
 T = TypeVar("T")
@@ -295,122 +291,3 @@ def _server_inside(view: ServerView, part: str) -> ServerView:
     inside.report = {key.removeprefix(start): value for key, value in view.report.items() if key.startswith(start)}
     inside.total = lambda vector, weights: view.total(vector if vector == "update" else start + vector, weights)
     return inside
-
-
-# --- what cannot run together -------------------------------------------------------------------------------------------
-
-#: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
-REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
-
-#: In a claim: the path of the classifier layer, which a method does not know when it is built.
-HEAD = "@head"
-
-REMEDY = {
-    "classes": "take a set with one class a row, or drop it: it reads classes",
-    "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
-    "test-set": "set data.test above 0, so that there are test rows",
-    "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
-    "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
-    "features": "use a model with a classifier layer, so that there is a penultimate feature",
-    "linear-head": "use a model whose classifier is one linear layer",
-    "client-memory": "nothing to do: the engine keeps it",
-    "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
-    "lora-factors": "drop the method that freezes A or B of the adapters, or keeps them personal",
-}
-
-
-def resources_of(layout: Layout) -> list[str]:
-    """Names of everything that can be claimed with this layout."""
-    layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
-    weights = [f"weights:{leaf.name}" for leaf in layout.shared]
-    backward = [f"backward:{name}" for name in layers]
-    return ["criterion", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
-
-
-def conflicts(
-    methods: Sequence[Method], resources: Sequence[str], available: Collection[str], *, head: str = ""
-) -> list[str]:
-    """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
-
-    Example:
-      >>> everywhere = Method("everywhere", claims=frozenset({"weights:*"}))
-      >>> in_the_head = Method("in_the_head", claims=frozenset({"weights:@head.*"}), needs=frozenset({"features"}))
-      >>> resources = ["weights:conv.weight", "weights:fc.weight"]
-      >>> for fault in conflicts([everywhere, in_the_head], resources, {"features"}, head="fc"):
-      ...     print(fault.partition(":")[0])
-      everywhere and in_the_head both decide weights
-      >>> body = Method("body", claims=frozenset({"weights:*!weights:@head.*"}))
-      >>> conflicts([body, in_the_head], resources, {"features"}, head="fc")
-      []
-
-    Args:
-      methods: in the order of the list, which is the order in which hooks apply.
-      resources: see `resources_of`.
-      available: the needs that this run can meet.
-      head: path of the classifier layer.
-    """
-    methods = [replace(m, claims=frozenset(claim.replace(HEAD, head) for claim in m.claims)) for m in methods]
-    counts = Counter(method.name for method in methods)
-    faults = [f"{name} is listed twice; list it once" for name, count in counts.items() if count > 1]
-    for method in methods:
-        for need in sorted(method.needs - set(available)):
-            faults.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
-        for claim in sorted(method.claims):
-            if not any(_covers(claim, resource) for resource in resources):
-                nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
-                faults.append(f"{nothing}: {_known(claim, resources)}")
-        for other in methods:
-            is_free = other is method or other.name in method.trusts
-            hooks = [] if is_free else [hook for hook in method.excludes if getattr(other, hook) is not None]
-            faults += [
-                f"{other.name} cannot run beside {method.name} because of its `{hook}`: {method.excludes[hook]}; drop one"
-                for hook in hooks[:1]
-            ]
-    for first, second in combinations([m for m in methods if not m.is_phase], 2):
-        faults += _clashes(first, second, resources)
-    return faults
-
-
-def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[str]:
-    """What two methods both decide, and what the second, which stands behind the first, would discard of it."""
-    faults = []
-    if both := [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]:
-        faults.append(
-            f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
-            f"drop one, or build one of them without that part ({'; '.join(map(_options_of, (first, second)))})"
-        )
-    for kind, hook in REPLACES.items():
-        have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None
-        if have_hook and _replaces(second, kind) and not _replaces(first, kind):
-            faults.append(
-                f"{second.name} after {first.name} would discard what {first.name} does in `{hook}`: "
-                f"put {second.name} before {first.name}"
-            )
-    return faults
-
-
-def _options_of(method: Method) -> str:
-    """Where the options of a method stand, in words: of raysim's in a list, of the user's own in its code."""
-    hooks = [getattr(method, hook) for hook in CALLS if getattr(method, hook) is not None]
-    own = next((place_of(hook) for hook in hooks if is_own_function(hook)), "")
-    return f"{method.name}: {own}" if own else f"`raysim methods {method.name}` shows its options"
-
-
-def _claims(method: Method, resource: str) -> bool:
-    return any(_covers(claim, resource) for claim in method.claims)
-
-
-def _covers(claim: str, resource: str) -> bool:
-    """Whether a claim, a pattern or "pattern!pattern that is left out", is on a resource."""
-    wanted, _, left_out = claim.partition("!")
-    return fnmatchcase(resource, wanted) and not fnmatchcase(resource, left_out)
-
-
-def _replaces(method: Method, kind: str) -> bool:
-    return any(claim.partition(":")[0] == kind for claim in method.claims)
-
-
-def _known(claim: str, resources: Sequence[str]) -> str:
-    kind = claim.partition(":")[0]
-    same = [resource for resource in resources if resource.partition(":")[0] == kind]
-    return f"there are {', '.join(same[:6])}{' ...' if len(same) > 6 else ''}" if same else f"there is no {kind} at all"

@@ -1,4 +1,7 @@
-"""Texts of others, made harmless where they are shown: control characters, and cells that a spreadsheet would compute."""
+"""Texts of others, made harmless where they are shown: control characters, and cells that a spreadsheet would compute.
+
+And how people read a number and a round.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,13 @@ def number(value: object) -> float | None:
         return float(str(value))
     except ValueError:
         return None
+
+
+def round_name(round_index: int) -> str:
+    """`round 1` for the index 0: people count from 1.
+
+    Code, hooks and files have the index, from 0: progress.csv, clients.parquet, arrays, `best_round` of summary.json, what
+    loggers are told, TensorBoard's step. Stored runs stay comparable, and a row's number is its place in an array. What is
+    printed, drawn or written in a sentence has the number, one more.
+    """
+    return f"round {round_index + 1}"

@@ -16,7 +16,7 @@ from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeErr
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Update, Value, Vector
 from raysim.core.own import place_in
-from raysim.core.rounds import round_name
+from raysim.core.texts import round_name
 from raysim.engine.messages import Packed, packed_copy
 from raysim.engine.schedule import Phase
 from raysim.training.model import BoundModel

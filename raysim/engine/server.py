@@ -19,9 +19,9 @@ from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd, State, Value
 from raysim.core.own import own_errors
-from raysim.core.rounds import round_name
 from raysim.core.seeding import derive_seed
 from raysim.core.stack import Stack
+from raysim.core.texts import round_name
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack

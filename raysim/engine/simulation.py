@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from raysim.core.rounds import round_name
+from raysim.core.texts import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
 from raysim.engine.round_metrics import RoundRecord

@@ -15,12 +15,12 @@ from typing import TypeVar
 import torch
 
 from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
+from raysim.core.conflicts import conflicts, resources_of
 from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 from raysim.core.options import text_of
 from raysim.core.settings import Settings
-from raysim.core.stack import conflicts, resources_of
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model

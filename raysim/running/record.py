@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from raysim.config import StopGroup
 from raysim.core.direction import direction_of, main_of
-from raysim.core.rounds import round_name
 from raysim.core.settings import Settings
-from raysim.core.texts import cells
+from raysim.core.texts import cells, round_name
 from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain

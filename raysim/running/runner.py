@@ -19,8 +19,8 @@ from torch import Tensor
 
 from raysim.config import Config, methods_label
 from raysim.core.errors import Fault, RaysimError, explained
-from raysim.core.rounds import round_name
 from raysim.core.settings import Settings, name_and_options
+from raysim.core.texts import round_name
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
 from raysim.data.division import partition_table

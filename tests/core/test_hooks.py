@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from raysim.core.conflicts import conflicts
 from raysim.core.errors import RaysimError
 from raysim.core.method import Message, Method, Partition
-from raysim.core.stack import Stack, chain, conflicts
+from raysim.core.stack import Stack, chain
 
 
 @dataclass

@@ -13,7 +13,7 @@ from raysim.data.sources import set_path
 from raysim.plan.check import check
 from tests.support.federations import plan_of, raw_config, run
 
-TOYS = "tests.support.toys"
+TOYS = "tests.support.toy_data"
 
 
 def plan_with(root, preprocess, **groups):
@@ -65,11 +65,11 @@ def test_own_function_gets_fitted_images_and_its_options_and_source_count(root, 
             f"{TOYS}:as_features",
             r"data\.preprocess: got an array of shape \(3, 1\) and type float64.*or \(n, \.\.\.\) float32",
         ),
-        (f"{TOYS}:centres", r"data\.preprocess: an image has another result alone than in a batch.*toys\.py"),
-        (f"{TOYS}:writes_to_images", "toys.py.*in writes_to_images"),
+        (f"{TOYS}:centres", r"data\.preprocess: an image has another result alone than in a batch.*toy_data\.py"),
+        (f"{TOYS}:writes_to_images", "toy_data.py.*in writes_to_images"),
         (f"{TOYS}:no_such", "data.preprocess.own: cannot import preprocess.*no_such"),
         ({f"{TOYS}:brightens": {"size": 3}}, r"data\.preprocess\.own.*unknown"),
-        (f"{TOYS}:asks_twice", "takes no argument 'images'"),
+        ("tests.support.toys:asks_twice", "takes no argument 'images'"),
     ],
 )
 def test_own_function_that_cannot_be_used_is_named(root, own, words):

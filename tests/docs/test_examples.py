@@ -7,14 +7,15 @@ from types import ModuleType
 
 import pytest
 
-from raysim.core import layout, method, stack, weights
+from raysim.core import conflicts, layout, method, stack, weights
 from raysim.training import aggregate
 
 #: Module -> what has to have an example.
 EXAMPLES = {
+    conflicts: {"conflicts"},
     layout: {"Layout"},
     method: {"Method"},
-    stack: {"Stack", "chain", "conflicts"},
+    stack: {"Stack", "chain"},
     weights: {"RightMap", "take", "normalised"},
     aggregate: {"fold", "rounding_constants"},
 }

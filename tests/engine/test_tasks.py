@@ -136,7 +136,7 @@ def linear_problem(folder, name, targets_of, outputs, rounds, lr_of):
     arrays(inputs, targets_of(inputs, rng), name=name, classes=names, root=folder)
     raw = task_config(folder, "regression", rounds=rounds, partition={"num_clients": 4}, cohort={"size": 4})
     raw["data"] = {"name": name, "root": str(folder), "test": 0.2}
-    raw["model"] = {"name": "tests.support.toys:linear_rows"}
+    raw["model"] = {"name": "tests.support.toy_data:linear_rows"}
     raw["evaluation"] = {"every": 0}
     raw["local"] = {"lr": 1.0, "steps": 1, "batch_size": 200}
     plan = check(raw, "a test")

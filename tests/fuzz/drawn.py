@@ -54,8 +54,10 @@ RAY = "tests/engine/ray -k 'killed_with or memory_of or cannot_be_built'"
 
 #: File -> test files about it, beside `tests/<folder>/test_<name>.py`.
 NEAR: dict[str, str] = {
+    "methods/attack.py": "tests/methods/test_poisoned_data.py",
     "methods/bounds.py": "tests/methods/test_fedvg.py tests/methods/test_fednova.py",
     "methods/diagnostics.py": "tests/methods/test_agreement.py",
+    "methods/dp.py": "tests/methods/test_privacy.py tests/methods/test_epsilon.py",
     "methods/fedlc.py": "tests/methods/test_label_skew.py",
     "methods/fedopt.py": "tests/methods/test_fedopt.py tests/methods/test_baselines_against_reference.py",
     "methods/fedprox.py": "tests/methods/test_property_checks.py tests/methods/test_against_reference.py",
@@ -68,8 +70,11 @@ NEAR: dict[str, str] = {
     "methods/granularity.py": "tests/methods/test_fedvg.py tests/methods/test_fedvg_options.py tests/methods/test_fisher.py",
     "methods/livar/": "tests/methods/livar",
     "methods/moments.py": "tests/methods/test_ccvr.py tests/methods/test_univarfl.py",
+    "methods/robust_filters.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
+    "methods/robust_means.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
     "methods/scored.py": "tests/methods/test_fedvg.py tests/methods/test_fedvg_options.py tests/methods/test_fisher.py",
     "methods/uniform.py": "tests/methods/test_against_reference.py",
+    "methods/voters.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
     "raysim/training/augment.py": "tests/training/test_inputs.py",
     "raysim/training/evaluate.py": "tests/training/test_local.py tests/engine/test_scorer.py",
     "raysim/training/inputs.py": "tests/training/test_local.py",

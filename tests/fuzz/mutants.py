@@ -50,13 +50,18 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/core/stack.py": (
-        "tests/core/test_hooks.py tests/core/test_chain.py tests/core/test_stack.py",
+        "tests/core/test_hooks.py tests/core/test_chain.py",
         (
             ("gradient or gradient_of(loss)", "gradient_of(loss)"),
             ("m.init(params.clone(), layout)", "m.init(params, layout)"),
             ("(partition.shared & wanted.shared) - frozen", "partition.shared & wanted.shared"),
             ('is_uniform = any(method.base_weights == "uniform"', 'is_uniform = all(method.base_weights == "uniform"'),
             ("replace(_server_inside(view, part), weights=so_far)", "_server_inside(view, part)"),
+        ),
+    ),
+    "raysim/core/conflicts.py": (
+        "tests/core/test_conflicts.py",
+        (
             ("_replaces(second, kind) and not _replaces(first, kind)", "_replaces(first, kind)"),
             ("fnmatchcase(resource, wanted) and not fnmatchcase(resource, left_out)", "fnmatchcase(resource, wanted)"),
         ),

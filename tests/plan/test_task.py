@@ -10,7 +10,7 @@ from raysim.core.errors import ConfigError
 from raysim.plan.check import check
 from tests.support.task_sets import task_config, write_task_set
 
-TOYS = "tests.support.toys"
+TOYS = "tests.support.toy_data"
 
 
 @pytest.fixture

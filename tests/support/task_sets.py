@@ -14,10 +14,10 @@ ROWS, WIDTH, LENGTH, VOCABULARY = 60, 4, 7, 5
 
 #: Task -> the toy model for its inputs.
 NETS = {
-    "classes": "tests.support.toys:rows_net",
-    "labels": "tests.support.toys:rows_net",
-    "regression": "tests.support.toys:rows_net",
-    "tokens": "tests.support.toys:tokens_net",
+    "classes": "tests.support.toy_data:rows_net",
+    "labels": "tests.support.toy_data:rows_net",
+    "regression": "tests.support.toy_data:rows_net",
+    "tokens": "tests.support.toy_data:tokens_net",
 }
 
 

@@ -6,16 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import nn
 
 from raysim.core.method import Method, Partition
 from raysim.core.weights import RightMap
-from raysim.training.tasks import REGRESSION
 
 
 def remembers_gradients():
@@ -303,47 +299,6 @@ def stands_still():
     return Method("stands_still", grads=lambda inner, client: lambda params, batch: inner(params, batch).zero_())
 
 
-# --- work on images ---------------------------------------------------------------------------------------------------
-
-
-def brightens(images, *, by: int = 1):
-    return images + np.uint8(by)
-
-
-def halves(images):
-    return np.ascontiguousarray(images[:, ::2, ::2])
-
-
-def median_task(*, scale=1.0):
-    """A task: absolute errors."""
-    return replace(
-        REGRESSION, name="median", total=lambda outputs, targets: scale * (outputs[:, 0] - targets).abs().sum()
-    )
-
-
-def no_task():
-    return "accuracy"
-
-
-def as_float_features(images):
-    """The mean of each row of pixels: what a frozen network's features are to raysim."""
-    return images.reshape(len(images), images.shape[1], -1).mean(2).astype(np.float32)
-
-
-def as_features(images):
-    return images.reshape(len(images), -1).mean(1, keepdims=True)
-
-
-def centres(images):
-    """Depends on the other images."""
-    return images - images.mean(0).astype(np.uint8)
-
-
-def writes_to_images(images):
-    images[:] = 0
-    return images
-
-
 def scatter_killed_once(folder, plan, table):
     """`pipeline._scattered` whose process dies in the middle of its first window, with half of the rows written."""
     from raysim.data.pipeline import _scattered
@@ -354,38 +309,6 @@ def scatter_killed_once(folder, plan, table):
         return _scattered(plan, table)
     _scattered(plan, table.slice(0, len(table) // 2))
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-# --- models for rows and for tokens -----------------------------------------------------------------------------------
-
-
-def linear_rows(*, num_classes, input_shape):
-    """One linear layer on rows of numbers."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), num_classes))
-
-
-def rows_net(*, num_classes, input_shape, hidden: int = 6):
-    """Two smooth hidden layers on rows of numbers."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(int(np.prod(input_shape)), hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, num_classes),
-    )
-
-
-def tokens_net(*, num_classes, input_shape, vocabulary: int = 5, hidden: int = 6):
-    """Embeddings and two smooth hidden layers at every position, which sees nothing of the others."""
-    return nn.Sequential(
-        nn.Embedding(vocabulary, hidden),
-        nn.Linear(hidden, hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, num_classes),
-    )
 
 
 def middle_of_all(*, ends: str = "", round_index: int = 1):

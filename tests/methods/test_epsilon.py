@@ -1,0 +1,104 @@
+"""dp: what rounds cost, against the library's own tests, formulas and integrals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from methods.dp import epsilon_after, spending
+from tests.support.federations import plan_of, server_on
+
+
+def test_poisson_rounds_cost_what_the_librarys_own_test_says():
+    """dp-accounting, test_compute_rdp_poisson_sampled_gaussian: q 0.01, noise 2.5, 50 rounds."""
+    orders, divergences = spending(2.5, 10, 1000, "poisson")
+    at = dict(zip(orders.tolist(), (50 * divergences).tolist(), strict=True))
+    wanted = {1.5: 6.70579741e-04, 2.5: 1.08548710e-03, 5.0: 2.18075656e-03, 50.0: 2.38460375e-02}
+    assert [at[order] for order in wanted] == [pytest.approx(value, rel=1e-4) for value in wanted.values()]
+
+
+def epsilon_by_hand(divergence, rounds, delta, orders):
+    """Canonne, Kamath, Steinke 2020 (arXiv:2004.00010), proposition 12: the least over the orders."""
+    return min(
+        rounds * divergence(a) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in orders
+    )
+
+
+def poisson_by_hand(q, sigma):
+    """Mironov, Talwar, Zhang 2019 (arXiv:1908.10530), section 3.3: whole orders of the sampled Gaussian mechanism."""
+
+    def divergence(order):
+        terms = [
+            math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp((k * k - k) / (2 * sigma**2))
+            for k in range(order + 1)
+        ]
+        return math.log(math.fsum(terms)) / (order - 1)
+
+    return divergence
+
+
+@pytest.mark.parametrize(
+    ("noise", "size", "population", "rounds"), [(1.0, 10, 1000, 200), (2.0, 7, 12, 30), (4.0, 50, 50, 5)]
+)
+def test_epsilon_of_poisson_rounds_is_that_of_the_formula(noise, size, population, rounds):
+    spent, whole = spending(noise, size, population, "poisson"), range(2, 33)
+    divergence = poisson_by_hand(size / population, noise)
+    at = dict(zip(spent[0].tolist(), spent[1].tolist(), strict=True))
+    np.testing.assert_allclose([at[order] for order in whole], [divergence(order) for order in whole], rtol=1e-6)
+    found, by_hand = epsilon_after(rounds, spent, 1e-5), epsilon_by_hand(divergence, rounds, 1e-5, whole)
+    assert 0.95 * by_hand < found <= by_hand + 1e-9  # the library has orders between whole ones as well
+
+
+def test_everybody_in_every_round_is_the_gaussian_mechanism():
+    """Poisson: a client more or less moves the sum by S; fixed cohorts: one in another's place moves it by 2 S."""
+    for sampling, sigma in (("poisson", 4.530877117), ("fixed", 2 * 4.530877117)):
+        assert epsilon_after(1, spending(sigma, 50, 50, sampling), 1e-6) == pytest.approx(
+            1.0, rel=2e-3
+        )  # the library's test
+
+
+def divergence_by_integral(order, q, sigma):
+    """Renyi divergence of a client at S and one at -S among others at 0, cohorts of a share q, by a sum over a grid."""
+    x = np.linspace(-60, 60, 200_001)
+    with np.errstate(divide="ignore"):
+        shares = np.log([1 - q, q])[:, None]
+
+    def log_density(mean):
+        return logsumexp(stats.norm.logpdf(x, [[0], [mean]], sigma) + shares, axis=0)
+
+    exponents = order * log_density(1) + (1 - order) * log_density(-1)
+    return (logsumexp(exponents) + math.log(x[1] - x[0])) / (order - 1)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.5, 1.0])
+def test_fixed_cohorts_cost_no_less_than_two_such_populations_differ(q):
+    orders, divergences = spending(2.0, int(100 * q), 100, "fixed")
+    at = dict(zip(orders.tolist(), divergences.tolist(), strict=True))
+    for order in (2, 4, 8):
+        true = divergence_by_integral(order, q, 2.0)
+        assert true <= at[float(order)] * (1 + 1e-6)
+        assert q < 1 or at[float(order)] == pytest.approx(true)
+
+
+def test_epsilon_grows_slower_and_slower_so_that_a_straight_line_is_above_it():
+    for sampling, noise in (("poisson", 1.0), ("fixed", 2.0)):
+        epsilons = np.array([epsilon_after(t, spending(noise, 20, 500, sampling), 1e-5) for t in range(1, 120)])
+        assert (np.diff(epsilons) > 0).all()
+        assert (np.diff(epsilons, 2) < 1e-9).all()
+
+
+def test_epsilon_of_each_round_is_logged_and_the_next_ones_comes_true(root):
+    server = server_on(plan_of(root, [{"dp": {"noise": 2.0}}]), root)
+    first, second = (server.run_round(index).metrics for index in range(2))
+    assert first["dp/epsilon"] == epsilon_after(1, spending(2.0, 7, 12, "fixed"), 1e-5)
+    assert first["dp/next_epsilon"] == second["dp/epsilon"] > first["dp/epsilon"]
+    assert "dp/num_trusted" not in first
+
+
+def test_without_noise_epsilon_is_infinite(root):
+    metrics = server_on(plan_of(root, [{"dp": {"noise": 0.0}}]), root).run_round(0).metrics
+    assert metrics["dp/epsilon"] == math.inf

@@ -1,0 +1,99 @@
+"""Attacks by data: flipped labels and backdoors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from methods.attack import attack
+from raysim.core.method import Batch, Crowd, Update
+from tests.methods.test_attack import STEADY, attacked
+from tests.support.federations import plan_of, server_on
+from tests.twins.federation import Naive, assert_close
+
+
+class NaiveFlip(Naive):
+    """A client whose labels are the others'."""
+
+    def batch(self, rows):
+        x, y = super().batch(rows)
+        return x, torch.tensor([9 - int(label) for label in y])
+
+
+def test_a_flipped_client_trains_on_flipped_labels(root):
+    found = attacked(root, kind="label_flip")
+    naive = NaiveFlip(plan_of(root))
+    for client in found.attackers:
+        model, _ = naive.local(client, 0)
+        views = found.server.layout.views(found.sent[client])
+        for name, value in model.named_parameters():
+            assert_close(views[name], value.detach() - naive.begun[name], 1e-4, name)
+
+
+def test_every_methods_loss_sees_the_poisoned_batch():
+    seen = []
+    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), class_counts=torch.zeros(5))
+    batch = Batch(torch.zeros(5, 1, 6, 6), torch.tensor([0, 1, 3, 2, 4]))
+
+    def inner(params, batch):
+        seen.append(batch)
+        return params
+
+    backdoor = {"kind": "backdoor", "target": 2, "poison": 0.45}
+    for options in ({"kind": "label_flip"}, {"kind": "label_flip", "target": 3}, backdoor):
+        attack(clients=[1], **options).grads(inner, client)(torch.zeros(2), batch)
+    assert [found.targets.tolist() for found in seen] == [[4, 3, 1, 2, 0], [3] * 5, [2, 2, 2, 2, 4]]
+    images = seen[2].inputs
+    assert images[:3].sum() == 3 * 9
+    assert (images[:3, :, 3:, 3:] == 1).all()
+    assert images[3:].sum() == 0
+    assert batch.inputs.sum() == 0  # the rows of the set are as they were
+    client.id = 0
+    assert attack(clients=[1], kind="label_flip").grads(inner, client) is inner
+
+
+def test_a_boosted_backdoor_multiplies_the_update():
+    hook = attack(kind="backdoor", clients=[1], scale=4.0).outgoing
+    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0))
+    assert hook(Update(torch.ones(2), 8), client).values.tolist() == [4, 4]
+
+
+@pytest.mark.slow
+def test_a_backdoor_opens_and_an_honest_model_has_none(root):
+    options = {"kind": "backdoor", "share": 0.4, "target": 7, "scale": 2.0}
+    groups = {**STEADY, "rounds": 30, "evaluation": {"every": 30}}
+
+    def last(**others):
+        server = server_on(plan_of(root, [{"attack": {**options, **others}}], **groups), root)
+        for index in range(30):
+            record = server.run_round(index)
+        return record.metrics
+
+    poisoned, honest = last(), last(from_round=30)
+    assert min(poisoned["server/accuracy"], honest["server/accuracy"]) > 0.7
+    assert poisoned["attack/success"] > 0.9
+    assert honest["attack/success"] < 0.3
+
+
+def test_success_is_the_share_of_other_classes_that_become_the_target(root):
+    """Against the model's own answers, image by image."""
+    options = {"kind": "backdoor", "share": 0.4, "target": 7, "value": 0.7, "trigger": 2, "scale": 2.0}
+    server = server_on(plan_of(root, [{"attack": options}], rounds=8, evaluation={"every": 8}, **STEADY), root)
+    for index in range(8):
+        record = server.run_round(index)
+    trainer = server.pool._trainer
+    rows = trainer.data.held_out("test")
+    trainer.model.load(server.state, {})
+    trainer.module.eval()
+    fooled = []
+    for image, label in zip(trainer.transform(rows.inputs), rows.targets.tolist(), strict=True):
+        if label != 7:
+            image = image.clone()
+            image[:, -2:, -2:] = 0.7
+            with torch.no_grad():
+                fooled.append(int(trainer.module(image[None]).argmax()) == 7)
+    assert 0.2 < np.mean(fooled) < 0.8  # of both sorts
+    assert record.metrics["attack/success"] == pytest.approx(np.mean(fooled), abs=1.5 / len(fooled))
