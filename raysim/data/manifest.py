@@ -139,14 +139,13 @@ class Manifest:
         return self.class_counts.sum(axis=1)
 
     def to_json(self) -> str:
-        """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
-        names = ("class_counts", "clients", "validation", "test", "validation_labels", "external", "test_sizes")
+        """The manifest as `partition.json` keeps it, to rebuild and to compare; the clients' rows are in `examples.csv`."""
+        names = ("validation", "validation_labels", "external", "test_sizes", "validation_counts", "num_draws")
         fields = {
             "checksum": self.checksum,
             "set_checksum": self.set_checksum,
             "spec": asdict(self.spec),
-            "sizes": self.sizes,
-            **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
+            **{name: getattr(self, name) for name in names},
             **({} if self.unseen_sizes is None else {"unseen": self.unseen, "unseen_sizes": self.unseen_sizes}),
             **({"preprocess": self.preprocess.to_json()} if self.preprocess.is_any else {}),
         }
@@ -279,8 +278,10 @@ def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, cho
 
 def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
-    size = math.prod(shape)
-    return np.stack([np.bincount(cells[rows], minlength=size).reshape(shape) for rows in clients]).astype(np.int64)
+    size, count = math.prod(shape), len(clients)
+    owners = np.repeat(np.arange(count), [len(rows) for rows in clients])
+    counts = np.bincount(owners * size + cells[np.concatenate(clients)], minlength=count * size)
+    return counts.reshape(count, *shape).astype(np.int64)
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:

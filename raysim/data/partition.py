@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.random import Generator
@@ -37,7 +38,9 @@ OnDrawn = Callable[[int], None]
 def iid(labels: np.ndarray, num_clients: int, *, rng: Generator, min_samples: int) -> Parts:
     """Equal shares of a random order."""
     check_enough(len(labels), num_clients, min_samples, "iid")
-    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
+    order, (least, more) = rng.permutation(len(labels)), divmod(len(labels), num_clients)
+    ends = np.cumsum(np.repeat([least + 1, least], [more, num_clients - more])).tolist()
+    return [np.sort(order[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def dirichlet(
