@@ -20,6 +20,7 @@ from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
+from raysim.data.rows import cut_at
 from raysim.data.splits import TEST, Mix, ValidationSpec, arrange, external_rows, split, split_officially, split_within
 
 
@@ -115,9 +116,10 @@ class Manifest:
     @cached_property
     def checksum(self) -> str:
         digest = hashlib.sha256(self.set_checksum.encode())
-        for part in (*self.clients, self.validation, self.test):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(part, np.int64).data)
+        parts = (*self.clients, self.validation, self.test)
+        sizes = np.array([len(part) for part in parts])
+        rows = np.insert(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)  # each part behind its length
+        digest.update(rows.astype("<i8").data)
         if self.validation_labels is not None:
             digest.update(b"labels" + self.validation_labels.tobytes())
         if self.external is not None:
@@ -334,4 +336,4 @@ def _partition(
         scheme = forms[spec.form or next(iter(forms))]
         taken = inspect.signature(scheme).parameters
         parts = scheme(images.labels[rows], **{name: value for name, value in known.items() if name in taken})
-    return [rows[part] for part in parts]
+    return cut_at(rows[np.concatenate(parts)], [len(part) for part in parts])
