@@ -31,6 +31,9 @@ SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST, "unused": UNUS
 #: A table of more rows is written as Parquet: as CSV, a million clients take 130 MB.
 MOST_CSV_ROWS = 200_000
 
+#: Name -> (rows,) values; objects where they are names.
+Table = dict[str, np.ndarray]
+
 #: Client of an example that has none.
 NOBODY = -1
 
@@ -77,7 +80,7 @@ class Division:
         sizes = (None if sizes is None else sizes[:first] for _, sizes in held_out)
         return Division(self.clients[:first], validation, test, *sizes), theirs
 
-    def table(self, num_examples: int) -> pa.Table:
+    def table(self, num_examples: int) -> Table:
         """The division as the file above, with all columns and a row for each example of the set."""
         owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
         sizes = [len(rows) for rows in self.clients]
@@ -87,10 +90,8 @@ class Division:
         for split, rows, own_sizes in held_out:
             splits[rows] = split
             owners[rows] = NOBODY if own_sizes is None else np.repeat(np.arange(len(own_sizes)), own_sizes)
-        names = pa.DictionaryArray.from_arrays(pa.array(splits), list(SPLITS))
-        return pa.table(
-            {"example": np.arange(num_examples), "client": pa.array(owners, mask=owners == NOBODY), "split": names}
-        )
+        names = np.array(list(SPLITS), object)[splits]
+        return {"example": np.arange(num_examples), "client": np.ma.masked_equal(owners, NOBODY), "split": names}
 
 
 def _own(rows: np.ndarray, sizes: np.ndarray, client: int) -> np.ndarray:
@@ -266,38 +267,38 @@ def label_entropy(class_counts: np.ndarray) -> np.ndarray:
 
 def partition_table(
     class_counts: np.ndarray, classes: Sequence[str] = (), validation_counts: np.ndarray | None = None
-) -> pa.Table:
+) -> Table:
     """A row per client: examples, classes present, label entropy in bits, the largest class and its share.
 
     Args:
       classes: names, for a column of examples of each; none, if empty.
       validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
     """
-    names, counts = list(map(str, range(len(class_counts)))), class_counts
+    names, counts = np.arange(len(class_counts)).astype(object), class_counts
     if validation_counts is not None and validation_counts.sum():
-        names.append("validation")
-        counts = np.concatenate([class_counts, validation_counts[None]])
+        names, counts = np.append(names, "validation"), np.concatenate([class_counts, validation_counts[None]])
     sizes = counts.sum(axis=1)
-    columns = [
-        ("client", names),
-        ("examples", sizes),
-        ("classes", np.count_nonzero(counts, axis=1)),
-        ("label_entropy_bits", label_entropy(counts).round(4)),
-        ("largest_class", counts.argmax(axis=1)),
-        ("largest_share", (counts.max(axis=1) / np.maximum(1, sizes)).round(4)),
-        *((f"class {name}", counts[:, i]) for i, name in enumerate(classes)),
-    ]
-    return pa.Table.from_arrays([pa.array(values) for _, values in columns], [name for name, _ in columns])
+    return {
+        "client": names,
+        "examples": sizes,
+        "classes": np.count_nonzero(counts, axis=1),
+        "label_entropy_bits": label_entropy(counts).round(4),
+        "largest_class": counts.argmax(axis=1),
+        "largest_share": (counts.max(axis=1) / np.maximum(1, sizes)).round(4),
+        **{f"class {name}": counts[:, i] for i, name in enumerate(classes)},
+    }
 
 
-def table_file(table: pa.Table) -> tuple[str, bytes]:
+def table_file(table: Table) -> tuple[str, bytes]:
     """(how its name ends, content) of a table's file: CSV, beyond MOST_CSV_ROWS rows Parquet."""
-    if len(table) > MOST_CSV_ROWS:
+    columns = list(table.values())
+    if len(columns[0]) > MOST_CSV_ROWS:
         content = pa.BufferOutputStream()
-        write_table(table, content)
+        arrays = [pa.array(values.astype(str) if values.dtype == object else values) for values in columns]
+        write_table(pa.table(arrays, list(table)), content)
         return ".parquet", content.getvalue().to_pybytes()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(cells(table.column_names))
-    writer.writerows(map(cells, zip(*(column.to_pylist() for column in table.columns), strict=True)))
+    writer.writerow(cells(table))
+    writer.writerows(map(cells, zip(*(values.tolist() for values in columns), strict=True)))
     return ".csv", text.getvalue().encode()

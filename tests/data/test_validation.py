@@ -185,7 +185,7 @@ def test_a_share_of_the_validation_set_has_the_mix_of_some_clients(share, tmp_pa
         assert manifest.checksum != plain.checksum
         assert json.loads(manifest.to_json())["spec"]["validation_set"]["clients"] == [0, 2]
         table = partition_table(manifest.class_counts, images.info.classes, manifest.validation_counts)
-        assert [*table.to_pylist()[-1].values()][-10:] == manifest.validation_counts.tolist()
+        assert [int(values[-1]) for values in [*table.values()][-10:]] == manifest.validation_counts.tolist()
 
 
 def test_clients_mix_counts_domains_where_there_are_some(tmp_path):
