@@ -185,7 +185,8 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
     if state.is_sweep or not state.has_config:
         return state
     try:
-        before = folder.read_config()
+        # Keys that an older version did not write have their defaults, which are what it did.
+        before = Config.model_validate(folder.read_config()).model_dump(mode="json")
         partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
         is_same_partition = partition["checksum"] == plan.manifest.checksum
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
