@@ -99,6 +99,26 @@ def test_a_slip_is_named(root, hook, words):
         server_with(root, probe(outgoing=hook)).run_round(0)
 
 
+@pytest.mark.parametrize("method", ["sign_majority", {"random_k": {"share": 0.01}}], ids=str)
+def test_no_encoding_hides_an_update_that_is_not_finite(root, method):
+    """One entry of one client is NaN: a sign would send it as -1, and a draw would leave it where it is."""
+    one_step = {"cohort": {"size": 12}, "local": {"batch_size": 500}}
+
+    def grads(inner, client):
+        def gradient(params, batch):
+            found = inner(params, batch)
+            found[:1] = found[:1] if client.id else torch.nan
+            return found
+
+        return gradient
+
+    server = server_with(root, probe(grads=grads), [method], on_nonfinite="skip", **one_step)
+    assert [server.run_round(index).metrics["clients/dropped"] for index in range(2)] == [1, 1]
+    server = server_with(root, probe(grads=grads), [method], **one_step)
+    with pytest.raises(RaysimError, match="non-finite update of client 0 .*gradient as probe changed it"):
+        server.run_round(0)
+
+
 # --- functions of all updates ---------------------------------------------------------------------------------------------
 
 
