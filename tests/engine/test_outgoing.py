@@ -134,6 +134,24 @@ def test_columns_hold_every_update_in_client_order(root):
     np.testing.assert_allclose(products[:7, :7], (rows.double() @ rows.double().T).numpy(), rtol=1e-12)
 
 
+def test_of_nobody_columns_have_no_rows(root, monkeypatch):
+    shapes = []
+
+    def server_update(update, state, server):
+        shapes.extend(server.map_columns(_shapes, None, update[None]))
+        return update, state
+
+    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+    server = server_with(root, probe(server_update=server_update), cohort={"sampling": "poisson"})
+    server.run_round(0)
+    widths = [end - start for start, end in column_cuts(server.layout.num_params, 0)]
+    assert shapes == [((0, width), (1, width)) for width in widths]
+
+
+def _shapes(block, extra, shared):
+    return tuple(block.shape), tuple(extra.shape)
+
+
 def test_blocks_cover_all_columns_and_stay_small():
     for size, clients in [(1, 1), (4097, 3), (197_386, 100), (11_000_000, 100), (90_000_000, 1000)]:
         cuts = column_cuts(size, clients)

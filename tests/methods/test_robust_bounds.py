@@ -298,6 +298,8 @@ def test_a_round_of_too_few_clients_is_told(method, count, words):
         ("centered_clipping", {"tau": 0}, "tau must be > 0"),
         ("centered_clipping", {"iterations": 0}, "iterations must be > 0"),
         ("sign_guard", {"share": 0}, "share must be > 0"),
+        ("sign_guard", {"share": 5}, "share <= 1, got 0.1, 3.0 and 5"),
+        ("sign_guard", {"lower": 4.0}, "lower must be <= upper .* got 4.0, 3.0"),
         ("dnc", {"coordinates": 0}, "coordinates must be > 0"),
     ],
 )
