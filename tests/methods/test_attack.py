@@ -13,7 +13,7 @@ from methods.attack import attack, krum_step, largest_gamma, largest_z
 from raysim.core.errors import ConfigError, RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd
-from tests.support.federations import plan_of, run, server_on
+from tests.support.federations import plan_of, run, server_on, updates_of
 from tests.twins import attacks as twins
 from tests.twins.federation import assert_close
 
@@ -33,8 +33,7 @@ class Outcome:
         self.server = server_on(plan_of(root, methods, **groups), root)
         self.record = self.server.run_round(0)
         size = self.server.layout.num_params
-        rows = self.server.pool._trainer._vectors._rows["update"]
-        self.sent = {client: rows[client][:size].clone() for client in sorted(rows)}
+        self.sent = {client: row[:size].clone() for client, row in updates_of(self.server).items()}
         bad = set(self.server.crowd("attack").drawn(0.4).tolist())
         self.attackers = [client for client in self.sent if client in bad]
         self.honest = [self.sent[client].double().numpy() for client in self.sent if client not in bad]
@@ -263,7 +262,7 @@ def test_krum_takes_what_was_made_for_it(root):
     server = server_on(plan, root)
     before, size = server.params.clone(), server.layout.num_params
     server.run_round(0)
-    crafted = server.pool._trainer._vectors._rows["update"][8][:size]
+    crafted = updates_of(server)[8][:size]
     assert 8 in server.crowd("attack").drawn(0.4)
     torch.testing.assert_close(server.params - before, crafted, atol=1e-6, rtol=0)
 

@@ -35,7 +35,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Update
 from raysim.core.seeding import torch_generator
-from tests.support.federations import plan_of, server_on
+from tests.support.federations import plan_of, server_on, updates_of
 
 NETWORK = torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.Linear(10, 7))
 LAYOUT, HALF = layout_of(NETWORK, head="1"), layout_of(NETWORK, head="1", shared=["0.weight", "0.bias"])
@@ -272,11 +272,9 @@ def test_sign_majority_is_a_vote_of_the_participants(root, norm):
     before, size = server.params.clone(), server.layout.num_params
     record = server.run_round(0)
     plain.run_round(0)
-    votes = torch.zeros(size)
-    for row in plain.pool._trainer._vectors._rows["update"].values():
-        votes += row[:size].sign()
+    updates = torch.stack([*updates_of(plain).values()])[:, :size]
+    votes, nobody = updates.sign().sum(0), updates.eq(0).any(0)
     moved = (server.params - before) / 0.01
-    nobody = torch.stack([row[:size] for row in plain.pool._trainer._vectors._rows["update"].values()]).eq(0).any(0)
     torch.testing.assert_close(moved[~nobody], votes.sign()[~nobody], atol=1e-4, rtol=0)
     assert bool((votes[~nobody] == 0).any())  # ties of six, which move nothing
     assert bool((moved.abs() < 1.0001).all())
