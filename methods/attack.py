@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.counting import counts_with
 from raysim.core.errors import MethodError
@@ -249,18 +250,14 @@ def krum_step(gram: Tensor, num_attackers: int) -> float:
       gram: (h + 1, h + 1) float64, products of the honest updates and of s.
     """
     h, size = len(gram) - 1, gram[-1, -1].clamp_min(1)
-    honest = squared_distances(gram[:h, :h])
-    near = max(1, h - 2)  # n - c - 2, with at least one neighbour
-    others = honest.sort(dim=1).values[:, 1 : near + 1].sum(1)
+    nearest = krum_scores(squared_distances(gram[:h, :h]), 0).min() if h > 1 else torch.tensor(0.0)
     # Theorem 1.
-    bound = (others.min() / (max(1, h - num_attackers - 1) * size)).sqrt() + (gram.diagonal()[:h].max() / size).sqrt()
-    step = float(bound)
+    bound = (nearest / (max(1, h - num_attackers - 1) * size)).sqrt() + (gram.diagonal()[:h].max() / size).sqrt()
+    step, rows = float(bound), [*range(h), *[h] * num_attackers]
+    products, factors = gram[rows][:, rows], torch.ones(len(rows), dtype=gram.dtype)
     while step > SMALLEST:
-        away = (gram.diagonal()[:h] + 2 * step * gram[h, :h] + step**2 * gram[h, h]).clamp_min(0)
-        copies = away[:, None].expand(h, num_attackers)
-        scores = torch.cat([honest, copies], dim=1).sort(dim=1).values[:, 1 : near + 1].sum(1)
-        of_attackers = torch.cat([torch.zeros(num_attackers - 1).double(), away]).sort().values[:near].sum()
-        if of_attackers < scores.min():
+        factors[h:] = -step
+        if krum_scores(squared_distances(products * torch.outer(factors, factors)), num_attackers).argmin() >= h:
             break
         step /= 2
     return step

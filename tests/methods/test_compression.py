@@ -139,6 +139,16 @@ def test_power_sgd_comes_to_the_best_matrix_of_that_rank():
     assert "error" not in client.memory
 
 
+def test_power_sgd_finds_its_basis_again_after_an_update_of_0():
+    """From a basis of 0 the first axes would be taken, and a matrix without entries there, such as rows of tokens, never sent."""
+    client, method = client_of(), power_sgd(rank=1, error_feedback=False)
+    matrix = torch.outer(torch.arange(10.0), normal(size=12))
+    update = torch.cat([matrix.flatten(), torch.zeros(SIZE - matrix.numel())])
+    method.outgoing(Update(torch.zeros(SIZE), 0), client)
+    sent, _ = method.outgoing(Update(update, 0), client)
+    torch.testing.assert_close(sent, update, atol=1e-5, rtol=1e-5)
+
+
 # --- properties -----------------------------------------------------------------------------------------------------------------
 
 
