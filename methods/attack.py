@@ -211,10 +211,8 @@ def crafted(
     if kind == "adaptive":
         # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
         vector = torch.where(mean > 0, low, high)
-        return {
-            "vector": vector,
-            "spread": torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector,
-        }
+        spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
+        return {"vector": vector, "spread": spread}
     p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
     return {"vector": mean + largest_gamma(gram_of(server, mean, p), is_sum=kind == "min_sum") * p}
 

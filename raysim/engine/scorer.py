@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -100,9 +99,11 @@ def validation_update(
         with trainer.global_model(point):
             begin = model.params.clone()
             seed_global_stream(request.seed, model.device)
-            examples, settings = trainer.data.slice(part), trainer.phases[request.phase_index].settings
-            run, draws = partial(train_locally, model, model.criterion, None), torch_generator(request.seed)
-            run(examples, trainer.transform, settings, lr=request.lr, generator=draws)
+            examples, draws = trainer.data.slice(part), torch_generator(request.seed)
+            settings = trainer.phases[request.phase_index].settings
+            train_locally(
+                model, model.criterion, None, examples, trainer.transform, settings, lr=request.lr, generator=draws
+            )
             answers.append(pack(model.params - begin))
     return answers
 

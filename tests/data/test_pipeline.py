@@ -32,10 +32,8 @@ def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(
 
     own = {"resize": 12, "rgb": True, "own": {"tests.support.toy_data:brightens": {"by": 7}}}
     manifests = [manifest_of(root, own, seed=seed) for seed in (0, 1)]
-    one, two = (
-        build_all_shards(manifests, tmp_path / "one"),
-        build_all_shards(manifests, tmp_path / "two", write_with_ray_data),
-    )
+    one = build_all_shards(manifests, tmp_path / "one")
+    two = build_all_shards(manifests, tmp_path / "two", write_with_ray_data)
     assert [files(folder) for folder in one] == [files(folder) for folder in two]
 
 

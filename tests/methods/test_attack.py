@@ -98,12 +98,8 @@ def test_without_an_honest_client_attackers_send_what_they_trained(root, plain, 
 
 
 def test_turned_around_and_noise(root, plain):
-    turned, drawn, added = (
-        attacked(root, scale=3.0),
-        attacked(root, kind="gaussian", sigma=0.5),
-        attacked(root, kind="noise", sigma=0.5),
-    )
-    noises = []
+    turned, noises = attacked(root, scale=3.0), []
+    drawn, added = (attacked(root, kind=kind, sigma=0.5) for kind in ("gaussian", "noise"))
     for client in turned.attackers:
         torch.testing.assert_close(turned.sent[client], -3 * plain.sent[client], atol=0, rtol=1e-6)
         noises += [drawn.sent[client], added.sent[client] - plain.sent[client]]
