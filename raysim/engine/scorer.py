@@ -52,7 +52,8 @@ def _power_of_two(limit: int) -> int:
 
 # --- what trainers run at a global model --------------------------------------------------------------------------------
 
-TestCall = Callable[[Trainer, EvaluationPoint, MapRequest, Sequence[Slice]], list[Packed]]
+#: call(trainer, point, request, slices) -> an answer for each slice.
+ModelCall = Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]]
 
 
 def map_features(
@@ -148,17 +149,13 @@ class Scorer:
             parts.setdefault(part.held_out, []).append(score)
         return found | {name: joined(scores) for name, scores in parts.items()}
 
-    def on_test(self, call: TestCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
+    def on_test(self, call: ModelCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
         """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""
         point = EvaluationPoint(pack(state), dict(counters), {})
         return [unpack(answer) for answer in self._pool.on_slices(call, point, request, self._slices("test"))]
 
     def on_validation(
-        self,
-        call: Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]],
-        request: GradientRequest | UpdateRequest,
-        state: Tensor,
-        counters: Mapping[str, int],
+        self, call: ModelCall, request: GradientRequest | UpdateRequest, state: Tensor, counters: Mapping[str, int]
     ) -> Tensor:
         """[num_params]: `validation_gradient` or `validation_update` of a model.
 

@@ -14,7 +14,7 @@ from raysim.training.tasks import TASKS
 from tests.support import toys
 from tests.support.busy import no_cpu_left
 from tests.support.federations import raw_config
-from tests.support.task_sets import task_config, write_task_set
+from tests.support.task_sets import task_config, write_task_sets
 
 pytestmark = pytest.mark.ray
 
@@ -41,9 +41,8 @@ def test_rows_of_every_task_are_those_of_the_serial_writer(tmp_path, ray_cluster
     """Several labels and the tokens that follow are targets of more than one number."""
     from raysim.data.pipeline import write_with_ray_data
 
-    for task in TASKS:
-        write_task_set(tmp_path, task)
-    manifests = [check(task_config(tmp_path, task), "a test").manifest for task in TASKS]
+    folder = write_task_sets(tmp_path)
+    manifests = [check(task_config(folder, task), "a test").manifest for task in TASKS]
     for number, manifest in enumerate(manifests):
         one = build_shards(manifest, tmp_path / f"one {number}")
         two = build_shards(manifest, tmp_path / f"two {number}", write_with_ray_data)
