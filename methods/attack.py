@@ -66,10 +66,11 @@ def attack(
     Attackers of the last five kinds train after the others and know all honest updates: an upper bound on what real ones
     can do, who know their own. Those of the first five know nothing of the others.
 
-    Departures from the papers: gamma is the root of a quadratic, not a search for it; against krum all c attackers send
-    one vector. n and c are those of the round; with Poisson sampling c is expected from h, and with dropout, clients that are
-    missing count as attackers. In evaluated rounds `attackers` logs how many took part, and `success` of a backdoor the
-    share of the test rows of other classes that become `target` with the patch on them.
+    Departures from the papers: gamma is the root of a quadratic, not a search for it; against trimmed_mean min and max are
+    of updates, not of models; against krum all c attackers send one vector. n and c are those of the round; with Poisson
+    sampling c is expected from h, and with dropout, clients that are missing count as attackers. In evaluated rounds
+    `attackers` logs how many took part, and `success` of a backdoor the share of the test rows of other classes that become
+    `target` with the patch on them.
     Degenerate cases: without an honest client in the round attackers send what they trained; with one, std is 0 and
     alie, min_max and min_sum send its update. alie's s counts at least 1 and its z at least 0: too few attackers, or too
     many, to need a quantile. Honest clients without a step are not listened to.
@@ -100,7 +101,7 @@ def attack(
     craft = partial(crafted, kind, scale=scale, z=z, direction=direction, against=against)
 
     def attackers(crowd: Crowd) -> Tensor:
-        return crowd.drawn(share) if clients is None else _of_this_run(clients, crowd)
+        return crowd.drawn(share) if clients is None else _checked_clients(clients, crowd)
 
     def attacks(client: ClientView) -> bool:
         return client.round_index >= from_round and client.id in attackers(client.crowd).tolist()
@@ -143,7 +144,7 @@ def flipped(batch: Batch, num_classes: int, *, target: int | None) -> Batch:
     """The batch with every class turned into its opposite, or into `target`."""
     if target is None:
         return batch._replace(targets=num_classes - 1 - batch.targets)
-    return batch._replace(targets=torch.full_like(batch.targets, _a_class(target, num_classes)))
+    return batch._replace(targets=torch.full_like(batch.targets, _checked_class(target, num_classes)))
 
 
 def with_backdoor(
@@ -151,7 +152,7 @@ def with_backdoor(
 ) -> Batch:
     """The batch whose first rows, a share, have the patch and the class `target`; batches are shuffled, so any rows are."""
     count, targets = math.ceil(poison * len(batch.targets)), batch.targets.clone()
-    targets[:count] = _a_class(target, num_classes)
+    targets[:count] = _checked_class(target, num_classes)
     return Batch(torch.cat([stamp(batch.inputs[:count]), batch.inputs[count:]]), targets)
 
 
@@ -304,14 +305,14 @@ def _check_ranges(
             raise ValueError(f"attack: {name} must be {words}, got {given}")
 
 
-def _of_this_run(clients: list[int], crowd: Crowd) -> Tensor:
+def _checked_clients(clients: list[int], crowd: Crowd) -> Tensor:
     if max(clients) >= crowd.population:
         what = f"client {max(clients)} is none of the {crowd.population} clients"
         raise MethodError(what, "clients of attack", "name others; ids count from 0")
     return torch.tensor(clients)
 
 
-def _a_class(target: int, num_classes: int) -> int:
+def _checked_class(target: int, num_classes: int) -> int:
     if target >= num_classes:
         raise MethodError(f"class {target} is none of the {num_classes} classes", "target of attack", "count from 0")
     return target
