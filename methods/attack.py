@@ -104,7 +104,7 @@ def attack(
         return crowd.drawn(share) if clients is None else _checked_clients(clients, crowd)
 
     def attacks(client: ClientView) -> bool:
-        return client.round_index >= from_round and client.id in attackers(client.crowd).tolist()
+        return client.round_index >= from_round and bool((attackers(client.crowd) == client.id).any())
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         num_classes = len(client.class_counts)
