@@ -50,7 +50,7 @@ def dp(
     Adaptive clipping, Andrew et al. 2021 (arXiv:1905.03871), Algorithm 1: with b the share of norms <= S, noised,
         S+ = S exp(-0.2 (b - adaptive)),   b = 1/2 + (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)),   sigma_b = m / 20
     and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that sum and count together cost what z says. A cohort
-    smaller than 20 z has sigma_b = z, which is ours: with the paper's, up to 10 z the count alone costs more than z says.
+    smaller than 20 z has sigma_b = z, which is ours: with the paper's the count alone costs all that z says at m = 10 z.
 
     `dp/epsilon` is what the rounds so far have spent at this delta, `dp/next_epsilon` with one more, by Renyi differential
     privacy (dp-accounting, the extra `privacy`). Neighbours, with the share q = m / clients: with cohort.sampling poisson
