@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.counting import counts_with
 from raysim.core.errors import MethodError
@@ -65,10 +66,11 @@ def attack(
     Attackers of the last five kinds train after the others and know all honest updates: an upper bound on what real ones
     can do, who know their own. Those of the first five know nothing of the others.
 
-    Departures from the papers: gamma is the root of a quadratic, not a search for it; against krum all c attackers send
-    one vector. n and c are those of the round; with Poisson sampling c is expected from h, and with dropout, clients that are
-    missing count as attackers. In evaluated rounds `attackers` logs how many took part, and `success` of a backdoor the
-    share of the test rows of other classes that become `target` with the patch on them.
+    Departures from the papers: gamma is the root of a quadratic, not a search for it; against trimmed_mean min and max are
+    of updates, not of models; against krum all c attackers send one vector. n and c are those of the round; with Poisson
+    sampling c is expected from h, and with dropout, clients that are missing count as attackers. In evaluated rounds
+    `attackers` logs how many took part, and `success` of a backdoor the share of the test rows of other classes that become
+    `target` with the patch on them.
     Degenerate cases: without an honest client in the round attackers send what they trained; with one, std is 0 and
     alie, min_max and min_sum send its update. alie's s counts at least 1 and its z at least 0: too few attackers, or too
     many, to need a quantile. Honest clients without a step are not listened to.
@@ -99,10 +101,10 @@ def attack(
     craft = partial(crafted, kind, scale=scale, z=z, direction=direction, against=against)
 
     def attackers(crowd: Crowd) -> Tensor:
-        return crowd.drawn(share) if clients is None else _of_this_run(clients, crowd)
+        return crowd.drawn(share) if clients is None else _checked_clients(clients, crowd)
 
     def attacks(client: ClientView) -> bool:
-        return client.round_index >= from_round and client.id in attackers(client.crowd).tolist()
+        return client.round_index >= from_round and bool((attackers(client.crowd) == client.id).any())
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         num_classes = len(client.class_counts)
@@ -142,7 +144,7 @@ def flipped(batch: Batch, num_classes: int, *, target: int | None) -> Batch:
     """The batch with every class turned into its opposite, or into `target`."""
     if target is None:
         return batch._replace(targets=num_classes - 1 - batch.targets)
-    return batch._replace(targets=torch.full_like(batch.targets, _a_class(target, num_classes)))
+    return batch._replace(targets=torch.full_like(batch.targets, _checked_class(target, num_classes)))
 
 
 def with_backdoor(
@@ -150,7 +152,7 @@ def with_backdoor(
 ) -> Batch:
     """The batch whose first rows, a share, have the patch and the class `target`; batches are shuffled, so any rows are."""
     count, targets = math.ceil(poison * len(batch.targets)), batch.targets.clone()
-    targets[:count] = _a_class(target, num_classes)
+    targets[:count] = _checked_class(target, num_classes)
     return Batch(torch.cat([stamp(batch.inputs[:count]), batch.inputs[count:]]), targets)
 
 
@@ -210,10 +212,8 @@ def crafted(
     if kind == "adaptive":
         # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
         vector = torch.where(mean > 0, low, high)
-        return {
-            "vector": vector,
-            "spread": torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector,
-        }
+        spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
+        return {"vector": vector, "spread": spread}
     p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
     return {"vector": mean + largest_gamma(gram_of(server, mean, p), is_sum=kind == "min_sum") * p}
 
@@ -249,18 +249,14 @@ def krum_step(gram: Tensor, num_attackers: int) -> float:
       gram: (h + 1, h + 1) float64, products of the honest updates and of s.
     """
     h, size = len(gram) - 1, gram[-1, -1].clamp_min(1)
-    honest = squared_distances(gram[:h, :h])
-    near = max(1, h - 2)  # n - c - 2, with at least one neighbour
-    others = honest.sort(dim=1).values[:, 1 : near + 1].sum(1)
+    nearest = krum_scores(squared_distances(gram[:h, :h]), 0).min() if h > 1 else torch.tensor(0.0)
     # Theorem 1.
-    bound = (others.min() / (max(1, h - num_attackers - 1) * size)).sqrt() + (gram.diagonal()[:h].max() / size).sqrt()
-    step = float(bound)
+    bound = (nearest / (max(1, h - num_attackers - 1) * size)).sqrt() + (gram.diagonal()[:h].max() / size).sqrt()
+    step, rows = float(bound), [*range(h), *[h] * num_attackers]
+    products, factors = gram[rows][:, rows], torch.ones(len(rows), dtype=gram.dtype)
     while step > SMALLEST:
-        away = (gram.diagonal()[:h] + 2 * step * gram[h, :h] + step**2 * gram[h, h]).clamp_min(0)
-        copies = away[:, None].expand(h, num_attackers)
-        scores = torch.cat([honest, copies], dim=1).sort(dim=1).values[:, 1 : near + 1].sum(1)
-        of_attackers = torch.cat([torch.zeros(num_attackers - 1).double(), away]).sort().values[:near].sum()
-        if of_attackers < scores.min():
+        factors[h:] = -step
+        if krum_scores(squared_distances(products * torch.outer(factors, factors)), num_attackers).argmin() >= h:
             break
         step /= 2
     return step
@@ -309,14 +305,14 @@ def _check_ranges(
             raise ValueError(f"attack: {name} must be {words}, got {given}")
 
 
-def _of_this_run(clients: list[int], crowd: Crowd) -> Tensor:
+def _checked_clients(clients: list[int], crowd: Crowd) -> Tensor:
     if max(clients) >= crowd.population:
         what = f"client {max(clients)} is none of the {crowd.population} clients"
         raise MethodError(what, "clients of attack", "name others; ids count from 0")
     return torch.tensor(clients)
 
 
-def _a_class(target: int, num_classes: int) -> int:
+def _checked_class(target: int, num_classes: int) -> int:
     if target >= num_classes:
         raise MethodError(f"class {target} is none of the {num_classes} classes", "target of attack", "count from 0")
     return target

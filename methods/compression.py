@@ -131,7 +131,7 @@ def sign_majority(*, server_lr: float = 0.001) -> Method:
 
     return Method(
         "sign_majority",
-        outgoing=_outgoing(_by(Codec(encode, signed)), False),
+        outgoing=_outgoing(_through(Codec(encode, signed)), False),
         server_update=server_update,
         claims=frozenset({"weights:*", "merge"}),
         base_weights="uniform",
@@ -145,7 +145,7 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
         P = orthogonalised(M Q),   Q+ = M^T P,   sent: P Q+^T,   M = update of a leaf + what was not sent
     with M a leaf of two or more axes as (first axis, all others). There all workers agree on P before they make Q, which
     takes a second exchange; clients here send once, so each has its own P and the sum has a higher rank. Q stays
-    at the client, drawn at first. A leaf for which two factors are no smaller than itself goes whole.
+    at the client, drawn at first and after an update of 0. A leaf for which two factors are no smaller than itself goes whole.
 
     Args:
       rank: columns of the factors, >= 1.
@@ -166,7 +166,7 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
                 place.copy_(values)
             else:
                 matrix = values.flatten(1).cpu()
-                if (basis := bases.get(leaf.name)) is None:
+                if (basis := bases.get(leaf.name)) is None or not bool(basis.any()):  # of an update of 0
                     basis = torch.randn(matrix.shape[1], rank, generator=client.generator)
                 encoded = factors_of(matrix, basis.cpu())
                 place.copy_(product_of(encoded).view(leaf.shape))
@@ -274,7 +274,7 @@ Send = Callable[[Tensor, ClientView], tuple[Tensor, int]]
 
 def _method(name: str, codec: Codec, error_feedback: bool) -> Method:
     needs = frozenset({"client-memory"} if error_feedback else ())
-    return Method(name, outgoing=_outgoing(_by(codec), error_feedback), needs=needs)
+    return Method(name, outgoing=_outgoing(_through(codec), error_feedback), needs=needs)
 
 
 def _outgoing(send: Send, keeps_error: bool) -> Callable[[Update, ClientView], Update]:
@@ -292,7 +292,7 @@ def _outgoing(send: Send, keeps_error: bool) -> Callable[[Update, ClientView], U
     return outgoing
 
 
-def _by(codec: Codec) -> Send:
+def _through(codec: Codec) -> Send:
     """All shared parameters as one vector through a codec."""
 
     def send(wanted: Tensor, client: ClientView) -> tuple[Tensor, int]:

@@ -50,7 +50,7 @@ def dp(
     Adaptive clipping, Andrew et al. 2021 (arXiv:1905.03871), Algorithm 1: with b the share of norms <= S, noised,
         S+ = S exp(-0.2 (b - adaptive)),   b = 1/2 + (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)),   sigma_b = m / 20
     and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that sum and count together cost what z says. A cohort
-    smaller than 20 z has sigma_b = z, which is ours: the paper's would leave the sum without any privacy.
+    smaller than 20 z has sigma_b = z, which is ours: with the paper's the count alone costs all that z says at m = 10 z.
 
     `dp/epsilon` is what the rounds so far have spent at this delta, `dp/next_epsilon` with one more, by Renyi differential
     privacy (dp-accounting, the extra `privacy`). Neighbours, with the share q = m / clients: with cohort.sampling poisson
@@ -59,7 +59,8 @@ def dp(
 
     It holds for what is sent to clients and for the final model, not for the records of a simulation, and as far as
     pseudo-random noise from a seed and float arithmetic are random and exact: docs/methods/privacy.md.
-    Degenerate cases: noise 0 clips alone, epsilon is infinite. A client without a step counts for 0.
+    Degenerate cases: noise 0 clips alone (the count keeps its noise), epsilon is infinite. A client without a step counts
+    for 0.
     Refused beside it: methods that report, weigh, overhear, or have a server step that may read more than the noised sum.
 
     Args:

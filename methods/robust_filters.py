@@ -116,12 +116,16 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     vote; if nobody took one, all stays.
 
     Args:
-      lower, upper: bounds of the norm over M, > 0; the paper's 0.1 and 3.
-      share: of the shared parameters whose signs are looked at, each drawn by itself anew in every round; the paper's 0.1.
+      lower, upper: bounds of the norm over M, 0 < lower <= upper; the paper's 0.1 and 3.
+      share: of the shared parameters whose signs are looked at, in (0, 1], each drawn by itself anew in every round; the
+        paper's 0.1.
     Raises:
       ValueError: an option out of range.
     """
     voters.refuse_low("sign_guard", lower=lower, upper=upper, share=share)
+    if lower > upper or share > 1:
+        what = f"lower must be <= upper and share <= 1, got {lower}, {upper} and {share}"
+        raise ValueError(f"sign_guard: {what}; the paper has 0.1, 3 and 0.1")
 
     def measure(server: ServerView) -> tuple[Tensor, Tensor]:
         counts = torch.stack(voters.map_voters(server, _signs, None, voters.mask_of(server, share)[None])).sum(dim=0)

@@ -152,7 +152,8 @@ def bulyan(*, attackers: float = 0.1) -> Method:
 
     El Mhamdi, Guerraoui, Rouault 2018 (ICML, arXiv:1802.07927), section 4, with f of n clients attacking:
         theta = n - 2f times: the client of Krum's lowest score among those that are left joins the selection;
-        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median.
+        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median, and of those
+        equally near.
     The condition is n >= 4f + 3. Krum sums over the nearest m - f - 2 of the m that are left, one at least. Every client
     counts the same.
     Not protected from: small shifts of every coordinate within the spread of the honest values; buffers, which are averaged.
@@ -168,9 +169,9 @@ def bulyan(*, attackers: float = 0.1) -> Method:
 
     def prepare(server: ServerView) -> tuple[Tensor, int]:
         squared = squared_distances(gram_of(server))
-        count, left = count_of(len(squared)), list(range(len(squared)))
+        count, left = count_of(num := len(squared)), [*range(num)]
         voters.refuse_fewer(server, 4 * count + 3, f"bulyan with f = {count}", "lower attackers")
-        chosen = [left.pop(int(krum_scores(squared[left][:, left], count).argmin())) for _ in left[2 * count :]]
+        chosen = [left.pop(int(krum_scores(squared[left][:, left], count).argmin())) for _ in range(num - 2 * count)]
         return torch.tensor(sorted(chosen)), len(chosen) - 2 * count
 
     return merging_columns("bulyan", _means_near_medians, prepare)

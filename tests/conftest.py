@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -86,6 +87,12 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     prepare("digits", folder)
     return folder
+
+
+@pytest.fixture
+def nobody_comes(monkeypatch):
+    """Cohorts without a client, as Poisson sampling draws them now and then."""
+    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import combinations
+from itertools import combinations, permutations
 
 from raysim.core.hooks import CALLS
 from raysim.core.layout import Layout
@@ -73,15 +73,20 @@ def conflicts(
             if not any(_covers(claim, resource) for resource in resources):
                 nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
-        for other in methods:
-            is_free = other is method or other.name in method.trusts
-            hooks = [] if is_free else [hook for hook in method.excludes if getattr(other, hook) is not None]
-            faults += [
-                f"{other.name} cannot run beside {method.name} because of its `{hook}`: {method.excludes[hook]}; drop one"
-                for hook in hooks[:1]
-            ]
+    faults += exclusions(methods)
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
         faults += _clashes(first, second, resources)
+    return faults
+
+
+def exclusions(methods: Sequence[Method]) -> list[str]:
+    """Which methods have a hook that another one excludes."""
+    faults = []
+    for method, other in permutations(methods, 2):
+        hooks = [hook for hook in method.excludes if getattr(other, hook) is not None]
+        if hooks and other.name not in method.trusts:
+            why = f"because of its `{hooks[0]}`: {method.excludes[hooks[0]]}"
+            faults.append(f"{other.name} cannot run beside {method.name} {why}; drop one")
     return faults
 
 

@@ -353,12 +353,12 @@ class Method:
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
       claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion",
-        "weights:<leaf>", "backward:<layer>",
-        "broadcast-point", "merge" (its `server_update` makes the update of its leaves from the clients' anew, whatever
-        it is given), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
-      needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd", "features",
-        "linear-head",
-        "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained and shared).
+        "weights:<leaf>", "backward:<layer>", "broadcast-point", "merge" (its `server_update` makes the update of its leaves
+        from the clients' anew, whatever it is given), "server-optimizer"; "@head" in a pattern stands for the path of the
+        classifier layer.
+      needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd",
+        "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained
+        and shared).
       excludes: hook -> why no other method of the run may have that hook; those named in `trusts` may.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.

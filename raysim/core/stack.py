@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from raysim.core.conflicts import exclusions
 from raysim.core.hooks import called, check_calls, fault_of_hook, returned, shaped, weighed, wrapped
 from raysim.core.layout import Layout
 from raysim.core.method import (
@@ -210,10 +211,12 @@ def chain(name: str, *parts: Method) -> Method:
       True
 
     Raises:
-      ValueError: a part is a phase of its own, which cannot be inside another method.
+      ValueError: a part is a phase of its own, which cannot be inside another method, or has a hook that another excludes.
     """
     if phases := [part.name for part in parts if part.is_phase]:
         raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a phase of its own; list it beside the chain")
+    if faults := exclusions(parts):
+        raise ValueError(f"chain {name!r}: {faults[0]}")
     stack = Stack(parts)
 
     def where(hook: str, run: T) -> T | None:

@@ -86,7 +86,9 @@ def take_update(
     Args:
       start: [num_state], where the client began.
     """
-    if not any(method.outgoing for method in phase.methods):
+    is_encoded = any(method.outgoing for method in phase.methods)
+    # What is not finite goes as it is, so that it is found: signs, for one, would hide it.
+    if not is_encoded or not bool(torch.isfinite(model.state).all()):
         return vectors.write("update", client, model.state, start), layout.shared_bytes
     size, whole = layout.num_params, model.state - start
     shared = 4 * sum(leaf.size for leaf in layout.shared if not leaf.is_buffer)

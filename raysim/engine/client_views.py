@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, Crowd, State
+from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.federation import Federation
 from raysim.engine.messages import RoundMessage, unpack
-from raysim.engine.schedule import Phase
+from raysim.engine.schedule import Phase, crowd_of
 from raysim.training.inputs import Examples
 from raysim.training.model import BoundModel
 
@@ -96,7 +96,7 @@ def client_views(
             message=current.fields.get(method.name, {}),
             overheard=current.overheard.get(method.name, {}),
             memory=memory.get(method.name, {}),
-            crowd=Crowd(len(trainer.federation.sizes), derive_seed(trainer.seed, f"crowd/{method.name}")),
+            crowd=crowd_of(method.name, len(trainer.federation.sizes), trainer.seed),
             generator=torch_generator(derive_seed(trainer.seed, f"method/{method.name}", current.index, client)),
         )
         for method in current.phase.methods

@@ -148,11 +148,11 @@ class Cohort:
     ) -> list[Value]:
         """function(block, extra, shared) of each block of columns of the kept clients' updates; see `ServerView`."""
         size = self._layout.num_params
-        extra = torch.zeros(0, size) if rows is None else rows
-        request, cuts = (
-            ColumnsRequest(function, pack(shared), pack(extra.float())),
-            column_cuts(size, self.is_kept.sum()),
-        )
+        extra = torch.zeros(0, size) if rows is None else rows.float()
+        cuts = column_cuts(size, int(self.is_kept.sum()))
+        if not self.is_kept.any():  # no trainer holds a row
+            return [function(torch.zeros(0, end - start), extra[:, start:end], shared) for start, end in cuts]
+        request = ColumnsRequest(function, pack(shared), pack(extra))
         parts = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in self._parts()]
         return [unpack(answer) for answer in self._pool.on_columns(request, parts, cuts)]
 

@@ -92,7 +92,7 @@ def cohort_metrics(
     reports, count = cohort.reports, len(cohort.clients)
     up = num_bytes(reports.methods) + int(reports.sent_bytes.sum())
     up += 4 * layout.num_params * count * (len(reports.peaks) - 1)  # reported vectors
-    down = count * (layout.shared_bytes + num_bytes(message.fields))  # without what attackers overhear
+    down = count * (layout.shared_bytes + num_bytes(message.fields))  # without what latecomers overhear
     steps, losses = reports.num_steps[cohort.is_kept], reports.train_loss[cohort.is_kept]
     metrics = {
         "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from raysim.core.method import Method, Sampling
+from raysim.core.method import Crowd, Method, Sampling
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.core.stack import Stack
 from raysim.training.local import LocalSettings, num_local_steps
@@ -101,6 +101,11 @@ def choose_cohort(
     if sampling == "poisson":  # that many of them, each set as likely: the same distribution as a draw for each client
         size = int(rng.binomial(population, size / population))
     return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
+
+
+def crowd_of(method: str, population: int, seed: int) -> Crowd:
+    """All clients, as a method may draw some of them: the same at the server and at every trainer. seed: of the run."""
+    return Crowd(population, derive_seed(seed, f"crowd/{method}"))
 
 
 def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +52,8 @@ def _power_of_two(limit: int) -> int:
 
 # --- what trainers run at a global model --------------------------------------------------------------------------------
 
-TestCall = Callable[[Trainer, EvaluationPoint, MapRequest, Sequence[Slice]], list[Packed]]
+#: call(trainer, point, request, slices) -> an answer for each slice.
+ModelCall = Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]]
 
 
 def map_features(
@@ -100,9 +100,11 @@ def validation_update(
         with trainer.global_model(point):
             begin = model.params.clone()
             seed_global_stream(request.seed, model.device)
-            examples, settings = trainer.data.slice(part), trainer.phases[request.phase_index].settings
-            run, draws = partial(train_locally, model, model.criterion, None), torch_generator(request.seed)
-            run(examples, trainer.transform, settings, lr=request.lr, generator=draws)
+            examples, draws = trainer.data.slice(part), torch_generator(request.seed)
+            settings = trainer.phases[request.phase_index].settings
+            train_locally(
+                model, model.criterion, None, examples, trainer.transform, settings, lr=request.lr, generator=draws
+            )
             answers.append(pack(model.params - begin))
     return answers
 
@@ -147,17 +149,13 @@ class Scorer:
             parts.setdefault(part.held_out, []).append(score)
         return found | {name: joined(scores) for name, scores in parts.items()}
 
-    def on_test(self, call: TestCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
+    def on_test(self, call: ModelCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
         """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""
         point = EvaluationPoint(pack(state), dict(counters), {})
         return [unpack(answer) for answer in self._pool.on_slices(call, point, request, self._slices("test"))]
 
     def on_validation(
-        self,
-        call: Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]],
-        request: GradientRequest | UpdateRequest,
-        state: Tensor,
-        counters: Mapping[str, int],
+        self, call: ModelCall, request: GradientRequest | UpdateRequest, state: Tensor, counters: Mapping[str, int]
     ) -> Tensor:
         """[num_params]: `validation_gradient` or `validation_update` of a model.
 

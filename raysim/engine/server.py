@@ -19,7 +19,6 @@ from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd, State, Value
 from raysim.core.own import own_errors
-from raysim.core.seeding import derive_seed
 from raysim.core.stack import Stack
 from raysim.core.texts import round_name
 from raysim.core.weights import Weights
@@ -34,7 +33,7 @@ from raysim.engine.round_metrics import (
     evaluation,
     layer_block_weights,
 )
-from raysim.engine.schedule import Phase, Queues, assign, choose_cohort, cut_blocks, without_dropouts
+from raysim.engine.schedule import Phase, Queues, assign, choose_cohort, crowd_of, cut_blocks, without_dropouts
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
 from raysim.training.metrics import Metric
@@ -122,10 +121,8 @@ class Server:
             "system/evaluate_s": ended - aggregated,
             **{f"system/{name}": float(count) for name, count in asdict(self.pool.take_counts()).items()},
         }
-        columns, picture = (
-            client_columns(cohort, weights, self.layout),
-            layer_block_weights(cohort, weights, self.layout),
-        )
+        columns = client_columns(cohort, weights, self.layout)
+        picture = layer_block_weights(cohort, weights, self.layout)
         return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion, self.pool.take_notes())
 
     # --- the parts of a round -----------------------------------------------------------------------------------------
@@ -166,13 +163,13 @@ class Server:
         queues = self._queues(phase, round_index, clients[~late])
         results = [*self.pool.train(message, queues, self._memories)]
         if late.any():
-            told: dict[str, Mapping[str, Value]] = {}
+            overheard: dict[str, Mapping[str, Value]] = {}
             if results:
                 others = self._sound(results, round_index)
                 views = ServerViews(self, others, round_index, start)
                 weights = views.base_weights(phase.stack)
-                told = phase.stack.overhear(lambda method: views.of(method, weights))
-            message = replace(message, overheard=pack(told))
+                overheard = phase.stack.overhear(lambda method: views.of(method, weights))
+            message = replace(message, overheard=pack(overheard))
             queues = self._queues(phase, round_index, clients[late], first=len(clients))
             results += self.pool.train(message, queues, self._memories)
         cohort = self._sound(results, round_index)
@@ -182,7 +179,7 @@ class Server:
 
     def crowd(self, method: str) -> Crowd:
         """All clients, as a method may draw some of them."""
-        return Crowd(len(self.sizes.examples), derive_seed(self.seed, f"crowd/{method}"))
+        return crowd_of(method, len(self.sizes.examples), self.seed)
 
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
         """The clients of some results, without those whose update is not finite."""

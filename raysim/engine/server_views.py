@@ -21,7 +21,7 @@ from raysim.engine.cohort import Cohort
 from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
 from raysim.engine.round_metrics import FederationSizes
 from raysim.engine.schedule import Phase
-from raysim.engine.scorer import Scorer, TestCall, map_features, map_test, validation_gradient, validation_update
+from raysim.engine.scorer import ModelCall, Scorer, map_features, map_test, validation_gradient, validation_update
 from raysim.training.evaluate import Score
 
 
@@ -92,7 +92,7 @@ class ServerViews:
         def total(vector: str, weights: Weights) -> Tensor:
             return cohort.total("update" if vector == "update" else f"{method}/{vector}", weights)
 
-        def on_test(call: TestCall, function: Callable[..., Value], shared: Value = None) -> list[Value]:
+        def on_test(call: ModelCall, function: Callable[..., Value], shared: Value = None) -> list[Value]:
             return server.scorer.on_test(call, MapRequest(function, pack(shared)), server.state, server.counters)
 
         def on_batches(function: Callable[[Model, Batch, Value], Value], shared: Value = None) -> list[Value]:

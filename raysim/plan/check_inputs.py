@@ -42,10 +42,8 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         ("data.normalise", data.normalise, [*NORMALISATIONS, STANDARD]),
         ("data.augment", "none" if ":" in augment else augment, [*AUGMENTATIONS]),
     )
-    unknown = (
-        (key, f"unknown name {name!r}. {nearest(name, known)}") for key, name, known in named if name not in known
-    )
-    faults = [Fault(key, text) for key, text in unknown]
+    unknown = (each for each in named if each[1] not in each[2])
+    faults = [Fault(key, f"unknown name {name!r}. {nearest(name, names)}") for key, name, names in unknown]
     if data.channels is not None and shape[2] not in (1, data.channels):
         faults.append(Fault("data.channels", f"images with {shape[2]} channels cannot get {data.channels}; drop it"))
     channels = data.channels or shape[2]
@@ -122,7 +120,8 @@ def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = Non
     }
     key = "data.resize" if manifest is None else ""
     form = " x ".join(map(str, shape[:2]))
-    texts = {name: text for name, count in batches.items() if (text := memory_fault(4 * count * entries))}
-    names = list(texts)[: 1 if key else None]
-    words = {name: f"a batch of {batches[name]} {kind} of {form} {texts[name]}" for name in names}
-    return [Fault(key or name, f"{text}; lower it, or data.resize") for name, text in words.items()]
+    faults = []
+    for name, count in batches.items():
+        if text := memory_fault(4 * count * entries):
+            faults.append(Fault(key or name, f"a batch of {count} {kind} of {form} {text}; lower it, or data.resize"))
+    return faults[:1] if key else faults

@@ -250,8 +250,8 @@ def make_tables(
     known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in ignore))
     asked = [("rows", rows), *(("columns", name) for name in columns)]
     unknown = ((key, name) for key, name in asked if name not in known)
-    texts = ((key, f"no run has a label {name!r}. {nearest(name, known)}") for key, name in unknown)
-    refuse((Fault(f"report.{key}", text) for key, text in texts), "the report")
+    faults = (Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}") for key, name in unknown)
+    refuse(faults, "the report")
     varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
     names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
     apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]

@@ -56,6 +56,12 @@ def test_a_phase_has_no_place_in_a_chain():
         chain("x", METHODS["ccvr"]())
 
 
+def test_a_part_may_not_do_what_another_excludes():
+    with pytest.raises(ValueError, match="chain 'x': scaffold cannot run beside dp because of its `report`"):
+        chain("x", METHODS["dp"](), METHODS["scaffold"]())
+    assert chain("x", METHODS["dp"](trust=["scaffold"]), METHODS["scaffold"]()).trusts >= {"scaffold"}
+
+
 def test_claims_and_needs_of_the_parts_are_the_chains():
     method = both()
     assert method.needs == {"client-memory"}

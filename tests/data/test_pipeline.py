@@ -14,7 +14,7 @@ from raysim.training.tasks import TASKS
 from tests.support import toys
 from tests.support.busy import no_cpu_left
 from tests.support.federations import raw_config
-from tests.support.task_sets import task_config, write_task_set
+from tests.support.task_sets import task_config, write_task_sets
 
 pytestmark = pytest.mark.ray
 
@@ -32,10 +32,8 @@ def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(
 
     own = {"resize": 12, "rgb": True, "own": {"tests.support.toy_data:brightens": {"by": 7}}}
     manifests = [manifest_of(root, own, seed=seed) for seed in (0, 1)]
-    one, two = (
-        build_all_shards(manifests, tmp_path / "one"),
-        build_all_shards(manifests, tmp_path / "two", write_with_ray_data),
-    )
+    one = build_all_shards(manifests, tmp_path / "one")
+    two = build_all_shards(manifests, tmp_path / "two", write_with_ray_data)
     assert [files(folder) for folder in one] == [files(folder) for folder in two]
 
 
@@ -43,9 +41,8 @@ def test_rows_of_every_task_are_those_of_the_serial_writer(tmp_path, ray_cluster
     """Several labels and the tokens that follow are targets of more than one number."""
     from raysim.data.pipeline import write_with_ray_data
 
-    for task in TASKS:
-        write_task_set(tmp_path, task)
-    manifests = [check(task_config(tmp_path, task), "a test").manifest for task in TASKS]
+    folder = write_task_sets(tmp_path)
+    manifests = [check(task_config(folder, task), "a test").manifest for task in TASKS]
     for number, manifest in enumerate(manifests):
         one = build_shards(manifest, tmp_path / f"one {number}")
         two = build_shards(manifest, tmp_path / f"two {number}", write_with_ray_data)

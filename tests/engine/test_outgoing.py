@@ -10,21 +10,17 @@ import torch
 
 from raysim.core.errors import OwnCodeError, RaysimError
 from raysim.core.method import Crowd, Method, Update
+from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import chain
 from raysim.engine.cohort import column_cuts
 from raysim.engine.schedule import choose_cohort
 from raysim.training.local import train_locally
-from tests.support.federations import plan_of, probe, run, server_on, server_with
+from tests.support.federations import plan_of, probe, run, server_on, server_with, updates_of
 from tests.support.method_cases import CNN_CASES
 from tests.support.toys import copies_the_others, middle_of_all
 
 MEDIAN = "tests.support.toys:middle_of_all"
 COPIES = "tests.support.toys:copies_the_others"
-
-
-def updates_of(server):
-    """client -> its update [num_state], as the serial trainer keeps it."""
-    return dict(server.pool._trainer._vectors._rows["update"])
 
 
 def test_what_is_sent_is_summed_and_what_reports_see(root):
@@ -99,6 +95,26 @@ def test_a_slip_is_named(root, hook, words):
         server_with(root, probe(outgoing=hook)).run_round(0)
 
 
+@pytest.mark.parametrize("method", ["sign_majority", {"random_k": {"share": 0.01}}], ids=str)
+def test_no_encoding_hides_an_update_that_is_not_finite(root, method):
+    """One entry of one client is NaN: a sign would send it as -1, and a draw would leave it where it is."""
+    one_step = {"cohort": {"size": 12}, "local": {"batch_size": 500}}
+
+    def grads(inner, client):
+        def gradient(params, batch):
+            found = inner(params, batch)
+            found[:1] = found[:1] if client.id else torch.nan
+            return found
+
+        return gradient
+
+    server = server_with(root, probe(grads=grads), [method], on_nonfinite="skip", **one_step)
+    assert [server.run_round(index).metrics["clients/dropped"] for index in range(2)] == [1, 1]
+    server = server_with(root, probe(grads=grads), [method], **one_step)
+    with pytest.raises(RaysimError, match=r"non-finite update of client 0 .*gradient as probe changed it"):
+        server.run_round(0)
+
+
 # --- functions of all updates ---------------------------------------------------------------------------------------------
 
 
@@ -106,12 +122,28 @@ def test_columns_hold_every_update_in_client_order(root):
     server = server_with(root, middle_of_all())
     before = server.params.clone()
     record = server.run_round(0)
-    updates = updates_of(server)
-    rows = torch.stack([updates[client] for client in sorted(updates)])[:, : len(before)]
+    rows = torch.stack([*updates_of(server).values()])[:, : len(before)]
     torch.testing.assert_close(server.params, before + rows.median(dim=0).values, atol=0, rtol=0)
     products = record.arrays["middle_of_all.products"]
     assert products.shape == (8, 8)
     np.testing.assert_allclose(products[:7, :7], (rows.double() @ rows.double().T).numpy(), rtol=1e-12)
+
+
+def test_of_nobody_columns_have_no_rows(root, nobody_comes):
+    shapes = []
+
+    def server_update(update, state, server):
+        shapes.extend(server.map_columns(_shapes, None, update[None]))
+        return update, state
+
+    server = server_with(root, probe(server_update=server_update), cohort={"sampling": "poisson"})
+    server.run_round(0)
+    widths = [end - start for start, end in column_cuts(server.layout.num_params, 0)]
+    assert shapes == [((0, width), (1, width)) for width in widths]
+
+
+def _shapes(block, extra, shared):
+    return tuple(block.shape), tuple(extra.shape)
 
 
 def test_blocks_cover_all_columns_and_stay_small():
@@ -196,8 +228,7 @@ def test_each_client_takes_part_with_the_chance_of_its_share():
 
 
 @pytest.mark.parametrize("name", [name for name in CNN_CASES if not name.startswith("dp")])  # whose round is noise
-def test_a_round_of_nobody_moves_nothing(root, name, monkeypatch):
-    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+def test_a_round_of_nobody_moves_nothing(root, name, nobody_comes):
     server = server_on(plan_of(root, CNN_CASES[name], model={"norm": "batch"}, cohort={"sampling": "poisson"}), root)
     before = server.state.clone()
     record = server.run_round(0)
@@ -227,8 +258,6 @@ def test_the_update_on_the_validation_set_is_that_of_a_client_with_these_rows(ro
     server = server_with(root, probe(server_update=server_update, needs=frozenset({"validation-set"})))
     trainer, began = server.pool._trainer, server.state.clone()
     server.run_round(0)
-    from raysim.core.seeding import derive_seed, torch_generator
-
     trainer.model.load(began, {})
     examples, settings = trainer.data.held_out("validation"), server.phases[0].settings
     generator = torch_generator(derive_seed(server.seed, "server/validation", 0))

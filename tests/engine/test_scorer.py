@@ -75,10 +75,8 @@ def test_every_slice_of_a_large_set_counts():
 
 def test_without_a_test_set_no_slice_is_asked_for():
     pool = SimpleNamespace(on_slices=lambda call, point, request, slices: slices)
-    assert (
-        Scorer(pool, {"validation": 30, "test": 0}, 256).on_test(map_features, MapRequest(max, {}), torch.zeros(1), {})
-        == []
-    )
+    scorer = Scorer(pool, {"validation": 30, "test": 0}, 256)
+    assert scorer.on_test(map_features, MapRequest(max, {}), torch.zeros(1), {}) == []
 
 
 def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):

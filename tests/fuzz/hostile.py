@@ -260,10 +260,8 @@ def hostile_code(rng: random.Random, raw: dict[str, Any]) -> Callable[[], object
 
 def hostile_call(rng: random.Random, raw: dict[str, Any], root: Path) -> Callable[[], object]:
     """A call of the library with an argument that no file can hold."""
-    value, kind = (
-        python_value(rng),
-        rng.choice(("config", "value", "overrides", "on_round", "arrays", "report", "tune")),
-    )
+    value = python_value(rng)
+    kind = rng.choice(("config", "value", "overrides", "on_round", "arrays", "report", "tune"))
     if kind == "config":
         return lambda: raysim.run(value, quiet=True)
     if kind == "overrides":

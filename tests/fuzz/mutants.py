@@ -123,7 +123,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/training/test_local.py tests/engine/test_scorer.py",
         (
             ("sum(part.loss for part in parts)", "sum(part.loss for part in parts) / len(parts)"),
-            ('batch.targets, reduction="sum")', "batch.targets)"),
+            ("model.task.total(logits, batch.targets)", "model.task.total(logits, batch.targets) / len(logits)"),
             ("    model.module.eval()\n    losses", "    losses"),
         ),
     ),
@@ -138,7 +138,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/training/test_local.py tests/methods/test_fedvg.py",
         (
             ("(self.params, batch).clone()\n", "(self.params, batch)\n"),
-            ('reduction="sum") / num_examples)', 'reduction="mean"))'),
+            ("total(logits, batch.targets) / num_examples", "total(logits, batch.targets) / len(logits)"),
             (
                 "buffer.fill_((counters or {}).get(name, 0))",
                 "buffer.fill_(counters.get(name, 0)) if counters else None",
@@ -172,15 +172,25 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
                 "stack.broadcast(self.params.clone(), self.method_state)",
                 "stack.broadcast(self.params, self.method_state)",
             ),
-            ("view.num_examples.double() * is_active", "view.num_examples.double()"),
             ("(round_index + 1) % self.evaluate_every", "round_index % self.evaluate_every"),
             ("int(cohort.kept(values).max())", "int(cohort.kept(values).min())"),
             ("buffers = self.buffers + total[size:].float()", "buffers = self.buffers"),
             ("if round_index < phase.rounds:", "if round_index <= phase.rounds:"),
             (
-                "        self._drop_nonfinite(cohort, round_index)\n        self._commit_memories(cohort)\n",
-                "        self._commit_memories(cohort)\n        self._drop_nonfinite(cohort, round_index)\n",
+                "        self._drop_nonfinite(cohort, round_index)\n        return",
+                "        self._commit_memories(cohort)\n        self._drop_nonfinite(cohort, round_index)\n        return",
             ),
+        ),
+    ),
+    "raysim/engine/server_views.py": (
+        "tests/engine/test_server.py",
+        (("view.is_active.double() * (1 if", "torch.ones_like(view.is_active).double() * (1 if"),),
+    ),
+    "raysim/engine/client_results.py": (
+        "tests/engine/test_outgoing.py",
+        (
+            ("not bool(torch.isfinite(model.state).all())", "False"),
+            ("sent.num_bytes + layout.shared_bytes - shared", "sent.num_bytes"),
         ),
     ),
     "raysim/engine/server.py, restored": (

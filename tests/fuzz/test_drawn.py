@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from tests.fuzz.drawn import AREAS, draw, files_about, slips_of
-from tests.fuzz.mutants import PROJECT
+from tests.fuzz.drawn import AREAS, NEAR, draw, files_about, slips_of
+from tests.fuzz.mutants import MUTANTS, PROJECT, slipped
 
 
 @pytest.mark.slow
@@ -22,6 +22,20 @@ def test_a_seed_draws_the_same_slips_of_every_area_and_another_seed_others():
         assert line[slip.column :].startswith(slip.token)
         assert ast.dump(ast.parse(slip.of(content))) != ast.dump(ast.parse(content)), slip
         assert all((PROJECT / word).exists() for word in files_about(slip.file).split() if word.startswith("tests/"))
+
+
+@pytest.mark.parametrize("group", MUTANTS)
+def test_what_is_to_slip_stands_once_in_its_file(group):
+    told, pairs = MUTANTS[group]
+    assert all((PROJECT / word).exists() for word in told.split() if word.startswith("tests/"))
+    for text, slip in pairs:
+        assert slipped(PROJECT / group.partition(",")[0], text, slip) != text
+
+
+def test_files_and_the_tests_about_them_are_there():
+    for start, tests in NEAR.items():
+        assert (PROJECT / start).exists(), start
+        assert all((PROJECT / word).exists() for word in tests.split() if word.startswith("tests/")), start
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Update
 from raysim.core.seeding import torch_generator
-from tests.support.federations import plan_of, server_on
+from tests.support.federations import plan_of, server_on, updates_of
 
 NETWORK = torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.Linear(10, 7))
 LAYOUT, HALF = layout_of(NETWORK, head="1"), layout_of(NETWORK, head="1", shared=["0.weight", "0.bias"])
@@ -96,6 +96,7 @@ def test_what_is_sent_is_the_naive_twins_over_rounds(name, layout):
 
 def test_qsgd_sends_levels_of_the_bucket_norm_next_to_the_entry():
     values, levels, bucket = normal(size=70).double(), 5, 16
+    values[[3, 40]] = 0
     sent = dequantised(quantised(values.float(), torch_generator(1), levels, bucket), 70, levels, bucket)
     for i, (v, q) in enumerate(zip(values.tolist(), sent.tolist(), strict=True)):
         first = i - i % bucket
@@ -137,6 +138,16 @@ def test_power_sgd_comes_to_the_best_matrix_of_that_rank():
     u, s, vh = torch.linalg.svd(matrix)
     torch.testing.assert_close(LAYOUT.view(sent, "0.weight"), u[:, :2] * s[:2] @ vh[:2], atol=1e-3, rtol=1e-3)
     assert "error" not in client.memory
+
+
+def test_power_sgd_finds_its_basis_again_after_an_update_of_0():
+    """From a basis of 0 the first axes would be taken, and a matrix without entries there, such as rows of tokens, never sent."""
+    client, method = client_of(), power_sgd(rank=1, error_feedback=False)
+    matrix = torch.outer(torch.arange(10.0), normal(size=12))
+    update = torch.cat([matrix.flatten(), torch.zeros(SIZE - matrix.numel())])
+    method.outgoing(Update(torch.zeros(SIZE), 0), client)
+    sent, _ = method.outgoing(Update(update, 0), client)
+    torch.testing.assert_close(sent, update, atol=1e-5, rtol=1e-5)
 
 
 # --- properties -----------------------------------------------------------------------------------------------------------------
@@ -272,11 +283,9 @@ def test_sign_majority_is_a_vote_of_the_participants(root, norm):
     before, size = server.params.clone(), server.layout.num_params
     record = server.run_round(0)
     plain.run_round(0)
-    votes = torch.zeros(size)
-    for row in plain.pool._trainer._vectors._rows["update"].values():
-        votes += row[:size].sign()
+    updates = torch.stack([*updates_of(plain).values()])[:, :size]
+    votes, nobody = updates.sign().sum(0), updates.eq(0).any(0)
     moved = (server.params - before) / 0.01
-    nobody = torch.stack([row[:size] for row in plain.pool._trainer._vectors._rows["update"].values()]).eq(0).any(0)
     torch.testing.assert_close(moved[~nobody], votes.sign()[~nobody], atol=1e-4, rtol=0)
     assert bool((votes[~nobody] == 0).any())  # ties of six, which move nothing
     assert bool((moved.abs() < 1.0001).all())

@@ -11,7 +11,7 @@ import torch
 from methods import GROUPS
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
-from tests.support.federations import plan_of, probe, run, server_on, server_with
+from tests.support.federations import plan_of, probe, run, server_on, server_with, updates_of
 from tests.twins import robust
 
 
@@ -41,16 +41,15 @@ class Rounds:
     def run(self, index):
         server, size = self.server, self.server.layout.num_params
         before = server.state.clone()
-        record = server.run_round(index)
-        kept = server.pool._trainer._vectors._rows["update"]
-        clients = record.clients["client"].tolist()
-        rows = torch.stack([kept[client] for client in clients])
+        server.run_round(index)
+        updates = updates_of(server)
+        rows = torch.stack([*updates.values()])
         is_shared = server.layout.zero_personal_(torch.ones(size)) > 0
         moved = server.state - before
         return SimpleNamespace(
             rows=rows[:, :size][:, is_shared].double().numpy(),
             buffers=rows[:, size:].double().numpy(),
-            sizes=[int(server.sizes.examples[client]) for client in clients],
+            sizes=[int(server.sizes.examples[client]) for client in updates],
             moved=moved[:size][is_shared].numpy(),
             moved_buffers=moved[size:].numpy(),
             personal=moved[:size][~is_shared],
@@ -186,8 +185,7 @@ def test_rules_run_before_server_steps_and_bounds(root, methods):
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_round_of_nobody_moves_nothing(root, name, monkeypatch):
-    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+def test_a_round_of_nobody_moves_nothing(root, name, nobody_comes):
     server = server_on(plan_of(root, [{name: TWINS[name]}], cohort={"sampling": "poisson"}), root)
     before = server.state.clone()
     server.run_round(0)

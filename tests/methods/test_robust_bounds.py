@@ -261,6 +261,13 @@ def test_sign_guard_and_clustering_leave_out_those_that_turn_around():
         assert (weight > 0).tolist() == [k not in (3, 7) for k in range(9)], name
 
 
+def test_dnc_leaves_out_who_stands_out_where_all_differ_most():
+    rows = torch.tensor([[0.0, 2.0, 0.0], [0.0, -2.0, 0.0], [0.0, 1.0, 0.1], [0.0, -1.0, 0.0], [9.0, 0.0, 0.0]])
+    _, server = moved_by(METHODS["dnc"](attackers=1), rows)
+    (weight,) = server.weights.values()
+    assert weight.tolist() == [0.25] * 4 + [0.0]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +305,8 @@ def test_a_round_of_too_few_clients_is_told(method, count, words):
         ("centered_clipping", {"tau": 0}, "tau must be > 0"),
         ("centered_clipping", {"iterations": 0}, "iterations must be > 0"),
         ("sign_guard", {"share": 0}, "share must be > 0"),
+        ("sign_guard", {"share": 5}, "share <= 1, got 0.1, 3.0 and 5"),
+        ("sign_guard", {"lower": 4.0}, "lower must be <= upper .* got 4.0, 3.0"),
         ("dnc", {"coordinates": 0}, "coordinates must be > 0"),
     ],
 )

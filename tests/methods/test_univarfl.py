@@ -305,10 +305,8 @@ def test_warm_up_by_hand():
         loss = method.loss(cross_entropy, SimpleNamespace(round_index=round_index))
         return float(loss(out, batch) - cross_entropy(out, batch))
 
-    variance, pushed = (
-        0.75 * float(classifier_variance(out.logits.float().softmax(1))),
-        float(hyperspherical_energy(z.float())),
-    )
+    variance = 0.75 * float(classifier_variance(out.logits.float().softmax(1)))
+    pushed = float(hyperspherical_energy(z.float()))
     warmed = univarfl(mu=0.8, warmup=4)
     for round_index, strength in ((0, 0.0), (1, 0.2), (3, 0.6), (4, 0.8), (9, 0.8)):
         assert added(warmed, round_index) == pytest.approx(variance + strength * pushed, rel=1e-5)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from raysim.core.method import Method
 from raysim.data.federation import build_shards
 from raysim.engine.pool import SerialPool
@@ -117,6 +119,11 @@ def server_with(root: Path, method: Method, methods=(), **groups) -> Server:
     server.phases = [replace(phase, methods=(*phase.methods, method))]
     server.pool._trainer.phases = server.phases
     return server
+
+
+def updates_of(server: Server) -> dict[int, Tensor]:
+    """Client -> its update of the last round [num_state], as the trainer of a serial pool keeps it; ascending."""
+    return dict(sorted(server.pool._trainer._vectors._rows["update"].items()))
 
 
 def run(plan: Plan, root: Path, pool=None, rounds=None) -> Server:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import norm
 
+from tests.twins.robust import krum_order, krum_score
+
 
 def alie(honest, num_attackers, z=None):
     """Baruch et al. 2019: s supporters are needed for a majority; the z with the quantile (n - m - s) / (n - m)."""
@@ -52,22 +54,16 @@ def largest_hidden(honest, kind, direction, first=50.0, precision=1e-10):
 
 
 def krum(updates, num_attackers):
-    """The place of the update that Krum chooses: its n - c - 2 nearest others are nearest, by squared distance."""
-    scores = []
-    for i, one in enumerate(updates):
-        away = sorted(float(np.sum((one - other) ** 2)) for j, other in enumerate(updates) if j != i)
-        scores.append(sum(away[: max(1, len(updates) - num_attackers - 2)]))
-    return int(np.argmin(scores))
+    """The place of the update that Krum chooses."""
+    return krum_order(updates, range(len(updates)), num_attackers)[0]
 
 
 def against_krum(honest, num_attackers):
     """(vector, lambda) of Fang et al. 2020: from the bound of their Theorem 1 down by halves, until Krum chooses it."""
     s = np.sign(np.mean(honest, axis=0))
     n, c, d = len(honest) + num_attackers, num_attackers, np.sum(np.abs(s))
-    nearest = []
-    for i, one in enumerate(honest):
-        away = sorted(float(np.sum((one - other) ** 2)) for j, other in enumerate(honest) if j != i)
-        nearest.append(sum(away[: n - c - 2]))
+    everybody = range(len(honest))
+    nearest = [krum_score(honest, everybody, 0, client) for client in everybody]
     step = np.sqrt(min(nearest) / ((n - 2 * c - 1) * d)) + max(np.linalg.norm(one) for one in honest) / np.sqrt(d)
     while step > 1e-5:
         if krum([*[-step * s] * c, *honest], c) < c:

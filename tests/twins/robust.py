@@ -29,14 +29,15 @@ def trimmed_mean(rows, cut):
     return np.array([math.fsum(column) / len(column) for column in columns]), uniform_on(range(len(rows)), len(rows))
 
 
+def krum_score(rows, clients, attackers, client):
+    """Krum's score of one of some clients: the squared distances to the nearest others, as many as are surely honest."""
+    squares = sorted(float(((rows[client] - rows[other]) ** 2).sum()) for other in clients if other != client)
+    return sum(squares[: max(1, len(clients) - attackers - 2)])
+
+
 def krum_order(rows, clients, attackers):
     """The clients by Krum's score among themselves, lowest first."""
-
-    def score(client):
-        squares = sorted(((rows[client] - rows[other]) ** 2).sum() for other in clients if other != client)
-        return sum(squares[: max(1, len(clients) - attackers - 2)])
-
-    return sorted(clients, key=score)
+    return sorted(clients, key=lambda client: krum_score(rows, clients, attackers, client))
 
 
 def krum(rows, attackers, select):
