@@ -156,7 +156,7 @@ class RayServer:
         group = ray.util.get_current_placement_group()
         nodes = _places([dict(share)] * num_trainers, placement, wait_s, say) if group is None else []
         self._deadline = began + (wait_s if group is None else 0.0)
-        self._head, self._is_cut = ray.get_runtime_context().gcs_address, False
+        self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starter = TrainerStarter(make_trainer, share, num_trainers, placement, group, nodes)
         # All at once: each process first imports PyTorch.
@@ -199,7 +199,6 @@ class RayServer:
                 if can_connect(host.strip("[]"), int(port)):
                     heard = time.monotonic()
                 elif time.monotonic() - heard >= GONE_S:
-                    self._is_cut = True
                     raise ClusterLost("the head of the cluster was lost", self._head, GO_ON)
             return ray.get(asked)
         except RayTaskError:
@@ -225,8 +224,8 @@ class RayServer:
     params_sha256 = _in_actor(Server.params_sha256)
 
     def close(self) -> None:
-        """End the actors; Ray itself stays as it was. Without the head of the cluster nobody would do it."""
-        for actor in [] if self._is_cut else self._actors:
+        """End the actors; Ray itself stays as it was."""
+        for actor in self._actors:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them
 
 
