@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import signal
 import time
 
@@ -141,12 +142,32 @@ def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_
 
 
 def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
-    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1), []
+    resources = {"backend": "serial", "restarts": 2}
+    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1, resources=resources), []
     monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(9, given))
     with pytest.raises(
-        RaysimError, match=r"^Ray ended processes of trials 4 times \(2 .* memory\.\) in s\. Lower tune\.max"
+        RaysimError, match=r"^Ray ended processes of trials 3 times \(2 .* memory\.\) in s\. Lower tune\.max"
     ):
         run(sweep)
+
+
+def test_a_trial_goes_on_after_as_many_losses_as_are_said_and_never_after_a_fault_of_its_own(root, tmp_path):
+    class Ended(str):  # a trial of Tune: its name, and a file with the error
+        pickled_error_file = error_file = ""
+
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, resources={"restarts": 1})
+    lines, (first, second) = [], [Ended(trial.name) for trial in sweep.trials]
+    watch = _Watch(sweep, sweep.trials, lines.append)
+    for ended, error in ((first, OutOfMemoryError("full")), (second, ZeroDivisionError("of the user's own"))):
+        ended.pickled_error_file = str(tmp_path / f"{ended}.pkl")
+        (tmp_path / f"{ended}.pkl").write_bytes(pickle.dumps(error))
+        (sweep.folder / ended).mkdir(parents=True)
+        watch.on_trial_error(0, [], ended)
+    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    watch.on_trial_error(0, [], first)
+    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    assert "it will go on from its last checkpoint" in lines[0]
+    assert [("failed" in line) for line in lines] == [False, True, True]
 
 
 @pytest.mark.slow
