@@ -12,6 +12,7 @@ from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
 from raysim.engine.pool import SerialPool
+from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
 from raysim.folders.environment import environment
@@ -97,6 +98,15 @@ def _ray_server(
             yield server
         finally:
             server.close()
+
+
+def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
+    """What to call after each round of a run on Ray, so that Ray's dashboard shows it; a serial run is shown by nobody."""
+    if plan.config.resources.backend == "serial":
+        return lambda record: None
+    from raysim.engine.ray.gauges import round_gauges
+
+    return round_gauges(run, plan.task.main)
 
 
 def _made(plan: Plan, write: Write, node: str, on_step: Callable[[str], None]) -> Made:

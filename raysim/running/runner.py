@@ -37,7 +37,7 @@ from raysim.folders.run_folder import RunFolder, changes
 from raysim.folders.storage import StoredRun, held, open_run_folder
 from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
-from raysim.plan.start import started_server
+from raysim.plan.start import shown_outside, started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder, reason_to_stop
 from raysim.running.resume import RunState, Step, next_step
@@ -172,7 +172,7 @@ def _rounds(
         recorder=recorder,
         store=store,
         checkpoint_every_s=config.checkpoint.every_s,
-        on_round=_refusing_early_end(plan, on_round),
+        on_round=_refusing_early_end(plan, on_round, shown_outside(plan, config.name or recorder.folder.name)),
         reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
         on_saved=saved,
     )
@@ -280,13 +280,20 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
     return Fault(key, f"{text}; choose another name")
 
 
-def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
-    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out."""
+def _refusing_early_end(
+    plan: Plan, on_round: Callable[[RoundRecord], object], shown: Callable[[RoundRecord], None]
+) -> Callable[[RoundRecord], object]:
+    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out.
+
+    Args:
+      shown: called before it.
+    """
     phase = next((method.name for method in plan.methods if method.is_phase), "")
 
     def watched(record: RoundRecord) -> object:
         for note in record.notes:
             err.print(note, markup=False)
+        shown(record)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
