@@ -300,6 +300,22 @@ def report(
 
 
 @app.command()
+def status(
+    places: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[PLACE...]",
+            help="folders or URIs that hold runs and sweeps, by default runs; http://HOST:8265 or HOST:PORT of a cluster",
+        ),
+    ] = None,
+) -> None:
+    """Show how far runs and sweeps are, from their files, or the jobs of a running cluster; changes nothing."""
+    from raysim.cli.overview import show_places
+
+    show_places(places or ["runs"])
+
+
+@app.command()
 def recipes(
     name: Annotated[
         str | None,
