@@ -81,7 +81,7 @@ def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table
     for name, (_, at_ns) in changed.items():
         for parent in PurePosixPath(name).parents:
             newest_s[str(parent)] = max(newest_s[str(parent)], at_ns // 10**9)
-    runs = [_progress(files, folder, newest_s) for files in RunFolder.below(folder)]
+    runs = [_progress(place, files, folder, newest_s) for files in RunFolder.below(folder)]
     if not runs:
         raise DataError("no run", place, "give a place where `raysim run` or `raysim tune` wrote some")
     sweeps = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("sweep.yaml")} - {"."}
@@ -102,15 +102,16 @@ def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table
     return _table(place, ("run or sweep", "state", "rounds", "last score", "last write"), rows)
 
 
-def _progress(files: RunFolder, folder: Path, newest_s: Mapping[str, int]) -> RunProgress:
+def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str, int]) -> RunProgress:
     name = files.path.relative_to(folder).as_posix()
+    name, at_s = name if name != "." else place.rstrip("/").rpartition("/")[2], newest_s[name]
     try:
         rows, rounds = files.progress_rows(), int(files.read_config()["rounds"]) if files.config.is_file() else 0
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RaysimError):
-        return RunProgress(name, "damaged", 0, 0, "", newest_s[name])
+        return RunProgress(name, "damaged", 0, 0, "", at_s)
     column = f"server/{main_of(rows[0] if rows else ())}"
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
-    return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", newest_s[name])
+    return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
 
 
 def _jobs_table(address: str) -> Table:

@@ -78,7 +78,7 @@ def test_a_sweep_by_itself_is_shown_trial_by_trial_and_a_run_alone(storage, caps
         ["seed=1", "completed"],
         ["seed=2", "failed"],
         ["seed=3", "unfinished"],
-        [".", "unfinished"],
+        ["going", "unfinished"],
     ]
 
 
@@ -108,7 +108,7 @@ def test_jobs_of_a_cluster_are_shown_whatever_the_environment_says(monkeypatch, 
 
 
 def test_places_without_runs_and_addresses_without_a_cluster_are_one_sentence(tmp_path):
-    with pytest.raises(DataError, match="no such folder in .*nowhere"):
+    with pytest.raises(DataError, match=r"no such folder in .*nowhere"):
         show_places([str(tmp_path / "nowhere")])
     with pytest.raises(DataError, match="no run in"):
         show_places([str(tmp_path)])
