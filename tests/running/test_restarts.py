@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import types
 from contextlib import contextmanager
 
 import pytest
@@ -74,6 +76,27 @@ def test_a_run_goes_on_after_each_loss_from_its_last_checkpoint(root, tmp_path, 
         "the server was lost (a test); attempt 3 of 4, from the checkpoint of round 2",
         "the server was lost (a test); attempt 4 of 4, from the checkpoint of round 3",
     ]
+
+
+def test_loggers_are_told_each_round_once_and_start_anew_after_a_loss(root, tmp_path, losing, monkeypatch):
+    told = []
+
+    class Logger:
+        def start(self, folder, config):
+            told.append("start")
+
+        def round(self, record):
+            told.append(record["round"])
+
+        def end(self, summary):
+            told.append("end" if summary else "lost")
+
+    module = types.ModuleType("noting")
+    module.make = Logger
+    monkeypatch.setitem(sys.modules, "noting", module)
+    losing([1])
+    execute(a_plan(root, tmp_path, loggers=["noting:make"], **EVERY_ROUND))
+    assert told == ["start", 0, "lost", "start", 1, 2, "end"]
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

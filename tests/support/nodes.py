@@ -225,7 +225,8 @@ class Driver:
 
     def finish(self) -> None:
         """Wait until it has ended well."""
-        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
+        status = self._process.wait(PATIENCE_S)
+        assert status == 0, f"{self._log.read_text()}\nexit status {status}"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

@@ -115,6 +115,21 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_trial_whose_server_is_killed_goes_on_by_itself(root, tmp_path, ray_cluster):
+    """Its scheduler hears of each round once."""
+    ends = {"tests.support.toys:ends_server": {"folder": str(tmp_path), "rounds": [1]}}
+    resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
+    space, tune = {"seed": {"grid_search": [0]}}, {"scheduler": "asha"}
+    sweep = a_sweep(root, tmp_path, space, tune, methods=["scaffold", ends], rounds=3, resources=resources)
+    outcomes, _ = run(sweep)
+    assert (tmp_path / "server-1").exists()
+    assert [end.status for end in outcomes.values()] == ["completed"]
+    whole = {**sweep.trials[0].raw, "methods": ["scaffold"], "resources": {"backend": "serial"}}
+    assert digest(sweep.folder / "seed=0") == digest_of_run(whole, tmp_path)
+
+
 def ended_by_the_memory_monitor(times, given):
     """As `driver._tune`, but so many times Tune gets trials and then ends as at a process that lacked memory."""
     left, tune = [times], driver._tune
