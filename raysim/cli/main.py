@@ -382,9 +382,19 @@ def main() -> None:
     try:
         refuse_shadows()
         app()
+    except SystemExit as ended:
+        _end_process(ended.code)
+        raise
     except Exception as error:
         line, status = told(error)
         if out.is_closed:
             line, status = f"standard output was closed: {line}", CLOSED
         err.print(line, markup=False)
+        _end_process(status)
         sys.exit(status)
+
+
+def _end_process(status: object) -> None:
+    """As Ray must, where it was used."""
+    if (session := sys.modules.get("raysim.engine.ray.session")) is not None:
+        session.end_process(status if isinstance(status, int) else int(status is not None))

@@ -68,6 +68,7 @@ class Node(TypedDict):
 
 #: Where Ray is started and ended for `ray_ahead`, one after the other.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
+_LEFT: list[ClusterLost] = []
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 
@@ -113,7 +114,8 @@ def ray_session(
                     signal.signal(number, lambda number, _: sys.exit(number))
         try:
             yield
-        except ClusterLost:
+        except ClusterLost as error:
+            _LEFT.append(error)
             _BEGUN.set(None)
             _STARTER.submit(ray.shutdown).result()
             raise
@@ -124,6 +126,9 @@ def ray_session(
         patiently(lambda: _start(num_cpus), patience_s, on_step)
         try:
             yield
+        except ClusterLost as error:
+            _LEFT.append(error)
+            raise
         finally:
             on_step(_ending())
             ray.shutdown()
@@ -148,6 +153,15 @@ def wait_for_end(on_step: Callable[[str], None]) -> None:
     """Return once the Ray of `ray_ahead` is ended; on_step: see `ray_session`."""
     on_step(_ending())
     _STARTER.submit(lambda: None).result()
+
+
+def end_process(status: int) -> None:
+    """End this process here with a status, if it has left a Ray that was lost; Ray's threads for it would crash its end."""
+    if _LEFT:
+        _STARTER.submit(ray.shutdown).result()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _ending() -> str:
