@@ -29,9 +29,8 @@ LONG_FUNCTIONS = {"raysim/reporting/build.py:make_report": 77}
 FULL_FOLDERS = {"raysim/reporting": 27, "raysim/data": 24, "raysim/core": 22, "raysim/config": 16}
 
 #: Keys of a configuration. A new one takes the place of another, or raises this with a reason; the
-#: last: data.unseen_choice, for two runs that train on two halves of the clients, cohort.sampling and stop.epsilon, for
-#: differential privacy.
-NUM_KEYS = 157
+#: last: cohort.sampling and stop.epsilon, for differential privacy, and resources.restarts, for runs that nobody watches.
+NUM_KEYS = 158
 
 #: Name of files in several rooms -> (these rooms, why). Those of today; nothing may be added without a reason.
 SAME_NAME = {

@@ -300,6 +300,22 @@ def report(
 
 
 @app.command()
+def status(
+    places: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[PLACE...]",
+            help="folders or URIs that hold runs and sweeps, by default runs; http://HOST:8265 or HOST:PORT of a cluster",
+        ),
+    ] = None,
+) -> None:
+    """Show how far runs and sweeps are, from their files, or the jobs of a running cluster; changes nothing."""
+    from raysim.cli.overview import show_places
+
+    show_places(places or ["runs"])
+
+
+@app.command()
 def recipes(
     name: Annotated[
         str | None,
@@ -366,9 +382,19 @@ def main() -> None:
     try:
         refuse_shadows()
         app()
+    except SystemExit as ended:
+        _end_process(ended.code)
+        raise
     except Exception as error:
         line, status = told(error)
         if out.is_closed:
             line, status = f"standard output was closed: {line}", CLOSED
         err.print(line, markup=False)
+        _end_process(status)
         sys.exit(status)
+
+
+def _end_process(status: object) -> None:
+    """As Ray must, where it was used."""
+    if (session := sys.modules.get("raysim.engine.ray.session")) is not None:
+        session.end_process(status if isinstance(status, int) else int(status is not None))

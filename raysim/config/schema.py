@@ -159,7 +159,17 @@ class ResourcesGroup(Group):
         "a trainer on Ray that gives no answer for so many seconds is ended, and others take its clients; "
         "auto: 20 times the longest answer so far, at least 60; a process that stands still is ended after 60",
     )
-    wait_s: float = key(3600.0, "seconds that a run waits for room on a busy cluster before it fails", gt=0)
+    wait_s: float = key(
+        3600.0,
+        "seconds that a run waits for room on a busy cluster, or for a cluster that it lost, before it fails",
+        gt=0,
+    )
+    restarts: int = key(
+        3,
+        "how often a run goes on by itself, from its last checkpoint, after its server, that one's node, or the connection "
+        "to the cluster was lost; and each trial of a sweep that lost its process or node",
+        ge=0,
+    )
 
     @property
     def cpus(self) -> float:

@@ -132,5 +132,9 @@ class OutOfMemory(RaysimError):
     """A device has no memory left for what was asked; fewer trainers on it may have."""
 
 
+class ClusterLost(RaysimError):
+    """The server of a run, its node, or the connection to the cluster is lost: the run can go on from its last checkpoint."""
+
+
 class RunExists(RaysimError):
     """The run directory holds a finished run, which is never overwritten."""

@@ -155,6 +155,11 @@ class CheckpointStore:
         except DAMAGE as error:
             raise RaysimError(f"damaged client memory ({error})", str(path), "run the same command again") from error
 
+    @property
+    def next_round(self) -> int:
+        """Where the newest checkpoint goes on; 0 if there is none."""
+        return int(self._complete()[-1].name.removeprefix("round-")) if self._complete() else 0
+
     def _complete(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("round-*/checkpoint.json"))
 

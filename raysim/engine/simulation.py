@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from raysim.core.errors import ClusterLost
 from raysim.core.texts import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
@@ -136,9 +137,16 @@ def simulate(
 
 @contextmanager
 def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Iterator[None]:
-    """What ends a round before its end, a second signal or one that it outlasted, says where the run will go on."""
+    """What ends a round before its end, a second signal or one that it outlasted, says where the run will go on.
+
+    So does a signal that ended the server, too, as one to a whole group of processes.
+    """
     try:
         yield
+    except ClusterLost as error:
+        if not received:
+            raise
+        raise Interrupted(received[0], next_saved() or None) from error
     except KeyboardInterrupt as error:
         # Code of the user's own may raise it without a signal.
         raise Interrupted(received[0] if received else signal.SIGINT, next_saved() or None) from error

@@ -12,6 +12,7 @@ from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
 from raysim.engine.pool import SerialPool
+from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
 from raysim.folders.environment import environment
@@ -24,19 +25,20 @@ from raysim.terminal import Lines, err
 
 @contextmanager
 def started_server(
-    plan: Plan, folder: RunFolder, on_step: Callable[[str], None] = lambda _: None
+    plan: Plan, folder: RunFolder, on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0
 ) -> Iterator[ServerHandle]:
     """A server with its trainers, serial or on Ray; env.json says what they take.
 
     Args:
       on_step: on_step(what begins now, in words).
+      patience_s: seconds to wait for a cluster that does not answer, or has not what it had.
     Raises:
-      ConfigError: Ray has not the resources that the configuration asks for.
+      ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.
     """
     if plan.config.resources.backend == "serial":
         yield _serial_server(plan, folder, on_step)
     else:
-        with _ray_server(plan, folder, on_step) as server:
+        with _ray_server(plan, folder, on_step, patience_s) as server:
             yield server
 
 
@@ -61,14 +63,16 @@ def serial_recipe(plan: Plan, on_step: Callable[[str], None] = lambda _: None) -
 
 
 @contextmanager
-def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Iterator[ServerHandle]:
+def _ray_server(
+    plan: Plan, folder: RunFolder, on_step: Callable[[str], None], patience_s: float
+) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
     from raysim.engine.ray.server import RayServer
-    from raysim.engine.ray.session import is_in_group, placements, ray_session, this_node
+    from raysim.engine.ray.session import is_in_group, patiently, placements, ray_session, this_node
     from raysim.engine.ray.shards import write_shards
 
-    with ray_session(on_step=on_step):
-        taken = resolve_resources(config, placements())
+    with ray_session(on_step=on_step, patience_s=patience_s):
+        taken = patiently(lambda: resolve_resources(config, placements()), patience_s, on_step)
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_shards
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
@@ -94,6 +98,15 @@ def _ray_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -
             yield server
         finally:
             server.close()
+
+
+def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
+    """What to call after each round of a run on Ray, so that Ray's dashboard shows it; a serial run is shown by nobody."""
+    if plan.config.resources.backend == "serial":
+        return lambda record: None
+    from raysim.engine.ray.gauges import round_gauges
+
+    return round_gauges(run, plan.task.main)
 
 
 def _made(plan: Plan, write: Write, node: str, on_step: Callable[[str], None]) -> Made:

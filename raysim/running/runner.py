@@ -1,7 +1,8 @@
 """`raysim run`: from a checked plan to a finished run directory.
 
 `execute` is the whole of it, from top to bottom: the run directory, the checkpoint to go on from, a server with its
-trainers, the rounds, the summary.
+trainers, the rounds, the summary. Where Ray loses the server, its node or the cluster itself, it does so once more, from
+the last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -18,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from raysim.config import Config, methods_label
-from raysim.core.errors import Fault, RaysimError, explained
+from raysim.core.errors import ClusterLost, Fault, RaysimError, explained
 from raysim.core.settings import Settings, name_and_options
 from raysim.core.texts import round_name
 from raysim.core.uri import masked
@@ -32,10 +34,10 @@ from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore
 from raysim.folders.files import write_file
 from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder, changes
-from raysim.folders.storage import held, open_run_folder
+from raysim.folders.storage import StoredRun, held, open_run_folder
 from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
-from raysim.plan.start import started_server
+from raysim.plan.start import shown_outside, started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder, reason_to_stop
 from raysim.running.resume import RunState, Step, next_step
@@ -59,53 +61,83 @@ def execute(
       on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
-      RaysimError: what the user can mend; the run directory then holds FAILED with the message.
+      RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
+        `resources.restarts` is over; each time before that, the run goes on from its last checkpoint.
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder, stored = open_run_folder(plan.config, _say)
-    push = stored.push if stored else lambda: None
+    attempt = partial(_attempt, plan, folder, stored, on_start, on_round, on_step)
+    restarts = plan.config.resources.restarts
     with _file_errors_named(folder), folder.locked(wait_s):
-        folder.remove_leftovers()
-        if stored:
-            stored.pull()
-        store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
-        state = run_state(plan, folder, stored.uri if stored else "")
-        step = next_step(state)
-        if step == "show":
-            return _shown(folder, on_start)
-        if step == "begin":  # what says which run lies in the folder
-            write_partition(folder, plan.manifest, plan.info)
-            write_file(folder.weights, plan.weights_sha256.encode())
-            folder.write_config(plan.config.model_dump(mode="json"))
-        checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
-        folder.clear("STOPPED", "FAILED")
-        name = "" if plan.config.name else folder.name
-        with held(stored), _failure_marked(folder, name), started_server(plan, folder, on_step) as server:
-            if checkpoint is not None:
-                restore(server, checkpoint, store)
-            first_round = checkpoint.next_round if checkpoint else 0
-            recorder = Recorder(
-                folder,
-                first_round=first_round,
-                num_rounds=plan.num_rounds,
-                hyperparameters=hyperparameters(plan.config),
-                blocks=plan.layout.blocks,
-                classes=plan.info.groups,
-                main=plan.task.main,
-                on_step=on_step,
-            )
-            loggers = Loggers(plan.config.loggers, folder, _say)
-            with closing(recorder), ended(loggers):
-                recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
-                loggers.start(plan.config.model_dump(mode="json"))
-                loggers.rounds(recorder.rows, first_round)
-                push()  # records of rounds after the checkpoint are gone
-                on_start(folder.path, first_round, plan.num_rounds)
-                reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
-                summary = _finished(plan, folder, server, recorder, reason)
-                loggers.end(summary)
-            folder.mark("COMPLETED", reason)
-            return summary
+        for number in range(restarts):
+            try:
+                return attempt(number)
+            except ClusterLost as error:
+                saved = CheckpointStore(folder.checkpoints).next_round
+                place = f"the checkpoint of {round_name(saved - 1)}" if saved else "the beginning"
+                _say(f"{error.what}; attempt {number + 2} of {restarts + 1}, from {place}")
+        return attempt(restarts)
+
+
+def _attempt(
+    plan: Plan,
+    folder: RunFolder,
+    stored: StoredRun | None,
+    on_start: Callable[[Path, int, int], None],
+    on_round: Callable[[RoundRecord], object],
+    on_step: Callable[[str], None],
+    number: int,
+) -> Settings:
+    """The run from its last checkpoint, or from its beginning, to its end.
+
+    Args:
+      number: how many attempts of this process were lost before; a later one is what the same command does once more,
+        whatever `resume` says, and waits for the cluster as a run waits for room.
+    """
+    push = stored.push if stored else lambda: None
+    folder.remove_leftovers()
+    if stored:
+        stored.pull()
+    store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
+    state = run_state(plan, folder, stored.uri if stored else "")
+    step = next_step(replace(state, resumes=state.resumes or number > 0))
+    if step == "show":
+        return _shown(folder, on_start)
+    if step == "begin":  # what says which run lies in the folder
+        write_partition(folder, plan.manifest, plan.info)
+        write_file(folder.weights, plan.weights_sha256.encode())
+        folder.write_config(plan.config.model_dump(mode="json"))
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
+    folder.clear("STOPPED", "FAILED")
+    wanted = plan.config.resources
+    marked = _failure_marked(folder, "" if plan.config.name else folder.name, goes_on=number < wanted.restarts)
+    server_of = started_server(plan, folder, on_step, wanted.wait_s if number else 0.0)
+    with held(stored), marked, server_of as server:
+        if checkpoint is not None:
+            restore(server, checkpoint, store)
+        first_round = checkpoint.next_round if checkpoint else 0
+        recorder = Recorder(
+            folder,
+            first_round=first_round,
+            num_rounds=plan.num_rounds,
+            hyperparameters=hyperparameters(plan.config),
+            blocks=plan.layout.blocks,
+            classes=plan.info.groups,
+            main=plan.task.main,
+            on_step=on_step,
+        )
+        loggers = Loggers(plan.config.loggers, folder, _say)
+        with closing(recorder), ended(loggers):
+            recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
+            loggers.start(plan.config.model_dump(mode="json"))
+            loggers.rounds(recorder.rows, first_round)
+            push()  # records of rounds after the checkpoint are gone
+            on_start(folder.path, first_round, plan.num_rounds)
+            reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
+            summary = _finished(plan, folder, server, recorder, reason)
+            loggers.end(summary)
+        folder.mark("COMPLETED", reason)
+        return summary
 
 
 def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Settings:
@@ -140,7 +172,7 @@ def _rounds(
         recorder=recorder,
         store=store,
         checkpoint_every_s=config.checkpoint.every_s,
-        on_round=_refusing_early_end(plan, on_round),
+        on_round=_refusing_early_end(plan, on_round, shown_outside(plan, config.name or recorder.folder.name)),
         reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
         on_saved=saved,
     )
@@ -249,13 +281,20 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
     return Fault(key, f"{text}; choose another name")
 
 
-def _refusing_early_end(plan: Plan, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
-    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out."""
+def _refusing_early_end(
+    plan: Plan, on_round: Callable[[RoundRecord], object], shown: Callable[[RoundRecord], None]
+) -> Callable[[RoundRecord], object]:
+    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out.
+
+    Args:
+      shown: called before it.
+    """
     phase = next((method.name for method in plan.methods if method.is_phase), "")
 
     def watched(record: RoundRecord) -> object:
         for note in record.notes:
             err.print(note, markup=False)
+        shown(record)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
@@ -278,8 +317,12 @@ def _file_errors_named(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
-    """FAILED with the message for what is a failure; a signal becomes Interrupted. name: see there."""
+def _failure_marked(folder: RunFolder, name: str, *, goes_on: bool) -> Iterator[None]:
+    """FAILED with the message for what is a failure; a signal becomes Interrupted.
+
+    Args:
+      name: see there. goes_on: whether a loss of the cluster is no failure yet.
+    """
     try:
         yield
     except Interrupted as error:
@@ -293,7 +336,8 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
         raise Interrupted(number, None, name) from error
     except BaseException as error:
         with suppress(OSError):  # of a full disk; the first error says so
-            folder.mark("FAILED", masked(f"{error}\n\n{traceback.format_exc()}"))
+            if not (goes_on and isinstance(error, ClusterLost)):
+                folder.mark("FAILED", masked(f"{error}\n\n{traceback.format_exc()}"))
         raise
 
 

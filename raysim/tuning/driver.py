@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -47,9 +48,6 @@ QUIET = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial without the metric ends no other one; it is named at the end
 }
-
-#: How often a trial goes on elsewhere after its process was lost, as with its node.
-MOST_LOSSES = 3
 
 #: Seconds between lines about progress, and how many of these there are at most.
 PROGRESS_S, MOST_LINES = 30.0, 40
@@ -133,8 +131,11 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
 
 
 def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
-    """Run all trials; those that lost their process are next, and go on from their checkpoints."""
-    for num_failures in range(MOST_LOSSES + 1):
+    """Run all trials; those that lost their process are next, and go on from their checkpoints.
+
+    Not by Tune's `FailureConfig(max_failures)`, which tries faults of a trial's own code again as well.
+    """
+    for num_failures in itertools.count():
         try:
             _tune(source, nodes, callbacks, made)
             while source.take_lost():
@@ -143,7 +144,7 @@ def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune
         except RuntimeError as error:  # Tune takes no process that Ray's memory monitor ended for a lost one, and ends
             if not isinstance(error.__cause__, LOSSES):
                 raise
-            if num_failures == MOST_LOSSES:
+            if num_failures >= max(trial.config.resources.restarts for trial in source.sweep.trials):
                 what = f"Ray ended processes of trials {num_failures + 1} times ({_first_line(error.__cause__)})"
                 mend = "lower tune.max_concurrent, or free memory; the same command goes on with what is unfinished"
                 raise RaysimError(what, source.sweep.folder.name, mend) from error
@@ -306,7 +307,7 @@ class _Watch(tune.Callback):
         name = str(trial)
         if name in self._trials and _is_loss(trial):
             self._losses[name] += 1
-            if self._losses[name] <= MOST_LOSSES:
+            if self._losses[name] <= self._trials[name].config.resources.restarts:
                 self.lost.append(self._trials[name])
                 self._say(f"  {name} lost its process or its node; it will go on from its last checkpoint")
                 return

@@ -80,11 +80,14 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
 
 
 class _Reporter:
-    """Reports rounds to Tune; the last one only when the run is complete, so that nothing stops it there."""
+    """Reports rounds to Tune; the last one only when the run is complete, so that nothing stops it there.
+
+    Each is reported once: a run that lost its server goes on from its checkpoint, and trains the rounds since then again.
+    """
 
     def __init__(self, settings: TuneGroup):
         self._settings = settings
-        self.num_rounds = -1
+        self.num_rounds, self._num_reported = -1, 0
         self._best = self._best_validation = -math.inf
         self._chosen = math.nan  # score in the round with the best validation score
         self._last: dict[str, float] | None = None
@@ -103,6 +106,9 @@ class _Reporter:
             tune.report(self._last)
 
     def _report(self, round_index: int, metrics: Mapping[str, float]) -> None:
+        if round_index < self._num_reported:
+            return
+        self._num_reported = round_index + 1
         known = {name: float(value) for name, value in metrics.items()}
         metric = self._settings.metric
         main = main_of(known)

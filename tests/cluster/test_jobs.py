@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -70,6 +71,13 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
     assert len(log.splitlines()) <= 150, log
     assert (cluster.home / "runs" / "hundred" / "COMPLETED").exists()
     assert summary_of(cluster, "hundred")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
+
+    places = (cluster.home / "runs" / "hundred", cluster.dashboard, cluster.address)
+    shown = cluster.command(sys.executable, "-m", "raysim", "status", *places, cwd=clone, RAY_ADDRESS="127.0.0.1:1")
+    assert shown.returncode == 0, shown.stdout
+    assert re.search(r"completed +│ 100 of 100 +│ accuracy 0\.\d+ +│ \d+ (s|min) ago", shown.stdout), shown.stdout
+    listed = re.findall(r"hundred +│ succeeded +│ \d+ (?:s|min) ago +│ python -m raysim run", shown.stdout)
+    assert len(listed) == 2, shown.stdout  # by the dashboard's address and by the head's
 
     used = json.loads((cluster.home / "runs" / "hundred" / "env.json").read_text())["resources"]
     assert (used["trainers"], used["gpus_per_trainer"]) == (2, 0.5)  # driven from a head without CPUs

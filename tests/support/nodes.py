@@ -89,7 +89,12 @@ class Cluster:
         clients = f"--ray-client-server-port={free_port()}"
         options = ["--head", f"--port={self.port}", clients, "--include-dashboard=false", f"--num-cpus={head_cpus:g}"]
         self._drivers: list[subprocess.Popen] = []
-        self._start("head", options)
+        self._head_options = options
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, at first or after it was killed; it knows nothing of the cluster of before."""
+        self._start("head", self._head_options)
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
         shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
@@ -97,7 +102,7 @@ class Cluster:
 
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
-        (home / "tmp").mkdir(parents=True)
+        (home / "tmp").mkdir(parents=True, exist_ok=True)
         ip = "127.0.0.1" if name == "head" else WORKER_IP
         common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", self._store]
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
@@ -220,7 +225,8 @@ class Driver:
 
     def finish(self) -> None:
         """Wait until it has ended well."""
-        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
+        status = self._process.wait(PATIENCE_S)
+        assert status == 0, f"{self._log.read_text()}\nexit status {status}"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

@@ -234,6 +234,19 @@ def lingers(*, seconds: float):
     return Method("lingers", weigh=weigh)
 
 
+def ends_server(*, folder: str, rounds: list[int]):
+    """The server's process ends itself when it weighs in some rounds, once in each: `server-ROUND` says that it was done."""
+
+    def weigh(weights, server):
+        if server.round_index in rounds:
+            with contextlib.suppress(FileExistsError):
+                (Path(folder) / f"server-{server.round_index}").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return weights
+
+    return Method("ends_server", weigh=weigh)
+
+
 def stumbles(*, client: int, round_index: int):
     """One client once has non-finite memory and a non-finite update."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import pickle
 import signal
 import time
 from types import SimpleNamespace
@@ -117,6 +118,21 @@ def test_failed_trial_is_told_and_alone_run_again(root, tmp_path, ray_cluster):
     assert (sweep.folder / "method=good" / "summary.json").stat().st_mtime_ns == began
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_trial_whose_server_is_killed_goes_on_by_itself(root, tmp_path, ray_cluster):
+    """Its scheduler hears of each round once."""
+    ends = {"tests.support.toys:ends_server": {"folder": str(tmp_path), "rounds": [1]}}
+    resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
+    space, tune = {"seed": {"grid_search": [0]}}, {"scheduler": "asha"}
+    sweep = a_sweep(root, tmp_path, space, tune, methods=["scaffold", ends], rounds=3, resources=resources)
+    outcomes, _ = run(sweep)
+    assert (tmp_path / "server-1").exists()
+    assert [end.status for end in outcomes.values()] == ["completed"]
+    whole = {**sweep.trials[0].raw, "methods": ["scaffold"], "resources": {"backend": "serial"}}
+    assert digest(sweep.folder / "seed=0") == digest_of_run(whole, tmp_path)
+
+
 def ended_by_the_memory_monitor(times, given):
     """As `driver._tune`, but so many times Tune gets trials and then ends as at a process that lacked memory."""
     left, tune = [times], driver._tune
@@ -144,12 +160,32 @@ def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_
 
 
 def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
-    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1), []
+    resources = {"backend": "serial", "restarts": 2}
+    sweep, given = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=1, resources=resources), []
     monkeypatch.setattr(driver, "_tune", ended_by_the_memory_monitor(9, given))
     with pytest.raises(
-        RaysimError, match=r"^Ray ended processes of trials 4 times \(2 .* memory\.\) in s\. Lower tune\.max"
+        RaysimError, match=r"^Ray ended processes of trials 3 times \(2 .* memory\.\) in s\. Lower tune\.max"
     ):
         run(sweep)
+
+
+def test_a_trial_goes_on_after_as_many_losses_as_are_said_and_never_after_a_fault_of_its_own(root, tmp_path):
+    class Ended(str):  # a trial of Tune: its name, and a file with the error
+        pickled_error_file = error_file = ""
+
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, resources={"restarts": 1})
+    lines, (first, second) = [], [Ended(trial.name) for trial in sweep.trials]
+    watch = _Watch(sweep, sweep.trials, lines.append)
+    for ended, error in ((first, OutOfMemoryError("full")), (second, ZeroDivisionError("of the user's own"))):
+        ended.pickled_error_file = str(tmp_path / f"{ended}.pkl")
+        (tmp_path / f"{ended}.pkl").write_bytes(pickle.dumps(error))
+        (sweep.folder / ended).mkdir(parents=True)
+        watch.on_trial_error(0, [], ended)
+    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    watch.on_trial_error(0, [], first)
+    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    assert "it will go on from its last checkpoint" in lines[0]
+    assert [("failed" in line) for line in lines] == [False, True, True]
 
 
 @pytest.mark.slow

@@ -39,6 +39,9 @@ def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_pa
     reporter.num_rounds = 4
     for index, row in enumerate(metrics):
         reporter._report(index, row)
+        if index == 2:  # the run goes on from a checkpoint after its second round
+            reporter.report_again([{"round": "0", "server/accuracy": "0.1"}, {"round": "1", "server/accuracy": "0.2"}])
+            reporter._report(2, row)
     reporter.finish()
     assert told == [0.1, 0.2, 0.2, 0.2]
     with pytest.raises(ConfigError, match=r"tune.metric: .* needs a validation set, and trial seed=0 has none"):

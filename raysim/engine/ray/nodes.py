@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
@@ -19,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.engine.ray.session import live_nodes
+from raysim.engine.ray.session import can_connect, live_nodes
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,6 @@ def connected(address: str) -> Iterator[None]:
         raise ConnectionError(str(error).partition("\n")[0]) from error
     with session:
         yield
-
-
-def can_connect(host: str, port: int) -> bool:
-    """Whether somebody listens on a TCP port."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
-        return True
-    return False
 
 
 def ask_nodes(probe: str, *, wait_s: float = 180.0) -> list[NodeFacts]:

@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raysim.core.errors import RaysimError
+from raysim.core.errors import ClusterLost, RaysimError
 from raysim.engine.device import keep_freed_memory
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
-from raysim.engine.ray.session import Actor, placements, plain_errors
+from raysim.engine.ray.session import GONE_S, PAUSE_S, Actor, Ref, can_connect, placements, plain_errors
 from raysim.engine.ray.slots import NoTrainer, TrainerActor
+from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import fitting
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
@@ -107,12 +109,16 @@ class ServerActor:
         return function(self._server, *values, **named)
 
 
+#: How to mend a loss, once the run has gone on by itself as often as it may.
+GO_ON = "look at the logs of its nodes, and raise resources.restarts; the same command goes on from the last checkpoint"
+
+
 def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Concatenate[RayServer, P], Answer]:
     """A function of `Server` as one of `RayServer`, run in the actor."""
 
     def call(server: RayServer, /, *values: P.args, **named: P.kwargs) -> Answer:
         with plain_errors():
-            answer: Answer = ray.get(server.actor.call.remote(function, *values, **named))
+            answer: Answer = server.answer(server.actor.call.remote(function, *values, **named))
         return answer
 
     return call
@@ -121,7 +127,8 @@ def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Co
 class RayServer:
     """The server actor as the simulation sees it: the same calls as `Server`.
 
-    The server stays on the driver's node: a run survives the loss of any other.
+    The server stays on the driver's node: a run survives the loss of any other. What is lost with this one, or with the
+    head of the cluster, is ClusterLost; faults of the run's own code, and of its configuration, are not.
 
     Args:
       share: of each resource, by Ray's names, that a trainer gets.
@@ -149,6 +156,7 @@ class RayServer:
         group = ray.util.get_current_placement_group()
         nodes = _places([dict(share)] * num_trainers, placement, wait_s, say) if group is None else []
         self._deadline = began + (wait_s if group is None else 0.0)
+        self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starter = TrainerStarter(make_trainer, share, num_trainers, placement, group, nodes)
         # All at once: each process first imports PyTorch.
@@ -178,8 +186,36 @@ class RayServer:
                     raise
                 self._say(f"waiting for room: {error.what}; another job took it")
 
+    def answer(self, asked: Ref) -> Any:
+        """What the server answers.
+
+        Raises:
+          ClusterLost: it is gone, or nobody takes connections at the head of the cluster any more.
+        """
+        host, _, port = self._head.rpartition(":")
+        heard = time.monotonic()
+        try:
+            while not ray.wait([asked], timeout=PAUSE_S, fetch_local=False)[0]:
+                if can_connect(host.strip("[]"), int(port)):
+                    heard = time.monotonic()
+                elif time.monotonic() - heard >= GONE_S:
+                    raise ClusterLost("the head of the cluster was lost", self._head, GO_ON)
+            return ray.get(asked)
+        except RayTaskError:
+            raise
+        except RayError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ClusterLost(f"the server was lost ({reason})", "the Ray cluster", GO_ON) from error
+
+    def run_round(self, round_index: int) -> RoundRecord:
+        """As `Server.run_round`. Raises ClusterLost, too, where all trainers were lost and none comes: there were some."""
+        try:
+            return self._run_round(round_index)
+        except NoTrainer as error:
+            raise ClusterLost(error.what, error.where, error.mend) from error
+
     _ready = _in_actor(Server.ready)
-    run_round = _in_actor(Server.run_round)
+    _run_round = _in_actor(Server.run_round)
     snapshot = _in_actor(Server.snapshot)
     restore = _in_actor(Server.restore)
     restore_memory = _in_actor(Server.restore_memory)

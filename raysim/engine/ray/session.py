@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import ray
 from ray._private import ray_constants
@@ -25,7 +26,9 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from raysim.core.errors import RaysimError
+from raysim.core.errors import ClusterLost, RaysimError
+
+Answer = TypeVar("Answer")
 
 #: The handle of an actor, and a reference to what lies in Ray's store. Any: Ray adds `.remote` to functions in a way that a
 #: type checker cannot follow, and a reference is to whatever a task returned.
@@ -45,6 +48,12 @@ LOOPBACK = "ENABLE_RAY_CLUSTER"
 #: Seconds in which the head of a cluster must take a connection.
 REACH_S = 10.0
 
+#: Seconds between two looks at a cluster that is waited for, or that may be gone.
+PAUSE_S = 5.0
+
+#: Seconds without an answer after which a cluster is lost. Ray itself ends the process after 60, and being left takes it 20.
+GONE_S = 20.0
+
 #: How often a local Ray is started before its own limit of 30 s, which cannot be set, is an error; and what Ray then says.
 STARTS, SLOW_START = 3, "timed out during startup"
 
@@ -59,6 +68,7 @@ class Node(TypedDict):
 
 #: Where Ray is started and ended for `ray_ahead`, one after the other.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
+_LEFT: list[ClusterLost] = []
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 
@@ -82,11 +92,16 @@ def ray_ahead() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(num_cpus: int | None = None, on_step: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def ray_session(
+    num_cpus: int | None = None, on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0
+) -> Iterator[None]:
     """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down.
+
+    After ClusterLost in the block the next session is a new connection, or a new local Ray.
 
     Args:
       on_step: on_step(what begins now, in words).
+      patience_s: seconds to wait for a cluster that does not answer.
     """
     begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
     beginning = f"connecting to Ray at {address}" if address else "starting Ray on this machine"
@@ -97,23 +112,56 @@ def ray_session(num_cpus: int | None = None, on_step: Callable[[str], None] = la
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                     signal.signal(number, lambda number, _: sys.exit(number))
-        yield
+        try:
+            yield
+        except ClusterLost as error:
+            _LEFT.append(error)
+            _BEGUN.set(None)
+            _STARTER.submit(ray.shutdown).result()
+            raise
     elif ray.is_initialized():
         yield
     else:
         on_step(beginning)
-        _start(num_cpus)
+        patiently(lambda: _start(num_cpus), patience_s, on_step)
         try:
             yield
+        except ClusterLost as error:
+            _LEFT.append(error)
+            raise
         finally:
             on_step(_ending())
             ray.shutdown()
+
+
+def patiently(call: Callable[[], Answer], patience_s: float, on_step: Callable[[str], None]) -> Answer:
+    """call(), tried again for so many seconds while it fails; why it fails is told when that changes."""
+    deadline, said = time.monotonic() + patience_s, ""
+    while True:
+        try:
+            return call()
+        except Exception as error:  # Ray raises no class of its own where a cluster is not whole
+            if time.monotonic() >= deadline:
+                raise
+            if (reason := " ".join(str(error).split())[:300]) != said:
+                on_step(f"waiting for the cluster, at most {patience_s:g} s: {reason}")
+                said = reason
+            time.sleep(PAUSE_S)
 
 
 def wait_for_end(on_step: Callable[[str], None]) -> None:
     """Return once the Ray of `ray_ahead` is ended; on_step: see `ray_session`."""
     on_step(_ending())
     _STARTER.submit(lambda: None).result()
+
+
+def end_process(status: int) -> None:
+    """End this process here with a status, if it has left a Ray that was lost; Ray's threads for it would crash its end."""
+    if _LEFT:
+        _STARTER.submit(ray.shutdown).result()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _ending() -> str:
@@ -138,9 +186,9 @@ def _start(num_cpus: int | None = None) -> None:
                 )
             return
         except Exception as error:  # Ray raises no class of its own here
+            ray.shutdown()
             if SLOW_START not in str(error):
                 raise
-            ray.shutdown()
             if not attempts_left:
                 load, cpus = os.getloadavg()[0], os.cpu_count()
                 mend = f"the machine has {cpus} CPUs and a load of {load:.0f}: start again when it is less busy"
@@ -216,6 +264,13 @@ def this_node() -> str:
 def live_nodes() -> list[Node]:
     """Ray's records of the nodes that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def can_connect(host: str, port: int) -> bool:
+    """Whether somebody listens on a TCP port."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+        return True
+    return False
 
 
 @contextlib.contextmanager

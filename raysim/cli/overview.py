@@ -1,0 +1,141 @@
+"""`raysim status`: runs and sweeps of a storage, from their files, and the jobs of a cluster."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import yaml
+from rich.markup import escape
+from rich.table import Table
+
+from raysim.config import located_path
+from raysim.core.direction import main_of
+from raysim.core.errors import DataError, RaysimError, explained
+from raysim.core.uri import is_uri
+from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
+from raysim.folders.run_folder import MARKS, RunFolder
+from raysim.terminal import print_table
+
+#: What an address of a cluster looks like: of its dashboard, or of its head.
+ADDRESS = re.compile(r"https?://.+|auto|[\w.-]+:\d+")
+
+#: The small files that tell how far a run is, and which folder is a sweep's.
+TELLING = {"config.yaml", "progress.csv", "sweep.yaml", "records.sha256", *MARKS}
+
+
+class RunProgress(NamedTuple):
+    """How far a run is. rounds: of all; score: its last main metric, in words; changed_s: of its last file, since 1970."""
+
+    name: str
+    state: str
+    num_done: int
+    rounds: int
+    score: str
+    changed_s: int
+
+
+def show_places(places: Sequence[str]) -> None:
+    """Print a table for each place.
+
+    Args:
+      places: folders, URIs, and addresses of clusters.
+    Raises:
+      DataError: a place without runs, or that cannot be read. RaysimError: no cluster answers.
+    """
+    for place in places:
+        if ADDRESS.fullmatch(place) and not Path(place).exists():
+            print_table(_jobs_table(place))
+        else:
+            with _telling_files(place) as (folder, changed):
+                print_table(_runs_table(place, folder, changed))
+
+
+@contextmanager
+def _telling_files(place: str) -> Iterator[tuple[Path, Mapping[str, Stamp]]]:
+    """(a folder with the files that tell how far runs are, the stamps of all files at the place)."""
+    if not is_uri(place):
+        folder = located_path(Path(place))
+        if not folder.is_dir():
+            raise DataError("no such folder", str(folder), "give a storage, a run directory, a sweep, or a cluster")
+        yield folder, stamps(folder)
+        return
+    source = reached_folder(place)
+    mend = "see to its server, credentials and network"
+    with tempfile.TemporaryDirectory() as copy:
+        with explained("cannot read", place, mend, *FAILURES):
+            changed = source.files()
+            source.fetch(Path(copy), [name for name in changed if name.rpartition("/")[2] in TELLING])
+        yield Path(copy), changed
+
+
+def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table:
+    """A row a run; a row a sweep where the place is not the sweep itself."""
+    newest_s: Counter[str] = Counter()  # the last change in each folder
+    for name, (_, at_ns) in changed.items():
+        for parent in PurePosixPath(name).parents:
+            newest_s[str(parent)] = max(newest_s[str(parent)], at_ns // 10**9)
+    runs = [_progress(place, files, folder, newest_s) for files in RunFolder.below(folder)]
+    if not runs:
+        raise DataError("no run", place, "give a place where `raysim run` or `raysim tune` wrote some")
+    sweeps = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("sweep.yaml")} - {"."}
+    rows: dict[str, tuple[str, ...]] = {}
+    for run in runs:
+        sweep = next((name for name in sweeps if run.name.startswith(f"{name}/")), "")
+        if not sweep:
+            rows[run.name] = (run.state, f"{run.num_done} of {run.rounds}", run.score, _age(run.changed_s))
+        elif sweep not in rows:
+            trials = [each for each in runs if each.name.startswith(f"{sweep}/")]
+            states = Counter(each.state for each in trials)
+            rows[sweep] = (
+                ", ".join(f"{count} {state}" for state, count in sorted(states.items())),
+                f"{sum(each.num_done for each in trials)} of {sum(each.rounds for each in trials)}",
+                "",
+                _age(max(each.changed_s for each in trials)),
+            )
+    return _table(place, ("run or sweep", "state", "rounds", "last score", "last write"), rows)
+
+
+def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str, int]) -> RunProgress:
+    name = files.path.relative_to(folder).as_posix()
+    name, at_s = name if name != "." else place.rstrip("/").rpartition("/")[2], newest_s[name]
+    try:
+        rows, rounds = files.progress_rows(), int(files.read_config()["rounds"]) if files.config.is_file() else 0
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RaysimError):
+        return RunProgress(name, "damaged", 0, 0, "", at_s)
+    column = f"server/{main_of(rows[0] if rows else ())}"
+    scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
+    return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
+
+
+def _jobs_table(address: str) -> Table:
+    """A row a job of the cluster, the newest first."""
+    from raysim.engine.ray.jobs import jobs_at
+
+    mend = "is it running, and do RAY_AUTH_MODE and the token match? A dashboard's address is http://HOST:8265"
+    with explained("no cluster answers", address, mend, OSError, RuntimeError, to=RaysimError):
+        jobs = jobs_at(address)
+    rows = {job.name: (job.status.lower(), _age(job.began_s), job.command) for job in jobs}
+    return _table(f"jobs at {address}", ("job", "state", "began", "command"), rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(*columns, title=escape(title))
+    for name, cells in rows.items():
+        table.add_row(*map(escape, (name, *cells)))
+    return table
+
+
+def _age(at_s: float) -> str:
+    """How long ago something was, in its largest unit."""
+    seconds = max(0.0, time.time() - at_s)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
