@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import psutil
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
@@ -26,6 +27,15 @@ WORKER_IP = "127.0.0.2"
 
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
 PATIENCE_S = 240
+
+#: Ray's emulated cloud, by its class: of its own type, `fake_multinode`, the wheels lack a file.
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+
+#: Fields that Ray wants to see in the file of a cluster, and that its emulated cloud has no use for.
+UNUSED = (
+    *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
+)
 
 
 def free_port() -> int:
@@ -60,6 +70,8 @@ class Cluster:
       hidden: a folder that workers cannot see: an empty file system is mounted over it in their mount namespace.
       idle_workers: how many idle processes a node keeps; Ray keeps as many as the node has CPUs.
       store_mb: size of each node's object store.
+      types: node types of Ray's own emulated autoscaler (name -> resources, most nodes); it ends nodes that were idle
+        for 5 s. Its nodes share the head's local folder. None: nodes come by `add` alone.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class Cluster:
         *,
         idle_workers: int | None = None,
         store_mb: int = 200,
+        types: Mapping[str, tuple[Mapping[str, float], int]] | None = None,
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="rn-", dir="/tmp"))  # short: it holds sockets
         self.hidden = hidden
@@ -89,7 +102,47 @@ class Cluster:
         clients = f"--ray-client-server-port={free_port()}"
         options = ["--head", f"--port={self.port}", clients, "--include-dashboard=false", f"--num-cpus={head_cpus:g}"]
         self._drivers: list[subprocess.Popen] = []
+        self._autoscaler: dict[str, str] = {}
+        if types is not None:
+            (self.folder / "types.yaml").write_text(json.dumps(self._autoscaling(types, store_mb)))
+            options.append(f"--autoscaling-config={self.folder / 'types.yaml'}")
+            self._autoscaler = {
+                "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+                "RAY_FAKE_CLUSTER": "1",
+                "RAY_enable_autoscaler_v2": "1",
+                "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+                "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+            }
         self._start("head", options)
+
+    def _autoscaling(self, types: Mapping[str, tuple[Mapping[str, float], int]], store_mb: int) -> dict[str, object]:
+        """The file that `ray start` takes. Ray's `AutoscalingCluster` is not used: it ends every Ray of this machine."""
+        provider = {"type": "external", "module": PROVIDER, "use_node_id_as_ip": True, "disable_node_updaters": True}
+        places = {"gcs_address": self.address, "head_node_id": FAKE_HEAD_NODE_ID, "launch_multiple": True}
+        workers = {
+            name: {
+                "resources": {**resources, "object_store_memory": store_mb * 10**6},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": most,
+            }
+            for name, (resources, most) in types.items()
+        }
+        return {
+            "cluster_name": "emulated",
+            "max_workers": sum(most for _, most in types.values()),
+            "idle_timeout_minutes": 5 / 60,
+            "provider": {**provider, **places, "disable_launch_config_check": True},
+            "available_node_types": {
+                "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+                **workers,
+            },
+            "head_node_type": "ray.head.default",
+            "upscaling_speed": 1000,
+            "docker": {},
+            "auth": {},
+            **dict.fromkeys(UNUSED, []),
+        }
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
         shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
@@ -118,7 +171,12 @@ class Cluster:
         with open(home / "log", "w") as log:
             process = subprocess.Popen(
                 command,
-                env={**self.environment, "TMPDIR": str(home / "tmp"), "RAYSIM_CACHE": str(home / "cache")},
+                env={
+                    **self.environment,
+                    **(self._autoscaler if name == "head" else {}),
+                    "TMPDIR": str(home / "tmp"),
+                    "RAYSIM_CACHE": str(home / "cache"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
