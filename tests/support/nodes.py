@@ -31,6 +31,18 @@ PATIENCE_S = 240
 #: Ray's emulated cloud, by its class: of its own type, `fake_multinode`, the wheels lack a file.
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 
+#: Marks a node as going, by a resource that it alone has. The second reason is preemption.
+DRAIN = """
+import sys, time, ray
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
+address, name, notice_s = sys.argv[1:]
+with ray.init(address, log_to_driver=False):
+    (node,) = (node["NodeID"] for node in ray.nodes() if name in node["Resources"])
+    deadline_ms = int(1000 * (time.time() + float(notice_s)))
+    assert internal_kv_get_gcs_client().drain_node(node, 2, "a test", deadline_ms)[0]
+    time.sleep(1.5)  # trainers look once a second
+"""
+
 #: Fields that Ray wants to see in the file of a cluster, and that its emulated cloud has no use for.
 UNUSED = (
     *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
@@ -141,7 +153,7 @@ class Cluster:
             "upscaling_speed": 1000,
             "docker": {},
             "auth": {},
-            **dict.fromkeys(UNUSED, []),
+            **{name: [] for name in UNUSED},
         }
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
@@ -198,6 +210,15 @@ class Cluster:
                 member.send_signal(signal.SIGKILL)
         process.wait()
 
+    def drain(self, name: str, notice_s: float) -> None:
+        """Give notice to a node that was added with a resource of its own name, as a cloud does before it takes a machine."""
+        words = [sys.executable, "-c", DRAIN, self.address, name, str(notice_s)]
+        subprocess.run(words, env=self.environment, check=True, timeout=PATIENCE_S)
+
+    def lose_one(self) -> None:
+        """SIGKILL to a node that the autoscaler started; its workers end with it."""
+        next(raylet for raylet in self._raylets("head") if "--head" not in raylet.cmdline()).kill()
+
     def trainers(self, name: str) -> int:
         """Trainers of a node that are built: the file that they tell their stack to is the last thing they make."""
         built = 0
@@ -206,6 +227,14 @@ class Cluster:
                 files = {os.readlink(file) for file in Path(f"/proc/{member.pid}/fd").iterdir()}
                 built += any("raysim-stack" in file for file in files)
         return built
+
+    def num_nodes(self) -> int:
+        """Nodes that live, by their main process; those of the autoscaler are the head's children."""
+        return sum(len(self._raylets(name)) for name in self._nodes)
+
+    def _raylets(self, name: str) -> list[psutil.Process]:
+        members = psutil.Process(self._nodes[name].pid).children(recursive=True)
+        return [member for member in members if member.name() == "raylet" and member.status() != psutil.STATUS_ZOMBIE]
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""
@@ -276,9 +305,13 @@ class Driver:
         """What it has printed so far."""
         return self._log.read_text()
 
+    def status(self) -> int:
+        """How it ends, which is waited for."""
+        return self._process.wait(PATIENCE_S)
+
     def finish(self) -> None:
         """Wait until it has ended well."""
-        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
+        assert self.status() == 0, self._log.read_text()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

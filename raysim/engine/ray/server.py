@@ -94,13 +94,12 @@ class ServerActor:
         starter: TrainerStarter,
         keeps_memory: bool,
         *,
-        is_growing: bool,
         client_timeout_s: float | None,
         patience_s: float = START_S,
     ):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
-        capacity = starter.capacity if is_growing else None
+        capacity = starter.capacity if starter.most is not None and starter.group is None else None
         pool = RayPool(
             starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s, patience_s
         )
@@ -171,7 +170,6 @@ class RayServer:
             make_server,
             starter,
             keeps_memory,
-            is_growing=most is not None and group is None,
             client_timeout_s=client_timeout_s,
             patience_s=max(START_S, wait_s if may_grow else 0.0),
         )

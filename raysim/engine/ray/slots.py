@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -171,13 +172,12 @@ class TrainerSlots:
     def leave(self) -> None:
         """Start trainers elsewhere for those whose nodes are going; the last one stays until there is another."""
         self.going = going_nodes()
-        staying = self.staying()
-        for slot in self.ready():
-            if slot.node in self.going and slot is not staying[0]:
-                self.watch.notes.append(
-                    f"node {slot.node[:8]} is going: a trainer starts elsewhere in place of one there"
-                )
-                self.replace(slot)
+        stays = self.staying()[:1]
+        leaving = [slot for slot in self.ready() if slot.node in self.going and slot not in stays]
+        for node, count in Counter(slot.node for slot in leaving).items():
+            self.watch.notes.append(f"node {node[:8]} is going; trainers that were there start elsewhere: {count}")
+        for slot in leaving:
+            self.replace(slot)
 
     def starting(self) -> list[TrainerSlot]:
         return [slot for slot in self._slots if not slot.node and not slot.is_retired]
@@ -239,8 +239,8 @@ class TrainerSlots:
         """
         began = time.monotonic()
         self.poll()
-        for count, patience_s in ((count, START_S), (1, self._patience_s)):
-            while len(self.ready()) < count and (left_s := began + patience_s - time.monotonic()) > 0:
+        for enough, patience_s in ((count, START_S), (1, self._patience_s)):
+            while len(self.ready()) < enough and (left_s := began + patience_s - time.monotonic()) > 0:
                 self.poll(timeout_s=left_s)
         if not self.ready():
             raise NoTrainer(
