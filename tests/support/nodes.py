@@ -233,8 +233,12 @@ class Cluster:
         return sum(len(self._raylets(name)) for name in self._nodes)
 
     def _raylets(self, name: str) -> list[psutil.Process]:
-        members = psutil.Process(self._nodes[name].pid).children(recursive=True)
-        return [member for member in members if member.name() == "raylet" and member.status() != psutil.STATUS_ZOMBIE]
+        raylets = []
+        for member in psutil.Process(self._nodes[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if member.name() == "raylet" and member.status() != psutil.STATUS_ZOMBIE:
+                    raylets.append(member)
+        return raylets
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""
