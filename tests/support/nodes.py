@@ -153,6 +153,7 @@ class Cluster:
             "upscaling_speed": 1000,
             "docker": {},
             "auth": {},
+            "file_mounts": {},
             **{name: [] for name in UNUSED},
         }
 

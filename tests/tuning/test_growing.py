@@ -27,15 +27,18 @@ def test_sweep_of_12_trials_grows_to_4_nodes_loses_one_and_ends_with_the_hashes_
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(whole))
     with Cluster(types={"small": ({"CPU": 1}, 4)}) as cluster:
         driver = cluster.run(tmp_path / "s.yaml", verb="tune")
-        driver.wait_for(lambda: cluster.num_nodes() == 5 and cluster.trainers("head") == 4)
+        runs = tmp_path / "runs"
+        driver.wait_for(lambda: len(list(runs.rglob("progress.csv"))) == 4)  # one on each node, and they wait
+        assert cluster.num_nodes() == 5
         cluster.lose_one()
         (tmp_path / "go-1").touch()
         driver.finish()
         said = driver.output
         wait_for(lambda: cluster.num_nodes() == 1)
     assert "waiting for room" in said
-    runs = raysim.load(str(tmp_path / "runs/s"))
-    assert len(runs) == 12
-    for run in runs:
+    assert "lost its process or its node" in said
+    trials = raysim.load(str(runs / "s"))
+    assert len(trials) == 12
+    for run in trials:
         bare = {key: value for key, value in run.config.items() if key != "tune"} | {"methods": []}
         assert run.summary["params_sha256"] == digest_of_run(bare, tmp_path, run.folder.name), run.folder.name
