@@ -16,11 +16,11 @@ def expected_digest(root, methods=(), **settings):
 
 
 def test_run_asks_for_nodes_uses_them_and_lets_them_go(root, tmp_path):
-    """From a head without CPUs to two nodes of the autoscaler, of which it has no more, and back."""
+    """From a head without CPUs to two nodes with a logical GPU, of which the autoscaler has no more, and back."""
     waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [], "weighing": [1]}}
-    resources = {"backend": "ray", "trainers": {"min": 1, "max": 4}}
+    resources = {"backend": "ray", "trainers": {"min": 1, "max": 4}, "gpus_per_trainer": 0.5}
     config = write_config(tmp_path / "run.yaml", root, [waits], name="a", rounds=4, resources=resources)
-    with Cluster(types={"small": ({"CPU": 1}, 2)}) as cluster:
+    with Cluster(types={"small": ({"CPU": 1, "GPU": 1}, 2)}) as cluster:
         driver = cluster.run(config)
         driver.wait_for((tmp_path / "here-1").exists)
         driver.wait_for(lambda: cluster.trainers("head") == 2)

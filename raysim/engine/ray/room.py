@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -71,7 +72,8 @@ def _places(
     began, pause_s = time.monotonic(), FIRST_WORD_S
     wanted = f"{count} trainers with {dict(share)} each"
     try:
-        while not group.wait(max(0.0, min(pause_s, began + wait_s - time.monotonic()))):
+        # In whole seconds: Ray drops what is behind the point.
+        while not group.wait(math.ceil(max(0.0, min(pause_s, began + wait_s - time.monotonic())))):
             waited_s = time.monotonic() - began
             free = {name: amount for name, amount in ray.available_resources().items() if name in share}
             if may_grow and _is_out_of_reach(group, share):
