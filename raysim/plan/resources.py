@@ -89,8 +89,7 @@ def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
       gpus: that there are; without any, trainers are on CPUs, unless nodes with GPUs may come that the run names.
     """
     wanted = config.resources
-    is_auto = wanted.gpus_per_trainer == "auto"
-    if not gpus and not (may_grow and (wanted.accelerator_type is not None or not is_auto)):
+    if not gpus and not (may_grow and (wanted.accelerator_type is not None or wanted.gpus_per_trainer != "auto")):
         return 0.0
     return AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
 

@@ -30,6 +30,10 @@ def test_run_asks_for_nodes_uses_them_and_lets_them_go(root, tmp_path):
         refused = cluster.run(config, "name=b", "resources.trainers=3")
         assert refused.status() == 2
         assert "could ever have" in refused.output
+        killed = cluster.run(config, "name=c", "resources.trainers=2")
+        killed.wait_for(lambda: cluster.num_nodes() > 1)
+        killed.kill()  # while it waits for the second one
+        wait_for(lambda: cluster.num_nodes() == 1)
         said = driver.output
     digest, rows = outcome(config, "a")
     assert digest == expected_digest(root, rounds=4)

@@ -310,6 +310,11 @@ class Driver:
         """What it has printed so far."""
         return self._log.read_text()
 
+    def kill(self) -> None:
+        """SIGKILL, to the command alone."""
+        self._process.kill()
+        self._process.wait()
+
     def status(self) -> int:
         """How it ends, which is waited for."""
         return self._process.wait(PATIENCE_S)

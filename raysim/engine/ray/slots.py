@@ -240,7 +240,9 @@ class TrainerSlots:
         began = time.monotonic()
         self.poll()
         for enough, patience_s in ((count, START_S), (1, self._patience_s)):
-            while len(self.ready()) < enough and (left_s := began + patience_s - time.monotonic()) > 0:
+            while (
+                len(self.ready()) < enough and self.starting() and (left_s := began + patience_s - time.monotonic()) > 0
+            ):
                 self.poll(timeout_s=left_s)
         if not self.ready():
             raise NoTrainer(
