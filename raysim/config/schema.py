@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from raysim.config.keys import Group, group, key
 from raysim.config.method_lists import renamed_with_note
@@ -138,11 +139,22 @@ class StopGroup(Group):
     )
 
 
+def _is_span(span: dict[str, int]) -> dict[str, int]:
+    if set(span) != {"min", "max"} or span["min"] > span["max"]:
+        raise ValueError("must have min and max, of which max is not the smaller")
+    return span
+
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
 class ResourcesGroup(Group):
     """A serial run ignores the keys of Ray without a word, so that one file serves both backends."""
 
     backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
-    trainers: Annotated[int, Field(ge=1)] | Literal["auto"] = key("auto", "trainer processes")
+    trainers: (
+        AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
+    ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")
     cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
     )
@@ -161,7 +173,8 @@ class ResourcesGroup(Group):
     )
     wait_s: float = key(
         3600.0,
-        "seconds that a run waits for room on a busy cluster, or for a cluster that it lost, before it fails",
+        "seconds that a run waits before it fails: for room on a busy cluster, for nodes of an autoscaler, or for a cluster "
+        "that it lost",
         gt=0,
     )
     restarts: int = key(
@@ -170,6 +183,20 @@ class ResourcesGroup(Group):
         "to the cluster was lost; and each trial of a sweep that lost its process or node",
         ge=0,
     )
+
+    @property
+    def least(self) -> int:
+        """Trainers without which a run does not begin; auto is one."""
+        if isinstance(self.trainers, dict):
+            return self.trainers["min"]
+        return 1 if self.trainers == "auto" else self.trainers
+
+    @property
+    def most(self) -> float:
+        """Trainers that a run has at most; auto is as many as there is room for."""
+        if isinstance(self.trainers, dict):
+            return self.trainers["max"]
+        return math.inf if self.trainers == "auto" else self.trainers
 
     @property
     def cpus(self) -> float:

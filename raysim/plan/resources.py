@@ -38,43 +38,64 @@ def check_resources(config: Config) -> list[Fault]:
         faults.append(Fault("resources.custom", text))
     if wanted.backend == "serial" or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
         return faults
-    total = wanted.trainers * wanted.cpus
+    total = wanted.least * wanted.cpus
     if total > cores:
-        need = f"{wanted.trainers} trainers with {wanted.cpus:g} CPUs each need {total:g}, this machine has {cores}"
+        need = f"{wanted.least} trainers with {wanted.cpus:g} CPUs each need {total:g}, this machine has {cores}"
         remedy = "lower resources.trainers or resources.cpus_per_trainer, or set auto"
         faults.append(Fault("resources.trainers", f"{need}; {remedy}"))
     return faults
 
 
-def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> Resources:
-    """What a run takes of what there is; without a GPU everything runs on CPUs. docs/placement.md has examples.
+def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, may_grow: bool = False) -> Resources:
+    """What a run begins with; without a GPU everything runs on CPUs. docs/placement.md has examples.
 
     `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each, and for each the largest
     part of a GPU with which all of them fit.
 
     Args:
       rooms: resources, by Ray's names, of each node or bundle: no trainer lies on two.
+      may_grow: Ray's autoscaler may start nodes for what does not fit, and says what it cannot start.
     Raises:
       ConfigError: more was asked for than there is.
     """
     wanted = config.resources
-    refuse([fault for name in wanted.named if (fault := _missing(name, rooms))], "the resources")
+    if not may_grow:
+        refuse([fault for name in wanted.named if (fault := _missing(name, rooms))], "the resources")
     named = [room for room in rooms if all(room.get(name, 0.0) >= each for name, each in wanted.named.items())]
     gpus = sum(room.get("GPU", 0.0) for room in named)
     is_auto = wanted.gpus_per_trainer == "auto"
-    gpu = 0.0 if not gpus or wanted.gpus_per_trainer == 0 else AUTO_GPU if is_auto else float(wanted.gpus_per_trainer)
+    gpu = gpu_share(config, gpus, may_grow=may_grow)
     places = [room for room in named if room.get("GPU") or not gpu]
 
     def fits(gpu: float) -> int:
         return sum(fitting(room, {"CPU": wanted.cpus, "GPU": gpu, **wanted.named}) for room in places)
 
-    trainers = max(1, fits(gpu)) if wanted.trainers == "auto" else wanted.trainers
+    trainers = int(min(max(wanted.least, fits(gpu)), wanted.most))
     if gpu and is_auto:
         parts = [1.0 if count == 1 else int(1e4 / count) / 1e4 for count in range(1, trainers + 1)]
-        smallest = parts[-1] if gpus >= 1 else int(1e4 * gpus / trainers) / 1e4
+        smallest = gpu if may_grow else parts[-1] if gpus >= 1 else int(1e4 * gpus / trainers) / 1e4
         gpu = next((part for part in parts if fits(part) >= trainers), smallest)
     taken = Resources(trainers, wanted.cpus, gpu)
     share = share_of(taken, config)
+    if not may_grow and fits(gpu) < trainers:
+        refuse(_too_many(trainers, share, places), "the resources")
+    return taken
+
+
+def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
+    """The part of a GPU, or the whole ones, that a trainer gets; with both `auto`, at least.
+
+    Args:
+      gpus: that there are; without any, trainers are on CPUs, unless nodes with GPUs may come that the run names.
+    """
+    wanted = config.resources
+    if not gpus and not (may_grow and (wanted.accelerator_type is not None or wanted.gpus_per_trainer != "auto")):
+        return 0.0
+    return AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
+
+
+def _too_many(trainers: int, share: Mapping[str, float], places: Sequence[Mapping[str, float]]) -> list[Fault]:
+    """Why so many trainers do not fit: a resource of which there is too little in all, or on each node."""
     faults = [
         Fault(
             KEYS.get(name, "resources.custom"),
@@ -84,12 +105,10 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]]) -> R
         for name, each in share.items()
         if trainers * each > (there := sum(room.get(name, 0.0) for room in places)) + 1e-9
     ]
-    if not faults and fits(gpu) < trainers:
-        text = f"{trainers} trainers with {text_of(share)} each were asked for, and the nodes have room for {fits(gpu)}"
-        listed = "; ".join(text_of(named_resources(room)) for room in places)
-        faults = [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
-    refuse(faults, "the resources")
-    return taken
+    room = sum(fitting(place, share) for place in places)
+    text = f"{trainers} trainers with {text_of(share)} each were asked for, and the nodes have room for {room}"
+    listed = "; ".join(text_of(named_resources(place)) for place in places)
+    return faults or [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
 
 
 def share_of(taken: Resources, config: Config) -> dict[str, float]:

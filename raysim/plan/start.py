@@ -67,12 +67,14 @@ def _ray_server(
     plan: Plan, folder: RunFolder, on_step: Callable[[str], None], patience_s: float
 ) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
+    from raysim.engine.ray.room import autoscales
     from raysim.engine.ray.server import RayServer
     from raysim.engine.ray.session import is_in_group, patiently, placements, ray_session, this_node
     from raysim.engine.ray.shards import write_shards
 
     with ray_session(on_step=on_step, patience_s=patience_s):
-        taken = patiently(lambda: resolve_resources(config, placements()), patience_s, on_step)
+        may_grow = not is_in_group() and autoscales()
+        taken = patiently(lambda: resolve_resources(config, placements(), may_grow=may_grow), patience_s, on_step)
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
         write = write_serially if is_in_group() else write_shards
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
@@ -90,7 +92,9 @@ def _ray_server(
             wait_s=wanted.wait_s,
             say=lambda line: err.print(line, markup=False),
             placement=wanted.placement,
-            is_growing=wanted.trainers == "auto",
+            least=taken.trainers if wanted.trainers == "auto" else wanted.least,
+            most=wanted.most,
+            may_grow=may_grow,
             client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
         )
         try:

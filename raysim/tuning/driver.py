@@ -33,7 +33,7 @@ from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, sta
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
-from raysim.tuning.resources import Bundle, check_room, make_callbacks, make_scheduler, ray_nodes
+from raysim.tuning.resources import Bundle, make_callbacks, make_scheduler, nodes_with_room, ray_nodes
 from raysim.tuning.reuse import finished_elsewhere, sources_of, take_over
 from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
@@ -85,8 +85,7 @@ def run_sweep(
             waiting = [trial for trial in waiting if trial.name not in elsewhere]
         if waiting or (sweep.search and sweep.search.num_left):
             with ray_session(on_step=line.step):
-                nodes = ray_nodes()
-                check_room(sweep, nodes)
+                nodes = nodes_with_room(sweep, say)
                 say(_opening(sweep, waiting))
                 line.step("looking for the shards of all trials")
                 made = make_ready([trial.config for trial in waiting], say)

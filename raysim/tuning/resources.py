@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
@@ -12,10 +13,11 @@ from raysim.config import Config
 from raysim.core.errors import ConfigError, Fault, refuse
 from raysim.core.own import words_of
 from raysim.core.settings import Settings, name_and_options
+from raysim.engine.ray.room import autoscales, find_room
 from raysim.engine.ray.session import offered
 from raysim.engine.schedule import fitting
 from raysim.plan.find import find
-from raysim.plan.resources import AUTO_GPU, named_resources, text_of
+from raysim.plan.resources import gpu_share, named_resources, text_of
 from raysim.tuning.plan import Sweep
 
 Bundle = dict[str, float]
@@ -27,11 +29,12 @@ NONE: dict[str, Callable[..., object]] = {}
 # --- bundles ----------------------------------------------------------------------------------------------------------
 
 
-def bundles_of(config: Config, gpus: float) -> list[Bundle]:
+def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[Bundle]:
     """The placement group of a trial: what its driver, and then each trainer, reserves.
 
     A serial trial is one process with the CPUs of a trainer. On Ray the driver and the server need no CPU of their own
-    (an empty first bundle); `trainers: auto` is one, because a sweep's cores are better used by more trials.
+    (an empty first bundle); of `trainers: auto` or from min to max it has the fewest, because a sweep's cores are better
+    used by more trials.
 
     Args:
       gpus: of the whole cluster; without any, trials run on CPUs.
@@ -39,9 +42,9 @@ def bundles_of(config: Config, gpus: float) -> list[Bundle]:
     wanted = config.resources
     if wanted.backend == "serial":
         return [{"CPU": wanted.cpus}]
-    share = AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
-    trainer = {"CPU": wanted.cpus, **({"GPU": share} if gpus and share else {}), **wanted.named}
-    return [{}, *([trainer] * (1 if wanted.trainers == "auto" else wanted.trainers))]
+    share = gpu_share(config, gpus, may_grow=may_grow)
+    trainer = {"CPU": wanted.cpus, **({"GPU": share} if share else {}), **wanted.named}
+    return [{}, *([trainer] * wanted.least)]
 
 
 def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:
@@ -73,6 +76,25 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
 def ray_nodes() -> list[Bundle]:
     """CPUs, GPUs and resources of the user's own of each node of the running Ray."""
     return [named_resources(node) for node in offered()]
+
+
+def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
+    """The same, once every trial would fit on them: what Ray's autoscaler can start is waited for.
+
+    Raises:
+      ConfigError: names the bundle that has no place. NoRoom: nodes did not come in time.
+    """
+    if not autoscales():
+        check_room(sweep, ray_nodes())
+        return ray_nodes()
+    for trial in sweep.checked:
+        nodes, wanted = ray_nodes(), trial.config.resources
+        gpus = sum(node.get("GPU", 0.0) for node in nodes)
+        bundles = [bundle for bundle in bundles_of(trial.config, gpus, may_grow=True) if bundle]
+        if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):
+            find = partial(find_room, bundles[0], len(bundles), least=len(bundles), placement=wanted.placement)
+            find(wait_s=wanted.wait_s, say=say, may_grow=True)
+    return ray_nodes()
 
 
 # --- schedulers and callbacks ----------------------------------------------------------------------------------------

@@ -103,8 +103,10 @@ def nested(path, value):
 @pytest.mark.parametrize(
     ("raw", "key", "words"),
     [
-        ({"resources": {"trainers": "x"}}, "resources.trainers", "must be an integer or auto, got 'x' (trainer"),
-        ({"resources": {"trainers": 1.5}}, "resources.trainers", "must be an integer or auto, got 1.5 (trainer"),
+        ({"resources": {"trainers": "x"}}, "resources.trainers", "must be an integer or a mapping or auto, got 'x' ("),
+        ({"resources": {"trainers": 1.5}}, "resources.trainers", "must be an integer or a mapping or auto, got 1.5 ("),
+        ({"resources": {"trainers": {"min": 2}}}, "resources.trainers", "must be an integer or a mapping or auto, got"),
+        ({"resources": {"trainers": {"min": 3, "max": 2}}}, "resources.trainers", "must be an integer or a mapping or"),
         ({"resources": {"gpus_per_trainer": "x"}}, "resources.gpus_per_trainer", "must be a number or auto, got"),
         ({"model": {"channels_last": "x"}}, "model.channels_last", "must be true or false or auto, got 'x'"),
         ({"partition": {"scheme": {"a": 1}}}, "partition.scheme.a", "has the wrong form, got 'a'"),

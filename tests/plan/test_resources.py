@@ -84,6 +84,34 @@ def test_what_cannot_fit_is_refused_with_what_there_is(asked, nodes, text):
         resolve_resources(resources(**asked), nodes)
 
 
+@pytest.mark.parametrize(
+    ("asked", "nodes", "expected"),
+    [
+        ({"trainers": 40}, [{"CPU": 4}], (40, 1, 0)),
+        ({"trainers": {"min": 2, "max": 40}}, [{"CPU": 4}], (4, 1, 0)),
+        ({"trainers": {"min": 2, "max": 3}}, [{"CPU": 4}], (3, 1, 0)),
+        ({"trainers": {"min": 6, "max": 40}}, [{"CPU": 4}], (6, 1, 0)),
+        ({}, [{}], (1, 1, 0)),
+        ({"trainers": 8, "gpus_per_trainer": 0.5}, [{"CPU": 4}], (8, 1, 0.5)),  # GPUs are asked for by a number
+        ({"trainers": 8}, [{"CPU": 4}], (8, 1, 0)),
+        ({"trainers": 40}, [{"CPU": 4, "GPU": 1}], (40, 1, 0.25)),  # not a fortieth of the one that is there
+        ({"trainers": 6}, [{"CPU": 6, "GPU": 1}], (6, 1, 0.1666)),
+        ({"accelerator_type": "A100"}, [{"CPU": 4}], (1, 1, 0.25)),
+        ({"custom": {"mig": 1}}, [{"CPU": 4}], (1, 1, 0)),
+    ],
+)
+def test_what_an_autoscaler_may_bring_is_not_refused(asked, nodes, expected):
+    assert resolve_resources(resources(**asked), nodes, may_grow=True) == expected
+
+
+def test_a_run_begins_with_what_there_is_between_min_and_max():
+    config = resources(trainers={"min": 2, "max": 5})
+    assert [resolve_resources(config, [{"CPU": cpus}]).trainers for cpus in (2, 4, 8)] == [2, 4, 5]
+    assert resolve_resources(config, [{"CPU": 8, "GPU": 1}]) == (4, 1, 0.25)
+    with pytest.raises(ConfigError, match="2 trainers with 1 CPUs each need more than the 1 CPUs"):
+        resolve_resources(config, [{"CPU": 1}])
+
+
 def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
     faults = check_resources(resources(gpus_per_trainer=1.5, custom={"GPU": 1, "node:a": 1, "mig": 1}))
     assert [str(fault).partition(";")[0] for fault in faults] == [

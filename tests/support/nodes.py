@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import psutil
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
@@ -26,6 +27,27 @@ WORKER_IP = "127.0.0.2"
 
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
 PATIENCE_S = 240
+
+#: Ray's emulated cloud, by its class: of its own type, `fake_multinode`, the wheels lack a file.
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+
+#: Marks a node as going, by a resource that it alone has. The second reason is preemption.
+DRAIN = """
+import sys, time, ray
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
+address, name, notice_s = sys.argv[1:]
+with ray.init(address, log_to_driver=False):
+    (node,) = (node["NodeID"] for node in ray.nodes() if name in node["Resources"])
+    deadline_ms = int(1000 * (time.time() + float(notice_s)))
+    assert internal_kv_get_gcs_client().drain_node(node, 2, "a test", deadline_ms)[0]
+    time.sleep(1.5)  # trainers look once a second
+"""
+
+#: Fields that Ray wants to see in the file of a cluster, and that its emulated cloud has no use for.
+UNUSED = (
+    *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
+)
 
 
 def free_port() -> int:
@@ -60,6 +82,8 @@ class Cluster:
       hidden: a folder that workers cannot see: an empty file system is mounted over it in their mount namespace.
       idle_workers: how many idle processes a node keeps; Ray keeps as many as the node has CPUs.
       store_mb: size of each node's object store.
+      types: node types of Ray's own emulated autoscaler (name -> resources, most nodes); it ends nodes that were idle
+        for 5 s. Its nodes share the head's local folder. None: nodes come by `add` alone.
     """
 
     def __init__(
@@ -69,6 +93,7 @@ class Cluster:
         *,
         idle_workers: int | None = None,
         store_mb: int = 200,
+        types: Mapping[str, tuple[Mapping[str, float], int]] | None = None,
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="rn-", dir="/tmp"))  # short: it holds sockets
         self.hidden = hidden
@@ -89,12 +114,53 @@ class Cluster:
         clients = f"--ray-client-server-port={free_port()}"
         options = ["--head", f"--port={self.port}", clients, "--include-dashboard=false", f"--num-cpus={head_cpus:g}"]
         self._drivers: list[subprocess.Popen] = []
+        self._autoscaler: dict[str, str] = {}
+        if types is not None:
+            (self.folder / "types.yaml").write_text(json.dumps(self._autoscaling(types, store_mb)))
+            options.append(f"--autoscaling-config={self.folder / 'types.yaml'}")
+            self._autoscaler = {
+                "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+                "RAY_FAKE_CLUSTER": "1",
+                "RAY_enable_autoscaler_v2": "1",
+                "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+                "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+            }
         self._head_options = options
         self.start_head()
 
     def start_head(self) -> None:
         """Start the head, at first or after it was killed; it knows nothing of the cluster of before."""
         self._start("head", self._head_options)
+
+    def _autoscaling(self, types: Mapping[str, tuple[Mapping[str, float], int]], store_mb: int) -> dict[str, object]:
+        """The file that `ray start` takes. Ray's `AutoscalingCluster` is not used: it ends every Ray of this machine."""
+        provider = {"type": "external", "module": PROVIDER, "use_node_id_as_ip": True, "disable_node_updaters": True}
+        places = {"gcs_address": self.address, "head_node_id": FAKE_HEAD_NODE_ID, "launch_multiple": True}
+        workers = {
+            name: {
+                "resources": {**resources, "object_store_memory": store_mb * 10**6},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": most,
+            }
+            for name, (resources, most) in types.items()
+        }
+        return {
+            "cluster_name": "emulated",
+            "max_workers": sum(most for _, most in types.values()),
+            "idle_timeout_minutes": 5 / 60,
+            "provider": {**provider, **places, "disable_launch_config_check": True},
+            "available_node_types": {
+                "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+                **workers,
+            },
+            "head_node_type": "ray.head.default",
+            "upscaling_speed": 1000,
+            "docker": {},
+            "auth": {},
+            "file_mounts": {},
+            **{name: [] for name in UNUSED},
+        }
 
     def add(self, name: str, cpus: float = 1, gpus: float = 0, **custom: float) -> None:
         shares = [f"--num-cpus={cpus:g}", f"--num-gpus={gpus:g}", f"--resources={json.dumps(custom)}"]
@@ -123,7 +189,12 @@ class Cluster:
         with open(home / "log", "w") as log:
             process = subprocess.Popen(
                 command,
-                env={**self.environment, "TMPDIR": str(home / "tmp"), "RAYSIM_CACHE": str(home / "cache")},
+                env={
+                    **self.environment,
+                    **(self._autoscaler if name == "head" else {}),
+                    "TMPDIR": str(home / "tmp"),
+                    "RAYSIM_CACHE": str(home / "cache"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -145,6 +216,15 @@ class Cluster:
                 member.send_signal(signal.SIGKILL)
         process.wait()
 
+    def drain(self, name: str, notice_s: float) -> None:
+        """Give notice to a node that was added with a resource of its own name, as a cloud does before it takes a machine."""
+        words = [sys.executable, "-c", DRAIN, self.address, name, str(notice_s)]
+        subprocess.run(words, env=self.environment, check=True, timeout=PATIENCE_S)
+
+    def lose_one(self) -> None:
+        """SIGKILL to a node that the autoscaler started; its workers end with it."""
+        next(raylet for raylet in self._raylets("head") if "--head" not in raylet.cmdline()).kill()
+
     def trainers(self, name: str) -> int:
         """Trainers of a node that are built: the file that they tell their stack to is the last thing they make."""
         built = 0
@@ -153,6 +233,18 @@ class Cluster:
                 files = {os.readlink(file) for file in Path(f"/proc/{member.pid}/fd").iterdir()}
                 built += any("raysim-stack" in file for file in files)
         return built
+
+    def num_nodes(self) -> int:
+        """Nodes that live, by their main process; those of the autoscaler are the head's children."""
+        return sum(len(self._raylets(name)) for name in self._nodes)
+
+    def _raylets(self, name: str) -> list[psutil.Process]:
+        raylets = []
+        for member in psutil.Process(self._nodes[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if member.name() == "raylet" and member.status() != psutil.STATUS_ZOMBIE:
+                    raylets.append(member)
+        return raylets
 
     def control_s(self) -> float:
         """CPU seconds that Ray's control process has spent."""
@@ -223,9 +315,18 @@ class Driver:
         """What it has printed so far."""
         return self._log.read_text()
 
+    def kill(self) -> None:
+        """SIGKILL, to the command alone."""
+        self._process.kill()
+        self._process.wait()
+
+    def status(self) -> int:
+        """How it ends, which is waited for."""
+        return self._process.wait(PATIENCE_S)
+
     def finish(self) -> None:
         """Wait until it has ended well."""
-        status = self._process.wait(PATIENCE_S)
+        status = self.status()
         assert status == 0, f"{self._log.read_text()}\nexit status {status}"
 
 

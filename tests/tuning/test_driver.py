@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import pickle
+import re
 import signal
 import time
 from types import SimpleNamespace

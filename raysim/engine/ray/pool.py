@@ -28,7 +28,7 @@ from raysim.engine.messages import (
     num_bytes,
 )
 from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
-from raysim.engine.ray.slots import RETRIES, TrainerSlot, TrainerSlots
+from raysim.engine.ray.slots import RETRIES, START_S, NodeIsGoing, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.schedule import ClientBlock, Queues
 
@@ -90,6 +90,7 @@ class RayPool:
       capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
       gpu_share: of a GPU that each trainer has.
       timeout_s: how long a trainer may be silent, see `Watch`.
+      patience_s: see `TrainerSlots`.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class RayPool:
         capacity: Callable[[], int] | None = None,
         gpu_share: float = 0.0,
         timeout_s: float | None = None,
+        patience_s: float = START_S,
     ):
-        self.slots = TrainerSlots(start, num_trainers, gpu_share, timeout_s)
+        self.slots = TrainerSlots(start, num_trainers, gpu_share, timeout_s, patience_s)
         self._keeps_memory, self._capacity = keeps_memory, capacity
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
@@ -109,10 +111,11 @@ class RayPool:
 
     def begin_round(self) -> int:
         with plain_errors():
-            if self._capacity is not None:
-                self.slots.grow(self._capacity())
             # The first round waits for every trainer; a later one begins with those that are there, at least one.
             self.slots.wait_for(1 if self._planned else len(self.slots))
+            self.slots.leave()
+            if self._capacity is not None:
+                self.slots.grow(self._capacity())
         self._planned = self.slots.ready()
         return len(self._planned)
 
@@ -163,7 +166,7 @@ class RayPool:
                 if not pending:
                     self.slots.wait_for(1)
                 busy = {task.slot.index for task in pending.values() if task.slot}
-                for slot in self.slots.ready():
+                for slot in self.slots.staying():
                     if slot.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, slot)] = task
@@ -184,7 +187,7 @@ class RayPool:
         self.slots.watch.asked(slot.actor)
         # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
-        refs = call.remote(task.message, task.blocks, *task.memories)
+        refs = call.remote(task.message, task.blocks, slot.node in self.slots.going, *task.memories)
         task.refs = refs if task.memories else [refs]
         return task.refs[0]
 
@@ -208,6 +211,9 @@ class RayPool:
             if isinstance(error, ENDS) and task.slot is not None and task.is_with_its_trainer:
                 self.slots.replace(task.slot)
         except RayTaskError as error:
+            if isinstance(error.cause, NodeIsGoing):
+                self.slots.going |= {task.asked.process.node}
+                return None
             if not isinstance(error.cause, OutOfMemory) or task.slot is None or not self.slots.retire(task.slot):
                 raise
         # Counts all that is handed out once more, also what the dead trainer had not begun: Ray does not say how far it was.
@@ -296,7 +302,7 @@ class RayPool:
         sent, details = ray.put(point), ray.put(request)
 
         def attempt() -> list[Answer]:
-            ready = self.slots.ready()[: len(slices)]
+            ready = self.slots.staying()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
             calls = [
                 (

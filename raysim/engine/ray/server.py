@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raysim.core.errors import ClusterLost, RaysimError
+from raysim.core.errors import ClusterLost
 from raysim.engine.device import keep_freed_memory
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
+from raysim.engine.ray.room import find_room
 from raysim.engine.ray.session import GONE_S, PAUSE_S, Actor, Ref, can_connect, placements, plain_errors
-from raysim.engine.ray.slots import NoTrainer, TrainerActor
+from raysim.engine.ray.slots import START_S, NoTrainer, TrainerActor
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import fitting
 from raysim.engine.server import Server
@@ -37,6 +39,7 @@ class TrainerStarter:
       share: of each resource, by Ray's names, that a trainer has.
       group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
       nodes: where the first ones have room, outside of a group.
+      most: trainers to grow to; infinite: as many as there is room for; None: their number is fixed.
       begun: by index, those whose processes start already, beside the server's.
     """
 
@@ -46,6 +49,7 @@ class TrainerStarter:
     placement: str
     group: PlacementGroup | None = None
     nodes: Sequence[str] = ()
+    most: float | None = None
     begun: dict[int, Actor] = field(default_factory=dict)
 
     def __call__(self, index: int) -> Actor:
@@ -75,7 +79,9 @@ class TrainerStarter:
         return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
-        """Trainers that all nodes of the cluster together have room for."""
+        """Trainers that a run takes when it can: those that wait for room are what Ray's autoscaler starts nodes for."""
+        if self.most is not None and math.isfinite(self.most):
+            return int(self.most)
         return sum(fitting(room, self.share) for room in placements())
 
 
@@ -91,13 +97,15 @@ class ServerActor:
         starter: TrainerStarter,
         keeps_memory: bool,
         *,
-        is_growing: bool,
         client_timeout_s: float | None,
+        patience_s: float = START_S,
     ):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
-        capacity = starter.capacity if is_growing else None
-        pool = RayPool(starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s)
+        capacity = starter.capacity if starter.most is not None and starter.group is None else None
+        pool = RayPool(
+            starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s, patience_s
+        )
         self._make_server = partial(make_server, pool)
 
     @cached_property
@@ -131,10 +139,12 @@ class RayServer:
     head of the cluster, is ClusterLost; faults of the run's own code, and of its configuration, are not.
 
     Args:
+      num_trainers: to begin with; least: with so many, if there is no room for more now; None: with no fewer.
       share: of each resource, by Ray's names, that a trainer gets.
-      wait_s: seconds to wait for room for all trainers before giving up; say: is told in a line what it waits for.
+      wait_s: seconds to wait for room before giving up; say: is told in a line what it waits for.
       placement: "pack" trainers on few nodes, or "spread" them over many.
-      is_growing: start more trainers on nodes that join; not in a placement group of somebody else (a Tune trial).
+      most: see `TrainerStarter`; in a placement group of somebody else (a Tune trial) no trainers are added.
+      may_grow: Ray's autoscaler may start nodes for trainers that wait.
       client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
     """
 
@@ -146,19 +156,22 @@ class RayServer:
         num_trainers: int,
         share: Mapping[str, float],
         keeps_memory: bool,
+        least: int | None = None,
         wait_s: float = 30.0,
         say: Callable[[str], None] = lambda line: None,
         placement: str = "pack",
-        is_growing: bool = False,
+        most: float | None = None,
+        may_grow: bool = False,
         client_timeout_s: float | None = None,
     ):
         began, self._say = time.monotonic(), say
         group = ray.util.get_current_placement_group()
-        nodes = _places([dict(share)] * num_trainers, placement, wait_s, say) if group is None else []
+        search = partial(find_room, share, placement=placement, say=say, wait_s=wait_s, may_grow=may_grow)
+        nodes = search(num_trainers, least=least or num_trainers) if group is None else []
         self._deadline = began + (wait_s if group is None else 0.0)
         self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(make_trainer, share, num_trainers, placement, group, nodes)
+        starter = TrainerStarter(make_trainer, share, len(nodes) or num_trainers, placement, group, nodes, most)
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()
@@ -166,8 +179,8 @@ class RayServer:
             make_server,
             starter,
             keeps_memory,
-            is_growing=is_growing and group is None,
             client_timeout_s=client_timeout_s,
+            patience_s=max(START_S, wait_s if may_grow else 0.0),
         )
         self._actors.append(self.actor)
 
@@ -227,37 +240,3 @@ class RayServer:
         """End the actors; Ray itself stays as it was."""
         for actor in self._actors:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them
-
-
-#: Seconds after which a wait for room is told first. Each further line comes after twice the time.
-FIRST_WORD_S = 3.0
-
-
-def _places(bundles: list[dict[str, float]], placement: str, wait_s: float, say: Callable[[str], None]) -> list[str]:
-    """A node for each trainer, such that there is room for all of them; a line now and then says what it waits for.
-
-    The placement group that finds the room is given up at once: with a node lost for good, Ray would look for a place for
-    its bundles as fast as it can, for ever.
-
-    Raises:
-      RaysimError: the resources are not free within `wait_s` seconds.
-    """
-    group: PlacementGroup = ray.util.placement_group(bundles, strategy=placement.upper())
-    began, pause_s = time.monotonic(), FIRST_WORD_S
-    try:
-        while not group.wait(max(0.0, min(pause_s, began + wait_s - time.monotonic()))):
-            waited_s = time.monotonic() - began
-            free = {name: amount for name, amount in ray.available_resources().items() if name in bundles[0]}
-            wanted = f"{len(bundles)} trainers with {bundles[0]} each; free now: {free}"
-            if waited_s >= wait_s:
-                raise RaysimError(
-                    f"no room within {wait_s:g} s for {wanted}",
-                    "the Ray cluster",
-                    "lower resources.trainers or the share of each, or raise resources.wait_s and wait until other jobs end",
-                )
-            say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}")
-            pause_s *= 2
-        found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    finally:  # after a signal, too: what is not taken must not stand in the way of others
-        remove_placement_group(group)
-    return [found[index] for index in range(len(bundles))]

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, TypedDict, TypeVar
 
 import ray
 from ray._private import ray_constants
+from ray._private.state import state
 from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
@@ -262,8 +264,22 @@ def this_node() -> str:
 
 
 def live_nodes() -> list[Node]:
-    """Ray's records of the nodes that are alive."""
-    return [node for node in ray.nodes() if node["Alive"]]
+    """Ray's records of the nodes that are alive, without those that are going: nothing new starts there."""
+    going = going_nodes()
+    return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
+
+
+def going_nodes() -> frozenset[str]:
+    """Ray's ids of the nodes that it drains: they had notice, of a spot market or of a scale down, and will be gone.
+
+    They are asked for once a second at most.
+    """
+    return _going_nodes(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _going_nodes(second: int) -> frozenset[str]:
+    return frozenset(state.get_draining_nodes())
 
 
 def can_connect(host: str, port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 from raysim.core.errors import RaysimError
 from raysim.core.own import own_errors
 from raysim.engine.messages import Columns, ColumnsRequest, Packed, RoundMessage, TaskClients
-from raysim.engine.ray.session import LOSSES, Actor, Ref
+from raysim.engine.ray.session import LOSSES, Actor, Ref, going_nodes
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
 from raysim.engine.trainer import Trainer
@@ -24,12 +25,16 @@ Answer = TypeVar("Answer")
 #: How often something is tried again after its worker died, before the run gives up on it.
 RETRIES = 3
 
-#: Seconds that a round waits while not a single trainer can be had, before the run gives up.
+#: Seconds that a round waits for all of its trainers; and for a single one, before the run gives up, if no nodes may come.
 START_S = 120.0
 
 
 class NoTrainer(RaysimError):
     """Not one trainer has started."""
+
+
+class NodeIsGoing(RaysimError):
+    """A trainer begins nothing more, since its node will be gone."""
 
 
 class TrainerActor:
@@ -43,10 +48,18 @@ class TrainerActor:
         self._trainer = self._make_trainer()
         if self._gpu_share:
             self._trainer.limit_memory(self._gpu_share)
-        return Process.own()
+        self._process = Process.own()
+        going_nodes()  # the first look takes longest
+        return self._process
 
-    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> object:
-        """Reports, then each client's memory as an object of its own, so that old ones can be freed singly."""
+    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], is_last: bool, *memories: Packed) -> object:
+        """Reports, then each client's memory as an object of its own, so that old ones can be freed singly.
+
+        Args:
+          is_last: nobody else could do it: it is begun though this node is going.
+        """
+        if not is_last and self._process.node in going_nodes():  # asked here: what is queued cannot be called back
+            raise NodeIsGoing(f"node {self._process.node[:8]} is going", "a trainer", "others train its clients")
         count = sum(len(block.clients) for block in blocks)
         reports, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, *kept) if memories else reports
@@ -115,12 +128,22 @@ class TrainerSlots:
       start: start(index) -> a new actor for that slot.
       gpu_share: of a GPU that each trainer has.
       timeout_s: see `Watch`.
+      patience_s: how long a round waits while not a single trainer can be had.
+
+    Attributes:
+      going: nodes that will be gone, as far as is known.
     """
 
     def __init__(
-        self, start: Callable[[int], Actor], count: int, gpu_share: float = 0.0, timeout_s: float | None = None
+        self,
+        start: Callable[[int], Actor],
+        count: int,
+        gpu_share: float = 0.0,
+        timeout_s: float | None = None,
+        patience_s: float = START_S,
     ):
-        self._start, self._gpu_share = start, gpu_share
+        self._start, self._gpu_share, self._patience_s = start, gpu_share, patience_s
+        self.going: frozenset[str] = frozenset()
         self.watch = Watch(timeout_s)
         self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
         self._slots: list[TrainerSlot] = []
@@ -140,6 +163,21 @@ class TrainerSlots:
 
     def ready(self) -> list[TrainerSlot]:
         return [slot for slot in self._slots if slot.node]
+
+    def staying(self) -> list[TrainerSlot]:
+        """Those ready whose nodes stay; where none does, all."""
+        ready = self.ready()
+        return [slot for slot in ready if slot.node not in self.going] or ready
+
+    def leave(self) -> None:
+        """Start trainers elsewhere for those whose nodes are going; the last one stays until there is another."""
+        self.going = going_nodes()
+        stays = self.staying()[:1]
+        leaving = [slot for slot in self.ready() if slot.node in self.going and slot not in stays]
+        for node, count in Counter(slot.node for slot in leaving).items():
+            self.watch.notes.append(f"node {node[:8]} is going; trainers that were there start elsewhere: {count}")
+        for slot in leaving:
+            self.replace(slot)
 
     def starting(self) -> list[TrainerSlot]:
         return [slot for slot in self._slots if not slot.node and not slot.is_retired]
@@ -194,18 +232,21 @@ class TrainerSlots:
                 self.replace(slot)
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many trainers are ready; after START_S seconds, one is enough.
+        """Wait until so many trainers are ready; after START_S seconds, one is enough, and that is waited for longer.
 
         Raises:
           NoTrainer: there is none.
         """
-        deadline = time.monotonic() + START_S
+        began = time.monotonic()
         self.poll()
-        while len(self.ready()) < count and time.monotonic() < deadline:
-            self.poll(timeout_s=max(0.0, deadline - time.monotonic()))
+        for enough, patience_s in ((count, START_S), (1, self._patience_s)):
+            while (
+                len(self.ready()) < enough and self.starting() and (left_s := began + patience_s - time.monotonic()) > 0
+            ):
+                self.poll(timeout_s=left_s)
         if not self.ready():
             raise NoTrainer(
-                f"not one of {len(self._slots)} trainers could be started within {START_S:g} s",
+                f"not one of {len(self._slots)} trainers could be started within {self._patience_s:g} s",
                 "the Ray cluster",
                 "look at its nodes (ray status); run the same command again to resume from the last checkpoint",
             )

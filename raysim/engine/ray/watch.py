@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.errors import RaysimError
 from raysim.core.own import is_own
-from raysim.engine.ray.session import Actor, Ref
+from raysim.engine.ray.session import Actor, Ref, going_nodes
 
 Answer = TypeVar("Answer")
 
@@ -151,6 +151,8 @@ class Watch:
 
 def _on_node(node: str, function: Callable[..., Answer], *values: int) -> Answer | None:
     """function(*values) in a process on a node; None if that cannot be done soon."""
+    if node in going_nodes():  # Ray starts nothing there
+        return None
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     task: Actor = ray.remote(function)
     try:

@@ -17,7 +17,7 @@ from ray.exceptions import RayTaskError
 from ray.util import placement_group, remove_placement_group
 
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
-from raysim.engine.ray import server
+from raysim.engine.ray import room
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
@@ -188,7 +188,7 @@ def test_a_run_on_a_busy_cluster_builds_its_shards_and_ends_after_the_wait_of_it
 
 
 def test_a_run_waits_for_room_and_says_what_for(ray_cluster, monkeypatch):
-    monkeypatch.setattr(server, "FIRST_WORD_S", 0.2)
+    monkeypatch.setattr(room, "FIRST_WORD_S", 0.2)
     free = int(ray_cluster.available_resources()["CPU"])
     other_job = placement_group([{"CPU": 1}] * free)
     assert other_job.wait(60)
@@ -198,7 +198,7 @@ def test_a_run_waits_for_room_and_says_what_for(ray_cluster, monkeypatch):
         lines.append(line)
         remove_placement_group(other_job)  # the other job ends
 
-    assert len(server._places([{"CPU": 1.0}] * free, "pack", 60, say)) == free
+    assert len(room.find_room({"CPU": 1.0}, free, least=free, placement="pack", wait_s=60, say=say)) == free
     assert re.search(
         rf"waiting for room \(. s of at most 60\): {free} trainers with .*'CPU': 1.* each; free now:", lines[0]
     )

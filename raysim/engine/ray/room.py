@@ -1,0 +1,121 @@
+"""Room for trainers: found where it is, asked for where Ray's autoscaler can start nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import ray
+from ray._private import ray_constants
+from ray._private.state import available_resources_per_node
+from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+from ray.experimental.internal_kv import _internal_kv_get, internal_kv_get_gcs_client
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+from raysim.core.errors import Fault, RaysimError, refuse
+from raysim.engine.ray.session import offered
+from raysim.engine.schedule import fitting
+
+#: Seconds after which a wait for room is told first. Each further line comes after twice the time, up to a minute.
+FIRST_WORD_S, LONGEST_PAUSE_S = 3.0, 60.0
+
+
+class NoRoom(RaysimError):
+    """The resources are not free in time."""
+
+
+def find_room(
+    share: Mapping[str, float],
+    count: int,
+    *,
+    least: int,
+    placement: str,
+    wait_s: float,
+    say: Callable[[str], None],
+    may_grow: bool = False,
+) -> list[str]:
+    """A node for each of so many trainers, or of `least` if there is no room for more now; a line tells what it waits for.
+
+    Args:
+      share: of each resource, by Ray's names, that a trainer gets.
+      may_grow: see `autoscales`.
+    Raises:
+      NoRoom: the resources are not free within `wait_s` seconds.
+      ConfigError: the autoscaler has no nodes that could hold them.
+    """
+    if least < count:
+        with contextlib.suppress(NoRoom):
+            return _places(share, count, placement, FIRST_WORD_S, say)
+    return _places(share, least, placement, wait_s, say, may_grow=may_grow)
+
+
+def _places(
+    share: Mapping[str, float],
+    count: int,
+    placement: str,
+    wait_s: float,
+    say: Callable[[str], None],
+    *,
+    may_grow: bool = False,
+) -> list[str]:
+    """A node for each of so many trainers, such that there is room for all of them.
+
+    The placement group that finds the room is also what Ray's autoscaler starts nodes for, and is gone with this process.
+    It is given up at once: with a node lost for good, Ray would look for a place for its bundles as fast as it can, for
+    ever.
+    """
+    group: PlacementGroup = ray.util.placement_group([dict(share)] * count, strategy=placement.upper())
+    began, pause_s = time.monotonic(), FIRST_WORD_S
+    wanted = f"{count} trainers with {dict(share)} each"
+    try:
+        # In whole seconds: Ray drops what is behind the point.
+        while not group.wait(math.ceil(max(0.0, min(pause_s, began + wait_s - time.monotonic())))):
+            waited_s = time.monotonic() - began
+            free = {name: amount for name, amount in ray.available_resources().items() if name in share}
+            if may_grow and _is_out_of_reach(group, share):
+                text = f"{wanted} are more than this cluster and its autoscaler could ever have"
+                mend = "lower it or the share of each, or raise the most nodes of a type that has them"
+                refuse([Fault("resources.trainers", f"{text}; {mend}")], "the resources")
+            if waited_s >= wait_s:
+                raise NoRoom(
+                    f"no room within {wait_s:g} s for {wanted}; free now: {free}",
+                    "the Ray cluster",
+                    "lower resources.trainers or the share of each, or raise resources.wait_s and wait until other jobs end",
+                )
+            say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}; free now: {free}")
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    finally:  # after a signal, too: what is not taken must not stand in the way of others
+        remove_placement_group(group)
+    return [found[index] for index in range(count)]
+
+
+def autoscales() -> bool:
+    """Whether Ray's autoscaler may start nodes for what waits for room.
+
+    Ray's second autoscaler also watches clusters that it cannot change: it soon says that it has no nodes, see
+    `find_room`. The first one names a node that somebody else started after its id.
+    """
+    if is_autoscaler_v2(fetch_from_server=True):
+        return True
+    status = json.loads(_internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS) or "{}")
+    types = (status.get("autoscaler_report") or {}).get("active_nodes", {})
+    return any(not name.startswith("node_") for name in types)
+
+
+def _is_out_of_reach(group: PlacementGroup, share: Mapping[str, float]) -> bool:
+    """Whether the autoscaler has no nodes for a placement group though nobody else has trainers' room, and none are coming.
+
+    Ray's first autoscaler does not say: what it cannot start is waited for.
+    """
+    status = GetClusterStatusReply.FromString(internal_kv_get_gcs_client().get_cluster_status())
+    told = status.autoscaling_state
+    if not any(group.id.hex() in each.details for each in told.infeasible_gang_resource_requests):
+        return False
+    free = sum(fitting(room, share) for room in available_resources_per_node().values())
+    is_free = free >= sum(fitting(room, share) for room in offered())
+    return is_free and not told.pending_instance_requests and not told.pending_instances
