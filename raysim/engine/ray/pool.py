@@ -158,8 +158,8 @@ class RayPool:
             else:
                 pending[self._submit(task, slot)] = task
         while pending or waiting:
+            self.slots.poll()
             if waiting:
-                self.slots.poll()
                 if not pending:
                     self.slots.wait_for(1)
                 busy = {task.slot.index for task in pending.values() if task.slot}
@@ -167,8 +167,9 @@ class RayPool:
                     if slot.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, slot)] = task
-            # A trainer that has just started wakes this loop as well, but only where there is something for it to do.
-            starting = [slot.started for slot in self.slots.starting()] if waiting else []
+            # One that has started wakes this loop as well, and one that was lost before: Ray may have placed it on a node
+            # that is gone, which it takes for alive for some 15 s. Nobody but `poll` asks for another one then.
+            starting = [slot.started for slot in self.slots.starting()]
             asked = {ref: task.asked for ref, task in pending.items()}
             ref = self.slots.watch.first(asked, also=starting)
             if ref in pending:
