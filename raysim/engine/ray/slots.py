@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from raysim.core.errors import RaysimError
 from raysim.core.own import own_errors
-from raysim.engine.messages import Columns, ColumnsRequest, Packed, RoundMessage, TaskClients
+from raysim.engine.messages import Columns, ColumnsRequest, EvaluationPoint, Packed, RoundMessage, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -45,8 +45,11 @@ class TrainerActor:
             self._trainer.limit_memory(self._gpu_share)
         return Process.own()
 
-    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], *memories: Packed) -> object:
+    def train(
+        self, message: RoundMessage, state: np.ndarray, blocks: Sequence[ClientBlock], *memories: Packed
+    ) -> object:
         """Reports, then each client's memory as an object of its own, so that old ones can be freed singly."""
+        message = replace(message, state=state)
         count = sum(len(block.clients) for block in blocks)
         reports, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, *kept) if memories else reports
@@ -55,6 +58,13 @@ class TrainerActor:
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
         """function(trainer, *values)."""
         return function(self._trainer, *values)
+
+    @own_errors()
+    def score(
+        self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, *values: object
+    ) -> Answer:
+        """function(trainer, model to be scored, *values)."""
+        return function(self._trainer, replace(point, state=state), *values)
 
     @own_errors()
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -18,6 +19,7 @@ from ray.exceptions import RayTaskError
 from ray.util import placement_group, remove_placement_group
 
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
+from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import server
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.server import RayServer
@@ -176,10 +178,10 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
                 again.touch()
             return Process.own()
 
-        def train(self, round_index, blocks):
+        def train(self, message, state, blocks):
             if self.index == 1:
                 os._exit(1)
-            if round_index == 2:
+            if message.round_index == 2:
                 late.touch()
                 wait_for(again.exists, 20)
             return blocks
@@ -193,13 +195,27 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
     pool = RayPool(start, 2, keeps_memory=False)
     blocks = [ClientBlock(index, (index,), 1) for index in range(2)]
     assert pool.begin_round() == 2
-    assert len(list(pool.train(1, [[[block]] for block in blocks], {}))) == 2
+    messages = [RoundMessage(index, 0, np.zeros(1, np.float32), {}, {}, False) for index in range(3)]
+    assert len(list(pool.train(messages[1], [[[block]] for block in blocks], {}))) == 2
     assert pool.begin_round() == 1
-    (done,) = pool.train(2, [[blocks]], {})
+    (done,) = pool.train(messages[2], [[blocks]], {})
     assert done.reports == blocks
     assert lives == [1, 3]
     for index in range(2):
         ray.kill(pool.slots[index].actor)
+
+
+def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
+    pool = RayPool(None, 0, keeps_memory=False)
+    state = np.array([0.0, 1.0], np.float32)
+    rest, scored = pool._put_apart(EvaluationPoint(state, {"n": 1}, {}))
+    assert (ray.get(rest).counters, ray.get(rest).state.size) == ({"n": 1}, 0)
+    rest, sent = pool._put_apart(RoundMessage(1, 0, state.copy(), {}, {}, False))
+    assert sent == scored
+    assert ray.get(rest).round_index == 1
+    _, negative = pool._put_apart(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
+    assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
+    assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
