@@ -45,7 +45,7 @@ def configuration(root: Path, model: str, num_trainers: int, rounds: int) -> dic
         "data": {
             "name": "bench",
             "root": str(root / "data"),
-            "test": TEST_ROWS / (2 * num_trainers + TEST_ROWS),
+            "test": test,
             "validation": 0.0,
         },
         "partition": {"scheme": "iid", "num_clients": num_trainers},

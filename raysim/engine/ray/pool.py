@@ -80,6 +80,20 @@ class ClientTask:
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
 
 
+@dataclass
+class LastState:
+    """The state that was sent last. What is scored is mostly what the next round begins with: it then travels once."""
+
+    ref: Ref | None = None
+
+    def put(self, sent: Sent) -> tuple[Ref, Ref]:
+        """Handles of a message, or of a model to be scored, without its state, and of the state."""
+        # By bits: 0.0 and -0.0 are equal and lead to different results.
+        if self.ref is None or not np.array_equal(ray.get(self.ref).view(np.uint32), sent.state.view(np.uint32)):
+            self.ref = ray.put(sent.state)
+        return ray.put(replace(sent, state=NO_STATE)), self.ref
+
+
 class RayPool:
     """A `Pool` of trainer actors; lives in the server's process.
 
@@ -112,7 +126,7 @@ class RayPool:
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
         self._redone_blocks = self._sum_bytes = 0
-        self._state: Ref | None = None
+        self._state = LastState()
 
     def begin_round(self) -> int:
         with plain_errors():
@@ -139,20 +153,10 @@ class RayPool:
     def get(self, handle: Handle) -> Packed:
         return ray.get(cast(Ref, handle))
 
-    def _put_apart(self, sent: Sent) -> tuple[Ref, Ref]:
-        """Handles of a message, or a model to be scored, without its state, and of the state.
-
-        What is scored is mostly what the next round begins with: every node then has it already, and it travels once.
-        """
-        # By bits: 0.0 and -0.0 are equal and lead to different results.
-        if self._state is None or not np.array_equal(ray.get(self._state).view(np.uint32), sent.state.view(np.uint32)):
-            self._state = ray.put(sent.state)
-        return ray.put(replace(sent, state=NO_STATE)), self._state
-
     # --- training -----------------------------------------------------------------------------------------------------
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        sent, state = self._put_apart(message)  # once a round: every task gets the references, every node one copy
+        sent, state = self._state.put(message)  # once a round: every task gets the references, every node one copy
         planned: list[tuple[TrainerSlot | None, ClientTask]] = []
         for position in zip_longest(*queues):  # every trainer's first task before anybody's second
             for slot, blocks in zip(self._planned, position, strict=True):
@@ -311,7 +315,7 @@ class RayPool:
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        (sent, state), details = self._put_apart(point), ray.put(request)
+        (sent, state), details = self._state.put(point), ray.put(request)
 
         def attempt() -> list[Answer]:
             ready = self.slots.ready()[: len(slices)]

@@ -21,7 +21,7 @@ from ray.util import placement_group, remove_placement_group
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import server
-from raysim.engine.ray.pool import RayPool
+from raysim.engine.ray.pool import LastState, RayPool
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
@@ -206,14 +206,14 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
 
 
 def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
-    pool = RayPool(None, 0, keeps_memory=False)
+    last = LastState()
     state = np.array([0.0, 1.0], np.float32)
-    rest, scored = pool._put_apart(EvaluationPoint(state, {"n": 1}, {}))
+    rest, scored = last.put(EvaluationPoint(state, {"n": 1}, {}))
     assert (ray.get(rest).counters, ray.get(rest).state.size) == ({"n": 1}, 0)
-    rest, sent = pool._put_apart(RoundMessage(1, 0, state.copy(), {}, {}, False))
+    rest, sent = last.put(RoundMessage(1, 0, state.copy(), {}, {}, False))
     assert sent == scored
     assert ray.get(rest).round_index == 1
-    _, negative = pool._put_apart(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
+    _, negative = last.put(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
     assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
