@@ -87,8 +87,7 @@ class Sampler:
         private = 0
         for member in leader.children(recursive=True):
             with contextlib.suppress(psutil.Error, OSError):
-                status = Path(f"/proc/{member.pid}/status").read_text()
-                private += 1024 * int(re.search(r"RssAnon:\s+(\d+)", status)[1])  # type: ignore[index]
+                private += private_bytes(member.pid)
                 if member.name() == "raylet":
                     load.store = max(load.store, store_bytes(member.pid))
         load.private = max(load.private, float(private))
@@ -97,6 +96,12 @@ class Sampler:
         self._stop.set()
         self._thread.join()
         return self.loads
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is in no file and not shared; 0 for one that has just ended."""
+    found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return 1024 * int(found[1]) if found else 0
 
 
 def store_bytes(raylet: int) -> float:

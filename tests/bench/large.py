@@ -31,6 +31,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"name": "mlp", "hidden": 100},
 }
 
+#: Seconds for a run on a machine that does other work, too.
+PATIENCE_S = 1_200
+
 #: Height and width of the images: one patch, so that a step costs little. With so many test rows eight trainers evaluate.
 SIDE, TEST_ROWS = 16, 512
 
@@ -71,7 +74,7 @@ def measure(model: str, num_nodes: int, trainers_each: int, store_mb: int, round
         for name in names:
             cluster.add(name, cpus=trainers_each)
         sampler = Sampler(cluster)
-        cluster.run(root / "run.yaml").finish()
+        cluster.run(root / "run.yaml").finish(PATIENCE_S)
         held = sampler.stop()
         settle()
         moved = {name: transfers(cluster, name) for name in ["head", *names]}

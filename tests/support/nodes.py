@@ -218,9 +218,9 @@ class Driver:
         """What it has printed so far."""
         return self._log.read_text()
 
-    def finish(self) -> None:
+    def finish(self, seconds: float = PATIENCE_S) -> None:
         """Wait until it has ended well."""
-        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
+        assert self._process.wait(seconds) == 0, self._log.read_text()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
