@@ -1,9 +1,9 @@
-"""`python -m tests.bench large [NODES ...]`: ViT-B/16 on emulated nodes with small object stores.
+"""`python -m tests.bench large`: ViT-B/16 on emulated nodes with small object stores.
 
-Each node is a `ray start` on this machine with two trainers and an object store of its own; the head has none, and drives
-them. Clients take one step on two small images, so that what is measured is what travels and what is held, not training:
-bytes that each node receives in a round, what its store holds at most, what is spilled, private memory of its processes.
-`python -m tests.bench.large --nodes 4 --trainers 1` is one of them.
+Each node is a `ray start` on this machine with an object store of its own; the head has no trainer and drives them. Clients
+take one step on two small images, so that what is measured is what travels and what is held, not training: bytes that each
+node receives in a round, what its store holds at most, what is spilled, private memory of its processes.
+`python -m tests.bench.large --models quarter --nodes 8 --trainers 1` is a part of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -24,10 +25,13 @@ from tests.bench.emulated import NodeLoad, Sampler, settle, transfers
 from tests.bench.workloads import images_of
 from tests.support.nodes import Cluster
 
-#: What is trained: 86 million parameters in full, or adapters of rank 16 and the head.
+#: What is trained: 86 million parameters in full, or adapters of rank 16 and the head; half or a quarter of the blocks, for
+#: machines with less memory: a trainer of the whole model has 2.4 GB.
 MODELS: dict[str, dict[str, Any]] = {
     "full": {"name": "vit_b16"},
     "LoRA": {"name": "vit_b16", "lora": {"rank": 16}},
+    "half": {"name": "vit", "dim": 768, "depth": 6, "heads": 12, "patch": 16},
+    "quarter": {"name": "vit", "dim": 768, "depth": 3, "heads": 12, "patch": 16},
     "tiny": {"name": "mlp", "hidden": 100},
 }
 
@@ -60,8 +64,22 @@ def configuration(root: Path, model: str, num_trainers: int, rounds: int) -> dic
     }
 
 
-def measure(model: str, num_nodes: int, trainers_each: int, store_mb: int, rounds: int = 3) -> list[str]:
-    """Lines of a table: one for the server's node, one for the others, of which the most is told."""
+class Carried(NamedTuple):
+    """What the nodes of a run carried, and the seconds of its fastest round.
+
+    Attributes:
+      size_mb: of the model that is sent. sum_s: the part of the round from the last report to the new model.
+    """
+
+    size_mb: float
+    server: NodeLoad
+    others: list[NodeLoad]
+    sum_s: float
+    round_s: float
+
+
+def carried(model: str, num_nodes: int, trainers_each: int, store_mb: int, rounds: int = 3) -> Carried:
+    """Measure one run."""
     num_trainers = num_nodes * trainers_each
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, Cluster(store_mb=store_mb) as cluster:
         root = Path(folder)
@@ -77,19 +95,22 @@ def measure(model: str, num_nodes: int, trainers_each: int, store_mb: int, round
         cluster.run(root / "run.yaml").finish(PATIENCE_S)
         held = sampler.stop()
         settle()
-        moved = {name: transfers(cluster, name) for name in ["head", *names]}
+        loads = {name: transfers(cluster, name) for name in ["head", *names]}
         with open(root / "runs" / "large" / "progress.csv") as file:
             rows = list(csv.DictReader(file))
-    loads = {
-        name: NodeLoad(move.received, move.spilled, held[name].store, held[name].private)
-        for name, move in moved.items()
-    }
-    round_s = [float(row["system/round_s"]) for row in rows]
-    sum_s = [float(row["system/aggregate_s"]) for row in rows]
-    about = f"{model}, {num_nodes} nodes of {trainers_each}, {size_mb:.0f} MB"
+    for name, load in loads.items():
+        load.store, load.private = held[name].store, held[name].private
+    sum_s, round_s = (min(float(row[f"system/{part}_s"]) for row in rows) for part in ("aggregate", "round"))
+    return Carried(size_mb, loads["head"], [loads[name] for name in names], sum_s, round_s)
+
+
+def measure(model: str, num_nodes: int, trainers_each: int, store_mb: int, rounds: int = 3) -> list[str]:
+    """Lines of a table: one for the server's node, one for the others, of which the most is told."""
+    run = carried(model, num_nodes, trainers_each, store_mb, rounds)
+    about = f"{model}, {run.size_mb:.1f} MB, {num_nodes} nodes of {trainers_each}"
     return [
-        line(f"{about}, server", [loads["head"]], rounds, store_mb, f"{min(sum_s):.1f} of {min(round_s):.1f}"),
-        line(f"{about}, others", [loads[name] for name in names], rounds, store_mb, ""),
+        line(f"{about}: server", [run.server], rounds, store_mb, f"{run.sum_s:.1f} of {run.round_s:.1f}"),
+        line(f"{about}: others", run.others, rounds, store_mb, ""),
     ]
 
 
@@ -112,13 +133,13 @@ HEADER = [
 ]
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["LoRA", "full"], choices=[*MODELS])
     parser.add_argument("--nodes", nargs="+", type=int, default=[4, 8])
     parser.add_argument("--trainers", nargs="+", type=int, default=[1, 2], help="on each node")
     parser.add_argument("--store-mb", type=int, default=1_000, help="object store of each node")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     print("\n".join(HEADER), flush=True)
     for model in given.models:
         for num_nodes in given.nodes:

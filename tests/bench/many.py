@@ -1,9 +1,9 @@
 """`python -m tests.bench many`: what the engine itself costs a round, on 1 to 16 emulated nodes.
 
-Each node is a `ray start` on this machine with as many logical CPUs as trainers. Clients train nothing: each has one image, and a network
-with BatchNorm takes no step on one. What is left is messages, reports, the exact sum, evaluation of 64 images and records.
-The server's time is the CPU time of its process between two rounds, Ray's threads in it included; calls are those that it
-makes of trainers. `python -m tests.bench.many --picture FILE` draws a figure, too.
+Each node is a `ray start` on this machine with as many logical CPUs as trainers. Clients train nothing: each has one image,
+and a network with BatchNorm takes no step on one. What is left is messages, reports, the exact sum, evaluation of 64 images
+and records. The server's time is the CPU time of its process between two rounds, Ray's threads in it included; calls are
+those that it makes of trainers. `python -m tests.bench.many --picture FILE` draws a figure, too.
 """
 
 from __future__ import annotations
@@ -171,14 +171,14 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
     figure.savefig(path, dpi=144)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1_000, 10_000])
     parser.add_argument("--trainers", type=int, default=2, help="on each node; one has 0.4 GB")
     parser.add_argument("--population", type=int, default=POPULATION)
     parser.add_argument("--picture", type=Path, help="where the figure goes")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     costs = measured(given.nodes, given.clients, given.trainers, given.population)
     if given.picture:
         draw(costs, given.picture)
