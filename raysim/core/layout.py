@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -109,6 +109,11 @@ class Layout:
     def shared_bytes(self) -> int:
         """Bytes of one float32 copy of everything shared."""
         return 4 * sum(leaf.size for leaf in self.shared)
+
+    def part(self, first: int, last: int) -> Layout:
+        """The leaves first to last - 1 as a layout of their own, of the vector's part that begins with the first."""
+        start = self.leaves[first].offset
+        return Layout(tuple(replace(leaf, offset=leaf.offset - start) for leaf in self.leaves[first:last]))
 
     def view(self, vector: Tensor, leaf: Leaf | str) -> Tensor:
         """The leaf's part of a vector, in the leaf's shape, without copying.

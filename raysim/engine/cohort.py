@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout
+from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Method, Value
 from raysim.core.weights import Weights, take
 from raysim.engine.messages import (
@@ -31,8 +31,29 @@ from raysim.engine.trainer import Trainer
 from raysim.training.aggregate import rounding_constants
 from raysim.training.nonfinite import Origin, Suspect
 
+#: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
+#: store then holds sums of its size, which take twice the model's bytes and would come from all nodes at once.
+SUM_ENTRIES = 2**22
+
 #: Columns are cut into about so many blocks, of at least so many columns and at most so many entries: 64 MiB.
 BLOCKS, FEWEST_COLUMNS, MOST_ENTRIES = 32, 2**12, 2**24
+
+
+def leaf_cuts(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
+    """(first, last) of the stretches of leaves that are summed one after the other; last is the next one's first.
+
+    Example:
+      >>> layout = Layout(tuple(Leaf(str(i), (2**21,), i * 2**21, "", "") for i in range(5)))
+      >>> leaf_cuts(layout.leaves)
+      [(0, 2), (2, 4), (4, 5)]
+    """
+    cuts, first, entries = [], 0, 0
+    for index, leaf in enumerate(leaves, 1):
+        entries += leaf.size
+        if entries >= SUM_ENTRIES or index == len(leaves):
+            cuts.append((first, index))
+            first, entries = index, 0
+    return cuts
 
 
 def column_cuts(num_params: int, num_clients: int) -> list[Columns]:
@@ -116,20 +137,23 @@ class Cohort:
         Returns:
           float64: [num_state] for the update, else [num_params].
         """
+        leaves = self._layout.leaves if vector == "update" else self._layout.params
+        total = torch.zeros(leaves[-1].end, dtype=torch.float64)
         if not self.is_kept.any():
-            size = self._layout.num_state if vector == "update" else self._layout.num_params
-            return torch.zeros(size, dtype=torch.float64)
+            return total
         # One grid for the whole cohort, known before anything is added: that makes the partial sums exact.
         constants = rounding_constants(self._layout, weights, self.kept(self.reports.peaks[vector]))
-        request = FoldRequest(vector, pack(constants))
-        parts = [
-            (result, TaskClients(result.reports.client[rows], pack(take(weights, places))))
-            for result, rows, places in self._parts()
-        ]
-        first, *others = map(readonly_tensor, self._pool.at_results(Trainer.fold, request, parts, adds=True))
-        total = first.clone()
-        for partial in others:
-            total += partial
+        for first, last in leaf_cuts(leaves):
+            request = FoldRequest(vector, pack(constants[first:last]), first, last)
+            some = {leaf.name: weights[leaf.name] for leaf in leaves[first:last] if leaf.name in weights}
+            parts = [
+                (result, TaskClients(result.reports.client[rows], pack(take(some, places))))
+                for result, rows, places in self._parts()
+            ]
+            into = total[leaves[first].offset : leaves[last - 1].end]
+            for partial in self._pool.at_results(Trainer.fold, request, parts, adds=True):
+                into += readonly_tensor(partial)
+            del partial  # it may lie in an object store, which then has room for the next ones
         return total
 
     def map_updates(self, function: Callable[[Tensor, Value], Value], shared: Value = None) -> list[Value]:

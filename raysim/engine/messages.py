@@ -188,10 +188,12 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """Which vector to sum, and the rounding constants (leaves,) float64 of the whole cohort."""
+    """Which vector to sum, in which leaves, and their rounding constants (last - first,) float64 of the whole cohort."""
 
     vector: str
     constants: np.ndarray
+    first: int
+    last: int
 
 
 class Columns(NamedTuple):

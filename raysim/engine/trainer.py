@@ -254,12 +254,14 @@ class Trainer:
     # --- what else runs where models and updates lie ------------------------------------------------------------------
 
     def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:
-        """(size,) float64: partial exact sum of a vector over some clients of each of some tasks."""
+        """(entries of the leaves,) float64: partial exact sum of a vector over some clients of each of some tasks."""
         total: Tensor | None = None
+        leaves = self.layout.leaves[request.first : request.last]
+        layout, start, end = self.layout.part(request.first, request.last), leaves[0].offset, leaves[-1].end
         grid = torch.from_numpy(request.constants.copy())
         for part in parts:
-            rows = self._vectors.of(request.vector, part.clients.tolist())
-            total = fold(self.layout, rows, unpack(part.weights), grid, total)
+            rows = [row[start:end] for row in self._vectors.of(request.vector, part.clients.tolist())]
+            total = fold(layout, rows, unpack(part.weights), grid, total)
         assert total is not None
         return total.numpy()
 

@@ -13,7 +13,7 @@ import torch
 
 import raysim
 from raysim.data.sources import prepare
-from tests.bench import bare, endurance, nodes, scale, scoring, whole
+from tests.bench import bare, endurance, large, nodes, scale, scoring, whole
 from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
 
@@ -96,6 +96,18 @@ def test_shards_are_built_on_one_node_and_on_two(tmp_path):
     lines = nodes.compare(nodes.LOADS["tiny"], tmp_path, turns=1)
     assert [line.split(":")[0].strip() for line in lines] == ["one process", "one node", "two nodes"]
     assert "1.00 of one node" in lines[1]
+
+
+@pytest.mark.cluster
+def test_a_round_moves_one_model_to_each_node_and_one_sum_from_it_whatever_its_number_of_trainers():
+    """Ray's own count. The model is sent once more before the first round; a sum has eight bytes for four of the model."""
+    rounds = 3
+    for trainers_each in (1, 2):
+        run = large.carried("tiny", 2, trainers_each, store_mb=100, rounds=rounds)
+        size = 1e6 * run.size_mb
+        assert run.server.received / rounds == pytest.approx(2 * 2 * size, rel=0.01)
+        assert [load.received / (rounds + 1) for load in run.others] == pytest.approx([size] * 2, rel=0.01)
+        assert [load.spilled for load in (run.server, *run.others)] == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from raysim.engine import cohort
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
 
@@ -56,6 +57,17 @@ def test_stacked_clients_give_the_same_bits_too(root, ray_pools):
     plan = plan_of(root, model={"name": "mlp", "hidden": 8}, rounds=1, cohort={"size": 80}, partition=part, local=local)
     expected = run(plan, root).params_sha256()
     assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedvg-block", "scaffold-fedvg"])
+def test_a_sum_in_many_parts_gives_the_same_bits_too(name, root, ray_pools, monkeypatch):
+    """As those of large models are made; this one has buffers, and SCAFFOLD sums a second vector."""
+    expected = serial_digest(name, "batch", root)
+    monkeypatch.setattr(cohort, "SUM_ENTRIES", 10)
+    plan = plan_of(root, CNN_CASES[name], model={"norm": "batch"})
+    assert len(cohort.leaf_cuts(plan.layout.leaves)) > 5
+    assert [run(plan, root, pool).params_sha256() for pool in (None, ray_pools(plan)[1])] == [expected] * 2
 
 
 def test_different_methods_give_different_results(root):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from raysim.core.layout import layout_of
+from raysim.engine import cohort as cohort_module
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import Reports, TaskResult, pack, unpack
 from raysim.training.aggregate import fold
@@ -49,25 +50,34 @@ class Holders:
     """A pool with a trainer for each task, each of which adds up what it holds."""
 
     def __init__(self, updates):
-        self.updates = updates
+        self.updates, self.asked = updates, []
 
     def at_results(self, call, request, parts, *, adds):
         assert adds
+        leaves = LAYOUT.leaves[request.first : request.last]
+        self.asked.append([leaf.name for leaf in leaves])
+        layout, columns = LAYOUT.part(request.first, request.last), slice(leaves[0].offset, leaves[-1].end)
         return [
-            pack(fold(LAYOUT, self.updates[asked.clients], unpack(asked.weights), unpack(request.constants)))
+            pack(fold(layout, self.updates[asked.clients, columns], unpack(asked.weights), unpack(request.constants)))
             for _, asked in parts
         ]
 
 
-def test_the_sum_counts_what_every_trainer_holds():
+@pytest.mark.parametrize(
+    ("entries", "asked"),
+    [(1, [["0.weight"], ["0.bias"]]), (3, [["0.weight", "0.bias"]]), (9, [["0.weight", "0.bias"]])],
+)
+def test_the_sum_counts_what_every_trainer_holds_in_as_many_parts_as_there_are(entries, asked, monkeypatch):
+    monkeypatch.setattr(cohort_module, "SUM_ENTRIES", entries)
     updates = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0], [1000.0, 2000.0, 3000.0]])
     groups = [[3], [0], [2, 1]]  # tasks end in any order
     peaks = [[[float(updates[client, :2].max()), float(updates[client, 2])] for client in group] for group in groups]
     results = [result(group, {"update": each}) for group, each in zip(groups, peaks, strict=True)]
-    cohort = Cohort(results, Holders(updates), LAYOUT)
+    cohort = Cohort(results, pool := Holders(updates), LAYOUT)
     share = torch.tensor([0.5, 0.25, 0.125, 2.0], dtype=torch.float64)
     total = cohort.total("update", {"0.weight": share, "0.bias": share})
     assert total.tolist() == (share @ updates.double()).tolist() == [2015.5, 4031.0, 6046.5]
+    assert pool.asked == asked
     cohort.drop(np.array([False, False, True, False]))
     kept = torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64)
     assert cohort.total("update", {"0.weight": kept, "0.bias": kept})[0] == 2003.0

@@ -115,8 +115,11 @@ def test_killed_node_changes_no_bit_and_costs_its_blocks_only(two_workers, root,
 
 @pytest.mark.cluster
 def test_lost_nodes_cost_their_blocks_only_and_new_ones_are_used(root, tmp_path):
-    """Nodes die while they train (round 1) and with finished updates (round 3); others join (rounds 2 and 3)."""
-    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2, 3, 4]}}
+    """Nodes die while they train (round 1) and with finished updates (round 3); others join (rounds 2 and 3).
+
+    New trainers are waited for while others train: a server that weighs does not look after them.
+    """
+    waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1, 2, 4], "weighing": [3]}}
     methods = ["scaffold", "fedavgm"]
     config = write_config(
         tmp_path / "run.yaml", root, [*methods, waits], name="a", rounds=6, resources={"backend": "ray"}

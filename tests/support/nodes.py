@@ -320,13 +320,13 @@ class Driver:
         self._process.kill()
         self._process.wait()
 
-    def status(self) -> int:
+    def status(self, seconds: float = PATIENCE_S) -> int:
         """How it ends, which is waited for."""
-        return self._process.wait(PATIENCE_S)
+        return self._process.wait(seconds)
 
-    def finish(self) -> None:
+    def finish(self, seconds: float = PATIENCE_S) -> None:
         """Wait until it has ended well."""
-        status = self.status()
+        status = self.status(seconds)
         assert status == 0, f"{self._log.read_text()}\nexit status {status}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TypeVar, cast
 
@@ -33,6 +33,10 @@ from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.schedule import ClientBlock, Queues
 
 Answer = TypeVar("Answer")
+Sent = TypeVar("Sent", RoundMessage, EvaluationPoint)
+
+#: Stands for the state in a message that is sent apart from it.
+NO_STATE = np.empty(0, np.float32)
 
 #: Whom a task that was not handed out is with.
 NOBODY = Watched(None, Process("", 0, -1), "")
@@ -49,12 +53,14 @@ class ClientTask:
     """Some blocks to train, with all that it takes to train them once more; later, who has their vectors.
 
     Attributes:
-      message: handle; memories: handles of what the clients kept before this round.
+      message, state: handles of the message without its state, and of that; memories: of what the clients kept before
+        this round.
       slot, asked: who has it, or had it. A slot may have got another actor since.
       refs: reports, then new memories.
     """
 
     message: Ref
+    state: Ref
     blocks: Sequence[ClientBlock]
     memories: Sequence[Handle]
     slot: TrainerSlot | None = None
@@ -72,6 +78,20 @@ class ClientTask:
     def is_with_its_trainer(self) -> bool:
         """Whether the trainer that has, or had, the task is still in its slot."""
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
+
+
+@dataclass
+class LastState:
+    """The state that was sent last. What is scored is mostly what the next round begins with: it then travels once."""
+
+    ref: Ref | None = None
+
+    def put(self, sent: Sent) -> tuple[Ref, Ref]:
+        """Handles of a message, or of a model to be scored, without its state, and of the state."""
+        # By bits: 0.0 and -0.0 are equal and lead to different results.
+        if self.ref is None or not np.array_equal(ray.get(self.ref).view(np.uint32), sent.state.view(np.uint32)):
+            self.ref = ray.put(sent.state)
+        return ray.put(replace(sent, state=NO_STATE)), self.ref
 
 
 class RayPool:
@@ -108,6 +128,7 @@ class RayPool:
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
         self._redone_blocks = self._sum_bytes = 0
+        self._state = LastState()
 
     def begin_round(self) -> int:
         with plain_errors():
@@ -138,14 +159,14 @@ class RayPool:
     # --- training -----------------------------------------------------------------------------------------------------
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        sent = ray.put(message)  # once a round: every task gets the reference, every node one copy
+        sent, state = self._state.put(message)  # once a round: every task gets the references, every node one copy
         planned: list[tuple[TrainerSlot | None, ClientTask]] = []
         for position in zip_longest(*queues):  # every trainer's first task before anybody's second
             for slot, blocks in zip(self._planned, position, strict=True):
                 if blocks is not None:
                     clients = [client for block in blocks for client in block.clients]
                     kept = [memories.get(client) for client in clients] if self._keeps_memory else []
-                    planned.append((slot, ClientTask(sent, blocks, kept)))
+                    planned.append((slot, ClientTask(sent, state, blocks, kept)))
         with plain_errors():
             for task, reports in self._run(planned):
                 yield TaskResult(reports, task, tuple(task.refs[1:]))
@@ -161,8 +182,8 @@ class RayPool:
             else:
                 pending[self._submit(task, slot)] = task
         while pending or waiting:
+            self.slots.poll()
             if waiting:
-                self.slots.poll()
                 if not pending:
                     self.slots.wait_for(1)
                 busy = {task.slot.index for task in pending.values() if task.slot}
@@ -170,8 +191,9 @@ class RayPool:
                     if slot.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, slot)] = task
-            # A trainer that has just started wakes this loop as well, but only where there is something for it to do.
-            starting = [slot.started for slot in self.slots.starting()] if waiting else []
+            # One that has started wakes this loop as well, and one that was lost before: Ray may have placed it on a node
+            # that is gone, which it takes for alive for some 15 s. Nobody but `poll` asks for another one then.
+            starting = [slot.started for slot in self.slots.starting()]
             asked = {ref: task.asked for ref, task in pending.items()}
             ref = self.slots.watch.first(asked, also=starting)
             if ref in pending:
@@ -187,7 +209,8 @@ class RayPool:
         self.slots.watch.asked(slot.actor)
         # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
-        refs = call.remote(task.message, task.blocks, slot.node in self.slots.going, *task.memories)
+        is_last = slot.node in self.slots.going
+        refs = call.remote(task.message, task.state, task.blocks, is_last, *task.memories)
         task.refs = refs if task.memories else [refs]
         return task.refs[0]
 
@@ -299,14 +322,14 @@ class RayPool:
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        sent, details = ray.put(point), ray.put(request)
+        (sent, state), details = self._state.put(point), ray.put(request)
 
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
             calls = [
                 (
-                    slot.actor.call.remote(call, sent, details, slices[number :: len(ready)]),
+                    slot.actor.score.remote(call, sent, state, details, slices[number :: len(ready)]),
                     slot.asked_for("evaluation"),
                 )
                 for number, slot in enumerate(ready)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from raysim.core.errors import RaysimError
 from raysim.core.own import own_errors
-from raysim.engine.messages import Columns, ColumnsRequest, Packed, RoundMessage, TaskClients
+from raysim.engine.messages import Columns, ColumnsRequest, EvaluationPoint, Packed, RoundMessage, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref, going_nodes
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -52,7 +52,9 @@ class TrainerActor:
         going_nodes()  # the first look takes longest
         return self._process
 
-    def train(self, message: RoundMessage, blocks: Sequence[ClientBlock], is_last: bool, *memories: Packed) -> object:
+    def train(
+        self, message: RoundMessage, state: np.ndarray, blocks: Sequence[ClientBlock], is_last: bool, *memories: Packed
+    ) -> object:
         """Reports, then each client's memory as an object of its own, so that old ones can be freed singly.
 
         Args:
@@ -60,6 +62,7 @@ class TrainerActor:
         """
         if not is_last and self._process.node in going_nodes():  # asked here: what is queued cannot be called back
             raise NodeIsGoing(f"node {self._process.node[:8]} is going", "a trainer", "others train its clients")
+        message = replace(message, state=state)
         count = sum(len(block.clients) for block in blocks)
         reports, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, *kept) if memories else reports
@@ -68,6 +71,13 @@ class TrainerActor:
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
         """function(trainer, *values)."""
         return function(self._trainer, *values)
+
+    @own_errors()
+    def score(
+        self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, *values: object
+    ) -> Answer:
+        """function(trainer, model to be scored, *values)."""
+        return function(self._trainer, replace(point, state=state), *values)
 
     @own_errors()
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:

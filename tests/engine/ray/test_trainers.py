@@ -10,21 +10,27 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
+import ray
 import torch
 from ray.exceptions import RayTaskError
 from ray.util import placement_group, remove_placement_group
 
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
+from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room
+from raysim.engine.ray.pool import LastState, RayPool
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
+from raysim.engine.schedule import ClientBlock
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_server, make_trainer
 from tests.support.busy import no_cpu_left
 from tests.support.federations import plan_of, recipe_of, run
+from tests.support.nodes import wait_for
 from tests.support.runs import a_plan, quietly, rows_of
 
 pytestmark = pytest.mark.ray
@@ -154,6 +160,62 @@ def test_a_trainer_that_cannot_be_built_is_left_out_unless_it_is_the_last(monkey
     with pytest.raises(RayTaskError, match="no module"):
         slots.poll()
     assert len(ended) == 3
+
+
+def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray_cluster, tmp_path):
+    """As when it is placed on a node that is gone, which Ray takes for alive for some 15 s: it then ends with that node."""
+    late, again = tmp_path / "late", tmp_path / "again"
+
+    class Stub:
+        def __init__(self, index, life):
+            self.index, self.life = index, life
+
+        def start(self):
+            if self.life == 2:
+                wait_for(late.exists, 60)
+                os._exit(1)
+            if self.life == 3:
+                again.touch()
+            return Process.own()
+
+        def train(self, message, state, blocks):
+            if self.index == 1:
+                os._exit(1)
+            if message.round_index == 2:
+                late.touch()
+                wait_for(again.exists, 20)
+            return blocks
+
+    lives = [0, 0]
+
+    def start(index):
+        lives[index] += 1
+        return ray.remote(Stub).options(num_cpus=0.1).remote(index, lives[index])
+
+    pool = RayPool(start, 2, keeps_memory=False)
+    blocks = [ClientBlock(index, (index,), 1) for index in range(2)]
+    assert pool.begin_round() == 2
+    messages = [RoundMessage(index, 0, np.zeros(1, np.float32), {}, {}, False) for index in range(3)]
+    assert len(list(pool.train(messages[1], [[[block]] for block in blocks], {}))) == 2
+    assert pool.begin_round() == 1
+    (done,) = pool.train(messages[2], [[blocks]], {})
+    assert done.reports == blocks
+    assert lives == [1, 3]
+    for index in range(2):
+        ray.kill(pool.slots[index].actor)
+
+
+def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
+    last = LastState()
+    state = np.array([0.0, 1.0], np.float32)
+    rest, scored = last.put(EvaluationPoint(state, {"n": 1}, {}))
+    assert (ray.get(rest).counters, ray.get(rest).state.size) == ({"n": 1}, 0)
+    rest, sent = last.put(RoundMessage(1, 0, state.copy(), {}, {}, False))
+    assert sent == scored
+    assert ray.get(rest).round_index == 1
+    _, negative = last.put(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
+    assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
+    assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
