@@ -124,13 +124,13 @@ def test_a_trial_whose_server_is_killed_goes_on_by_itself(root, tmp_path, ray_cl
     """Its scheduler hears of each round once."""
     ends = {"tests.support.toys:ends_server": {"folder": str(tmp_path), "rounds": [1]}}
     resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
-    space, tune = {"seed": {"grid_search": [0]}}, {"scheduler": "asha"}
-    sweep = a_sweep(root, tmp_path, space, tune, methods=["scaffold", ends], rounds=3, resources=resources)
+    space = {"method": {"grid_search": {"it": {"methods": ["scaffold", ends]}}}}
+    sweep = a_sweep(root, tmp_path, space, {"scheduler": "asha"}, rounds=3, resources=resources)
     outcomes, _ = run(sweep)
     assert (tmp_path / "server-1").exists()
     assert [end.status for end in outcomes.values()] == ["completed"]
     whole = {**sweep.trials[0].raw, "methods": ["scaffold"], "resources": {"backend": "serial"}}
-    assert digest(sweep.folder / "seed=0") == digest_of_run(whole, tmp_path)
+    assert digest(sweep.folder / "method=it") == digest_of_run(whole, tmp_path)
 
 
 def ended_by_the_memory_monitor(times, given):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raysim.core.errors import RaysimError
+from raysim.core.errors import ClusterLost, RaysimError
 from raysim.engine.ray import session
 
 
@@ -57,3 +57,30 @@ def test_another_error_of_the_start_is_not_tried_again(monkeypatch):
     with pytest.raises(Exception, match="no space left"), session.ray_session():
         pass
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_after_a_loss_the_next_session_is_another_ray_and_the_process_ends_without_rays_help(monkeypatch, is_ahead):
+    done, ended = [], []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session, "_LEFT", [])
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(session.ray, "init", lambda *args, **options: done.append("init"))
+    monkeypatch.setattr(session.ray, "shutdown", lambda: done.append("shutdown"))
+    monkeypatch.setattr(session.signal, "signal", lambda *values: None)
+    monkeypatch.setattr(session.os, "_exit", ended.append)
+    with session.ray_ahead() if is_ahead else nullcontext():
+        with session.ray_session():
+            pass
+        session.end_process(0)
+        assert not ended  # nothing was lost
+        done.clear()
+        with pytest.raises(ClusterLost), session.ray_session():
+            raise ClusterLost("the server was lost")
+        with session.ray_session():
+            done.append("again")
+    session.wait_for_end(lambda _: None)
+    one = ["shutdown"] if is_ahead else ["init", "shutdown"]  # which began before the block
+    assert done == [*one, "init", "again", "shutdown", *["shutdown"] * is_ahead]
+    session.end_process(3)
+    assert ended == [3]
