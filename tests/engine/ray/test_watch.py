@@ -37,6 +37,7 @@ def test_a_look_at_a_silent_trainer_takes_no_cpu(monkeypatch):
 
     monkeypatch.setattr(watch.ray, "remote", lambda function: SimpleNamespace(options=options))
     monkeypatch.setattr(watch.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(watch, "going_nodes", frozenset)
     assert watch._on_node("ab" * 28, max, 3, 4) == 7
     ((number, place),) = [(given["num_cpus"], given["scheduling_strategy"]) for given in asked]
     assert number == 0
