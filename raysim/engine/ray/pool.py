@@ -44,6 +44,9 @@ NOBODY = Watched(None, Process("", 0, -1), "")
 #: Up to here a request goes along with each call, as Ray sends small arguments; through the store it takes 1.5 ms more.
 INLINE_BYTES = 100_000
 
+#: Sums of nodes that are fetched at a time: those of all nodes would fill the object store of this one.
+SUM_BYTES = 2**26
+
 #: Entries of updates that are brought together for each trainer at a time: 64 MiB.
 COLUMN_ENTRIES = 2**24
 
@@ -278,9 +281,13 @@ class RayPool:
             by_node.setdefault(one.process.node, {})[partial] = one
         here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
         # One sum of the model's size leaves a node, however many trainers it has.
-        away: list[Answer] = self._answers(_added_there(own) for own in by_node.values())
-        self._sum_bytes += sum(cast(np.ndarray, partial).nbytes for partial in away)
-        return here + away
+        away = dict(_added_there(own) for own in by_node.values())
+        self.slots.watch.all(away)
+        if away:
+            total, size_bytes = _brought([*away])
+            self._sum_bytes += size_bytes
+            here.append(cast(Answer, total))
+        return here
 
     def on_columns(
         self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
@@ -372,3 +379,15 @@ def _added_there(partials: Mapping[Ref, Watched]) -> tuple[Ref, Watched]:
     """The sum of the partial sums of a node, made by one of its trainers."""
     first, one = next(iter(partials.items()))
     return (one.actor.add.remote(*partials), one) if len(partials) > 1 else (first, one)
+
+
+def _brought(refs: list[Ref]) -> tuple[np.ndarray, int]:
+    """The sum of what lies on other nodes, a few at a time, and the bytes that came for it."""
+    total, size_bytes, at_once = np.zeros(()), 0, 1
+    while refs:
+        some, refs = refs[:at_once], refs[at_once:]
+        for partial in ray.get(some):
+            total = total + partial if size_bytes == 0 else np.add(total, partial, out=total)
+            size_bytes, at_once = size_bytes + partial.nbytes, max(1, SUM_BYTES // partial.nbytes)
+        del partial  # else it would stay in the store until the next one is there
+    return total, size_bytes

@@ -21,7 +21,7 @@ from ray.util import placement_group, remove_placement_group
 from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room
-from raysim.engine.ray.pool import LastState, RayPool
+from raysim.engine.ray.pool import LastState, RayPool, _brought
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
@@ -216,6 +216,20 @@ def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
     _, negative = last.put(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
     assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("size", "together"), [(2, [1, 4]), (2**22, [1, 2, 2])])
+def test_sums_of_other_nodes_are_fetched_a_few_at_a_time(size, together, monkeypatch):
+    groups = []
+
+    def get(refs):
+        groups.append(len(refs))
+        return [np.full(size, float(ref)) for ref in refs]
+
+    monkeypatch.setattr("raysim.engine.ray.pool.ray.get", get)
+    total, size_bytes = _brought([1, 2, 4, 8, 16])
+    assert groups == together
+    assert (total.tolist()[:2], size_bytes) == ([31.0, 31.0], 5 * 8 * size)
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
