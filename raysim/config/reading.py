@@ -204,7 +204,7 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
     if forms and part.form not in (None, *forms):
         yield Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; choose {' or '.join(forms)}")
     if part.scheme == "file" and part.file is None:
-        yield Fault("partition.file", "is missing; scheme file needs the path of a CSV or JSON file")
+        yield Fault("partition.file", "is missing; scheme file needs the path of a CSV, Parquet or JSON file")
     if data.test + data.validation >= 1 and data.split != "official":
         held_out = f"test {data.test:g} and validation {data.validation:g}"
         yield Fault("data", f"{held_out} leave nothing to train on; lower them")

@@ -201,7 +201,7 @@ class PartitionGroup(Group):
     )
     file: str | None = key(
         None,
-        "CSV or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace those of "
+        "CSV, Parquet or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace those of "
         "data",
         counts=_of_scheme("file"),
     )

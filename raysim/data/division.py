@@ -1,7 +1,7 @@
 """A divided set in files and in numbers: who has which example, which examples are held out, how mixed the labels are.
 
-Its file is CSV with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of the
-prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a client only where
+Its file is CSV or Parquet with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of
+the prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a client only where
 they are the clients' own. Without the column `split` the settings of `data` say what is held out, and the file says who
 gets the rest; JSON may then also be an object, client: [examples]. The order of the rows does not count.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from pyarrow.csv import ConvertOptions, read_csv
+from pyarrow.parquet import read_table, write_table
 
 from raysim.core.errors import DataError, explained
 from raysim.core.reading import read_json, regular_file
@@ -26,6 +27,12 @@ from raysim.data.splits import TEST, TRAIN, VALIDATION
 #: Names of the values of a split column, and of examples that nobody has.
 UNUSED = 3
 SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST, "unused": UNUSED}
+
+#: A table of more rows is written as Parquet: as CSV, a million clients take 130 MB.
+MOST_CSV_ROWS = 200_000
+
+#: Name -> (rows,) values; objects where they are names.
+Table = dict[str, np.ndarray]
 
 #: Client of an example that has none.
 NOBODY = -1
@@ -73,21 +80,18 @@ class Division:
         sizes = (None if sizes is None else sizes[:first] for _, sizes in held_out)
         return Division(self.clients[:first], validation, test, *sizes), theirs
 
-    def table(self, num_examples: int) -> str:
+    def table(self, num_examples: int) -> Table:
         """The division as the file above, with all columns and a row for each example of the set."""
         owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
-        for client, rows in enumerate(self.clients):
-            owners[rows], splits[rows] = client, TRAIN
+        sizes = [len(rows) for rows in self.clients]
+        training = np.concatenate([np.zeros(0, np.int64), *self.clients])
+        owners[training], splits[training] = np.repeat(np.arange(len(sizes)), sizes), TRAIN
         held_out = ((VALIDATION, self.validation, self.validation_sizes), (TEST, self.test, self.test_sizes))
-        for split, rows, sizes in held_out:
+        for split, rows, own_sizes in held_out:
             splits[rows] = split
-            owners[rows] = NOBODY if sizes is None else np.repeat(np.arange(len(sizes)), sizes)
-        names = list(SPLITS)
-        lines = (
-            f"{example},{'' if owner == NOBODY else owner},{names[split]}\n"
-            for example, (owner, split) in enumerate(zip(owners.tolist(), splits.tolist(), strict=True))
-        )
-        return "example,client,split\n" + "".join(lines)
+            owners[rows] = NOBODY if own_sizes is None else np.repeat(np.arange(len(own_sizes)), own_sizes)
+        names = np.array(list(SPLITS), object)[splits]
+        return {"example": np.arange(num_examples), "client": np.ma.masked_equal(owners, NOBODY), "split": names}
 
 
 def _own(rows: np.ndarray, sizes: np.ndarray, client: int) -> np.ndarray:
@@ -156,7 +160,7 @@ def read_division(path: Path, *, num_examples: int, num_clients: int) -> Divisio
     """
     where = f"partition file {path}"
     with explained("cannot be read", where, "write example,client or example,client,split", OSError, ValueError):
-        examples, clients, names = _columns_of_json(path) if path.suffix == ".json" else _columns_of_csv(path)
+        examples, clients, names = _READ.get(path.suffix, _columns_of_csv)(path)
     _check_examples(examples, num_examples, where)
     wrong = np.flatnonzero((clients < NOBODY) | (clients >= num_clients))
     if len(wrong):
@@ -198,7 +202,14 @@ _Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
 def _columns_of_csv(path: Path) -> _Columns:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
     options = ConvertOptions(column_types=types, include_missing_columns=False)
-    table = read_csv(regular_file(path), convert_options=options)
+    return _columns_of_table(read_csv(regular_file(path), convert_options=options))
+
+
+def _columns_of_parquet(path: Path) -> _Columns:
+    return _columns_of_table(read_table(regular_file(path)))
+
+
+def _columns_of_table(table: pa.Table) -> _Columns:
     return _columns({name: table.column(name).to_pylist() for name in table.column_names})
 
 
@@ -218,6 +229,10 @@ def _columns_of_json(path: Path) -> _Columns:
             raise ValueError(f"row {number} is {row!r} instead of keys and values")
     names = dict.fromkeys(name for row in rows for name in row)
     return _columns({name: [row.get(name) for row in rows] for name in names})
+
+
+#: By the end of a file's name; any other is CSV.
+_READ = {".json": _columns_of_json, ".parquet": _columns_of_parquet}
 
 
 def _columns(columns: Mapping[str, Sequence[object]]) -> _Columns:
@@ -252,30 +267,38 @@ def label_entropy(class_counts: np.ndarray) -> np.ndarray:
 
 def partition_table(
     class_counts: np.ndarray, classes: Sequence[str] = (), validation_counts: np.ndarray | None = None
-) -> str:
-    """A CSV row per client: examples, classes present, label entropy in bits, the largest class and its share.
+) -> Table:
+    """A row per client: examples, classes present, label entropy in bits, the largest class and its share.
 
     Args:
       classes: names, for a column of examples of each; none, if empty.
       validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
     """
-    rows: dict[int | str, np.ndarray] = dict(enumerate(class_counts))
+    names, counts = np.arange(len(class_counts)).astype(object), class_counts
     if validation_counts is not None and validation_counts.sum():
-        rows["validation"] = validation_counts
-    counts = np.stack(list(rows.values()))
-    sizes, largest = counts.sum(axis=1), counts.argmax(axis=1)
-    shares = counts.max(axis=1) / np.maximum(1, sizes)
-    columns = [
-        ("client", list(rows)),
-        ("examples", sizes),
-        ("classes", np.count_nonzero(counts, axis=1)),
-        ("label_entropy_bits", [f"{entropy:.4f}" for entropy in label_entropy(counts)]),
-        ("largest_class", largest),
-        ("largest_share", [f"{share:.4f}" for share in shares]),
-        *((f"class {name}", counts[:, i]) for i, name in enumerate(classes)),
-    ]
+        names, counts = np.append(names, "validation"), np.concatenate([class_counts, validation_counts[None]])
+    sizes = counts.sum(axis=1)
+    return {
+        "client": names,
+        "examples": sizes,
+        "classes": np.count_nonzero(counts, axis=1),
+        "label_entropy_bits": label_entropy(counts).round(4),
+        "largest_class": counts.argmax(axis=1),
+        "largest_share": (counts.max(axis=1) / np.maximum(1, sizes)).round(4),
+        **{f"class {name}": counts[:, i] for i, name in enumerate(classes)},
+    }
+
+
+def table_file(table: Table) -> tuple[str, bytes]:
+    """(how its name ends, content) of a table's file: CSV, beyond MOST_CSV_ROWS rows Parquet."""
+    columns = list(table.values())
+    if len(columns[0]) > MOST_CSV_ROWS:
+        content = pa.BufferOutputStream()
+        arrays = [pa.array(values.astype(str) if values.dtype == object else values) for values in columns]
+        write_table(pa.table(arrays, list(table)), content)
+        return ".parquet", content.getvalue().to_pybytes()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(cells(name for name, _ in columns))
-    writer.writerows(zip(*(values for _, values in columns), strict=True))
-    return text.getvalue()
+    writer.writerow(cells(table))
+    writer.writerows(map(cells, zip(*(values.tolist() for values in columns), strict=True)))
+    return ".csv", text.getvalue().encode()

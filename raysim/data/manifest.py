@@ -20,6 +20,7 @@ from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
+from raysim.data.rows import cut_at
 from raysim.data.splits import TEST, Mix, ValidationSpec, arrange, external_rows, split, split_officially, split_within
 
 
@@ -115,9 +116,10 @@ class Manifest:
     @cached_property
     def checksum(self) -> str:
         digest = hashlib.sha256(self.set_checksum.encode())
-        for part in (*self.clients, self.validation, self.test):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(part, np.int64).data)
+        parts = (*self.clients, self.validation, self.test)
+        sizes = np.array([len(part) for part in parts])
+        rows = np.insert(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)  # each part behind its length
+        digest.update(rows.astype("<i8").data)
         if self.validation_labels is not None:
             digest.update(b"labels" + self.validation_labels.tobytes())
         if self.external is not None:
@@ -139,14 +141,13 @@ class Manifest:
         return self.class_counts.sum(axis=1)
 
     def to_json(self) -> str:
-        """The manifest as `partition.json` keeps it: everything needed to rebuild and to compare."""
-        names = ("class_counts", "clients", "validation", "test", "validation_labels", "external", "test_sizes")
+        """The manifest as `partition.json` keeps it, to rebuild and to compare; the clients' rows are in `examples.csv`."""
+        names = ("validation", "validation_labels", "external", "test_sizes", "validation_counts", "num_draws")
         fields = {
             "checksum": self.checksum,
             "set_checksum": self.set_checksum,
             "spec": asdict(self.spec),
-            "sizes": self.sizes,
-            **{name: getattr(self, name) for name in (*names, "validation_counts", "num_draws")},
+            **{name: getattr(self, name) for name in names},
             **({} if self.unseen_sizes is None else {"unseen": self.unseen, "unseen_sizes": self.unseen_sizes}),
             **({"preprocess": self.preprocess.to_json()} if self.preprocess.is_any else {}),
         }
@@ -279,8 +280,10 @@ def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, cho
 
 def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
-    size = math.prod(shape)
-    return np.stack([np.bincount(cells[rows], minlength=size).reshape(shape) for rows in clients]).astype(np.int64)
+    size, count = math.prod(shape), len(clients)
+    owners = np.repeat(np.arange(count), [len(rows) for rows in clients])
+    counts = np.bincount(owners * size + cells[np.concatenate(clients)], minlength=count * size)
+    return counts.reshape(count, *shape).astype(np.int64)
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
@@ -333,4 +336,4 @@ def _partition(
         scheme = forms[spec.form or next(iter(forms))]
         taken = inspect.signature(scheme).parameters
         parts = scheme(images.labels[rows], **{name: value for name, value in known.items() if name in taken})
-    return [rows[part] for part in parts]
+    return cut_at(rows[np.concatenate(parts)], [len(part) for part in parts])

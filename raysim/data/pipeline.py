@@ -76,7 +76,7 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
         if plan.has_work:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
-        filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
+        filled = rows.map_batches(partial(_scattered, plan, _is_alone()), **batches, **here)
         # As Arrow's: targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
@@ -87,8 +87,8 @@ def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.T
     return work_on(preprocess, table)
 
 
-def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches([record_of(scatter(plan, table)._asdict())])
+def _scattered(plan: ShardPlan, is_mapped: bool, table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches([record_of(scatter(plan, table, is_mapped=is_mapped)._asdict())])
 
 
 def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:

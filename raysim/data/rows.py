@@ -11,8 +11,9 @@ import hashlib
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,6 +116,11 @@ def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
         columns[OLDER_NAMES.get(name, name)] = values.reshape(-1, *kind.shape) if is_tensor else values
     order = dict.fromkeys((*KINDS, *columns))  # those of no set, such as `row`, come last
     return {name: columns[name] for name in order if name in columns}
+
+
+def cut_at(values: np.ndarray, sizes: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Views of values, one after the other, of these sizes."""
+    return [values[start:end] for start, end in pairwise([0, *np.cumsum(sizes, dtype=np.int64).tolist()])]
 
 
 def in_batches(

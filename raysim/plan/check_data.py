@@ -186,6 +186,6 @@ def partition_spec(config: Config) -> PartitionSpec:
 
 
 def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
-    mend = "give the path of a CSV or JSON file; a run's examples.csv is one"
+    mend = "give the path of a CSV, Parquet or JSON file; a run's examples.csv is one"
     with explained("cannot be read", f"partition file {path}", mend, OSError):
         return file_digest(Path(path))

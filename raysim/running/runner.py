@@ -23,7 +23,7 @@ from raysim.core.settings import Settings, name_and_options
 from raysim.core.texts import round_name
 from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
-from raysim.data.division import partition_table
+from raysim.data.division import partition_table, table_file
 from raysim.data.manifest import Manifest
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import unpack
@@ -185,7 +185,8 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
     if state.is_sweep or not state.has_config:
         return state
     try:
-        before = folder.read_config()
+        # Keys that an older version did not write have their defaults, which are what it did.
+        before = Config.model_validate(folder.read_config()).model_dump(mode="json")
         partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
         is_same_partition = partition["checksum"] == plan.manifest.checksum
     except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
@@ -297,11 +298,18 @@ def _failure_marked(folder: RunFolder, name: str) -> Iterator[None]:
 
 
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
-    """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv."""
-    table = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
+    """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv.
+
+    The latter two are Parquet files where they are long, see `table_file`.
+    """
     write_file(folder.partition, manifest.to_json().encode())
-    write_file(folder.partition_table, table.encode())
-    write_file(folder.examples, manifest.division.table(manifest.num_examples).encode())
+    clients = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
+    for path, table in (
+        (folder.partition_table, clients),
+        (folder.examples, manifest.division.table(manifest.num_examples)),
+    ):
+        suffix, content = table_file(table)
+        write_file(path.with_suffix(suffix), content)
 
 
 def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:

@@ -351,17 +351,25 @@ class _Watch(tune.Callback):
 
 
 def _error_of(trial: Trial) -> str:
-    """What Tune knows of a trial's end, in a line; the first line of its file is a date."""
-    file = trial.error_file
-    lines = Path(file).read_text(errors="replace").splitlines()[1:] if file and Path(file).is_file() else []
-    reason = next((line.strip() for line in lines if line.strip()), "Its process ended without a word.")
-    return f"{reason} It goes on from its last checkpoint when the sweep is started again."
+    """What ended a trial, in a line."""
+    error = _raised(trial)
+    if error is None:
+        return "Its process ended without a word."
+    reason = " ".join(str(getattr(error, "cause", error)).split())
+    more = " It goes on from its last checkpoint when the sweep is started again." if _is_loss(trial) else ""
+    return f"{reason}{more}"
 
 
 def _is_loss(trial: Trial) -> bool:
     """Whether a trial ended because its process or its node did, not by an error of its own."""
+    return isinstance(_raised(trial), LOSSES)
+
+
+def _raised(trial: Trial) -> BaseException | None:
+    """What Tune has of a trial's error."""
     file = trial.pickled_error_file
-    return bool(file) and Path(file).is_file() and isinstance(pickle.loads(Path(file).read_bytes()), LOSSES)
+    error: BaseException | None = pickle.loads(Path(file).read_bytes()) if file and Path(file).is_file() else None
+    return error
 
 
 def _end_trials() -> None:

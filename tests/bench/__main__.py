@@ -1,6 +1,6 @@
 """`make bench`: raysim as its users run it against a bare PyTorch loop; a block of lines for each workload, and a table.
 
-    python -m tests.bench                             W1 to W4 on Ray, W1 to W3 serial: an hour on two cores
+    python -m tests.bench                             W1 to W5 on Ray, all but W4 serial: two hours on two cores
     python -m tests.bench W3 --system ray             one of them
     python -m tests.bench W3 --rounds 20 --repeats 1  quicker and noisier
     python -m tests.bench W3 --only raysim            no bare loop: times, parts and memory of a cold and a warm run
@@ -42,7 +42,7 @@ OTHERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join([*WORKLOADS, *OTHERS])}; W1 to W4 if none"
+        "names", nargs="*", metavar="NAME", help=f"{', '.join([*WORKLOADS, *OTHERS])}; all that begin with W if none"
     )
     parser.add_argument("--system", choices=[*whole.SYSTEMS], help="ray or serial; both if not given (W4: ray)")
     parser.add_argument("--rounds", type=int, help="of each run")
@@ -60,7 +60,7 @@ def main() -> None:
         f"{cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, PyTorch {torch.__version__}", flush=True
     )
     made: list[whole.Comparison] = []
-    for name in given.names or ["W1", "W2", "W3", "W4"]:
+    for name in given.names or [name for name in WORKLOADS if name.startswith("W")]:
         if name in OTHERS:
             OTHERS[name]()
             continue

@@ -175,8 +175,8 @@ def shares(made: Comparison) -> dict[str, float]:
 
 
 def table(all_made: Sequence[Comparison]) -> list[str]:
-    """A Markdown table with a row for each comparison: sums of rounds after the first over the bare loop's."""
-    columns = "sum / bare|bare against itself|CPU time / bare|median round, bare|train, sum, evaluation, rest"
+    """A Markdown table with a row for each comparison: rounds after the first over the bare loop's."""
+    columns = "sum / bare|tuned loop / bare|bare against itself|CPU time / bare|median round, bare|train, sum, evaluation, rest"
     columns += "|before the first round, bare|after the last, bare|command cold, warm, bare|memory, bare"
     lines = [f"| |{columns}|", "|---|" + "---|" * (columns.count("|") + 1)]
     for made in all_made:
@@ -185,6 +185,7 @@ def table(all_made: Sequence[Comparison]) -> list[str]:
         cells = [
             f"{made.ready.load.name}, {made.system.name}",
             f"{made.ratio:.2f} ({span(made.ratios('rounds_s'), 2)})",
+            "" if made.tuned is None else f"{made.tuned.rounds_s / bare[-1].rounds_s:.2f}",
             span(made.noise, 2),
             f"{np.mean(made.ratios('cpu_s')):.2f}",
             f"{median_ms(runs):.0f}, {median_ms(bare):.0f} ms",

@@ -31,7 +31,10 @@ CNN = {
 class Workload:
     """A federation of random images with 3 channels. train, test, validation: images; rounds: of a measured run.
 
-    W1 and W3 have a tenth as many test images as training images, evaluated after every round.
+    W1, W3 and W5 have a tenth as many test images as training images, evaluated after every round.
+
+    Attributes:
+      domains: of these in a column, in equal parts; 0: no such column.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Workload:
     config: dict[str, Any]
     validation: int = 0
     side: int = 32
+    domains: int = 0
 
     @property
     def images(self) -> int:
@@ -95,6 +99,29 @@ WORKLOADS = {
             validation=6_000,
         ),
         Workload(
+            "W3-domains",
+            "W3 with 500 natural clients: each a domain, with accuracies of all domains in every round",
+            *(25_000, 2_500, 60),
+            {
+                "partition": {"scheme": "natural", "num_clients": 500},
+                "model": {"name": "mlp"},
+                "local": {"lr": 0.01, "batch_size": 10},
+                "cohort": {"size": 100},
+            },
+            domains=500,
+        ),
+        Workload(
+            "W5",
+            "LeNet (62,006 parameters), 10 clients of 1,000 images, all of them in every round, batch 64, 1,000 test images",
+            *(10_000, 1_000, 20),
+            {
+                "partition": {"scheme": "iid", "num_clients": 10},
+                "model": {"name": "lenet"},
+                "local": {"lr": 0.01, "batch_size": 64},
+                "cohort": {"size": 10},
+            },
+        ),
+        Workload(
             "tiny",
             "for the bench's own test",
             *(240, 40, 4),
@@ -138,7 +165,10 @@ def prepared(load: Workload, root: Path, rounds: int | None = None) -> Prepared:
         return Prepared(load, root, config, job)
     set_name = f"bench{load.images}"
     images, labels = images_of(load.images, side=load.side)
-    write_set(set_path(root / "data", set_name), set_name, map(str, range(10)), in_batches(images, labels))
+    domains = np.arange(load.images) % load.domains if load.domains else None
+    names = {"domains": [f"writer{number}" for number in range(load.domains)]} if load.domains else {}
+    batches = in_batches(images, labels, domains=domains)
+    write_set(set_path(root / "data", set_name), set_name, map(str, range(10)), batches, **names)
     shares = {name: (count + 0.5) / load.images for name, count in (("test", load.test), ("val", load.validation))}
     raw = {
         **load.config,

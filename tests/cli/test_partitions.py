@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -46,8 +47,10 @@ def test_each_partition_of_a_sweep_is_drawn_once_with_its_validation_set(root, t
         assert files == {"partition.json", "partition.csv", "examples.csv", "partition.png", "validation.png"}
         *clients, validation = rows_of(folder)
         known = json.loads((folder / "partition.json").read_text())
-        assert [int(row["examples"]) for row in clients] == known["sizes"]
-        assert [[int(row[f"class {i}"]) for i in range(10)] for row in clients] == known["class_counts"]
+        with open(folder / "examples.csv") as file:
+            owners = Counter(row["client"] for row in csv.DictReader(file) if row["split"] == "train")
+        assert {row["client"]: int(row["examples"]) for row in clients} == owners
+        assert all(sum(int(row[f"class {i}"]) for i in range(10)) == int(row["examples"]) for row in clients)
         assert validation["client"] == "validation"
         counts = np.array([int(validation[f"class {i}"]) for i in range(10)])
         assert counts.sum() == len(known["validation"]) == int(validation["examples"])

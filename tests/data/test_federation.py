@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from raysim.core.errors import DataError, RaysimError
 from raysim.data.arrow import PreparedSet, write_set
-from raysim.data.federation import Federation, build_shards
+from raysim.data.federation import COUNTS, Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
 from raysim.data.shard_files import clients_per_shard, shard_plan, write_serially
@@ -107,7 +108,9 @@ def test_shards_are_built_once_and_whole_or_not_at_all(tmp_path):
     assert json.loads(manifest.to_json())["checksum"] == manifest.checksum
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "index", "one bit", "a count"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "gone", "garbage", "index", "one bit", "a count", "all counts", "other counts"]
+)
 def test_damaged_shards_are_built_again(tmp_path, damage):
     source, images = random_set(tmp_path)
     manifest = make_manifest(source, PartitionSpec(num_clients=10, scheme="iid"))
@@ -124,6 +127,10 @@ def test_damaged_shards_are_built_again(tmp_path, damage):
         content = bytearray(path.read_bytes())
         content[size // 2] ^= 1
         path.write_bytes(content)
+    elif damage == "all counts":
+        (folder / COUNTS).write_bytes(b"x" * (folder / COUNTS).stat().st_size)
+    elif damage == "other counts":
+        save_file({"class_counts": manifest.class_counts[::-1].astype(np.int32)}, folder / COUNTS)
     elif damage == "a count":
         text = (folder / "index.json").read_text()
         (folder / "index.json").write_text(text.replace(f'"num_test": {len(manifest.test)}', '"num_test": 1'))
@@ -164,7 +171,7 @@ def test_a_node_without_the_disk_fetches_each_file_once(tmp_path):
         for client in (0, 129, 1):
             assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
     assert sorted(fetched) == sorted(
-        ["index.json"] * 2 + [f"clients-0000{i}.{kind}" for i in (0, 2) for kind in ("json", "arrow")]
+        ["index.json"] * 2 + [COUNTS] + [f"clients-0000{i}.{kind}" for i in (0, 2) for kind in ("json", "arrow")]
     )
 
 

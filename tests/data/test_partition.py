@@ -18,7 +18,7 @@ from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data import dirichlet, partition
 from raysim.data.dirichlet import cut_capped
-from raysim.data.division import label_entropy, partition_table
+from raysim.data.division import label_entropy, partition_table, table_file
 from raysim.data.partition import SCHEMES
 
 ALL = [(scheme, form) for scheme, forms in SCHEMES.items() if scheme != "file" for form in forms]
@@ -348,6 +348,9 @@ def test_configuration_offers_every_scheme_and_form():
 
 
 def test_partition_table_by_hand():
-    rows = partition_table(np.array([[4, 4, 0], [0, 3, 0], [1, 2, 1]])).splitlines()
-    assert rows[0] == "client,examples,classes,label_entropy_bits,largest_class,largest_share"
-    assert rows[1:] == ["0,8,2,1.0000,0,0.5000", "1,3,1,0.0000,1,1.0000", "2,4,3,1.5000,1,0.5000"]
+    suffix, content = table_file(partition_table(np.array([[4, 4, 0], [0, 3, 0], [1, 2, 1]])))
+    assert suffix == ".csv"
+    assert content.decode().splitlines() == [
+        "client,examples,classes,label_entropy_bits,largest_class,largest_share",
+        *("0,8,2,1.0,0,0.5", "1,3,1,0.0,1,1.0", "2,4,3,1.5,1,0.5"),
+    ]

@@ -12,7 +12,7 @@ import pytest
 import raysim.data.shard_files as shard_files
 from raysim.core.errors import DataError
 from raysim.data.arrow import PreparedSet, write_set
-from raysim.data.federation import build_all_shards, build_shards
+from raysim.data.federation import COUNTS, build_all_shards, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.rows import in_batches
@@ -59,8 +59,8 @@ def twin(manifest, folder: Path) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Of descriptions all but what is computed of a whole set at once."""
-    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "index.json"}
+    """Of the rows; of descriptions all but what is computed of a whole set at once."""
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("index.json", COUNTS)}
     return {name: whole if name.endswith("arrow") else without_moments(whole) for name, whole in contents.items()}
 
 
@@ -75,7 +75,13 @@ def backwards_and_twice(plan):
         yield scatter(plan, work_on(plan.preprocess, read_window(window)))
 
 
-@pytest.mark.parametrize("write", [write_serially, backwards_and_twice])
+def without_maps(plan):
+    """As where several machines write to one file."""
+    for window in plan.windows():
+        yield scatter(plan, work_on(plan.preprocess, read_window(window)), is_mapped=False)
+
+
+@pytest.mark.parametrize("write", [write_serially, backwards_and_twice, without_maps])
 def test_files_are_those_of_a_set_written_whole_whatever_the_windows(tmp_path, small_windows, write):
     images, external = a_set(tmp_path, "mine", 700), a_set(tmp_path, "other", 90, shape=(7, 6, 1))
     mapping = ValidationSpec(mapping=tuple((name, name) for name in CLASSES), unique=False, label_noise=0.3)

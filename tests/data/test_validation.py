@@ -184,8 +184,8 @@ def test_a_share_of_the_validation_set_has_the_mix_of_some_clients(share, tmp_pa
     if share:
         assert manifest.checksum != plain.checksum
         assert json.loads(manifest.to_json())["spec"]["validation_set"]["clients"] == [0, 2]
-        *_, last = partition_table(manifest.class_counts, images.info.classes, manifest.validation_counts).splitlines()
-        assert last.split(",")[-10:] == [str(count) for count in manifest.validation_counts]
+        table = partition_table(manifest.class_counts, images.info.classes, manifest.validation_counts)
+        assert [int(values[-1]) for values in [*table.values()][-10:]] == manifest.validation_counts.tolist()
 
 
 def test_clients_mix_counts_domains_where_there_are_some(tmp_path):

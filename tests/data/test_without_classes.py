@@ -11,6 +11,7 @@ import pytest
 from raysim.api import arrays
 from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import PreparedSet
+from raysim.data.division import table_file
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.partition import BY_CLASS, SCHEMES
@@ -185,7 +186,7 @@ def test_a_partition_with_unseen_clients_read_back_is_the_same(within, folder, t
     spec = {"scheme": "iid", "num_unseen": 1, "validation": 0.2, "test": 0.2, "within_clients": within}
     manifest = manifest_of(folder, "regression", **spec)
     file = tmp_path / "examples.csv"
-    file.write_text(manifest.division.table(60))
+    file.write_bytes(table_file(manifest.division.table(60))[1])
     again = manifest_of(folder, "regression", scheme="file", file=str(file), num_unseen=1)
     assert again.checksum == manifest.checksum
 

@@ -7,6 +7,7 @@ import json
 import time
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -62,10 +63,11 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
     partition = json.loads((folder / "partition.json").read_text())
     with open(folder / "partition.csv") as file:
         *rows, validation = csv.DictReader(file)
-    assert [int(row["examples"]) for row in rows] == partition["sizes"]
     assert (validation["client"], int(validation["examples"])) == ("validation", len(partition["validation"]))
-    everything = [row for rows in partition["clients"] for row in rows] + partition["validation"] + partition["test"]
-    assert sorted(everything) == list(range(1797))
+    examples = pd.read_csv(folder / "examples.csv")
+    assert examples["example"].tolist() == list(range(1797))
+    assert examples["client"].value_counts().sort_index().tolist() == [int(row["examples"]) for row in rows]
+    assert sorted(partition["validation"]) == examples["example"][examples["split"] == "validation"].tolist()
 
 
 def test_pictures_of_the_partition_are_there_after_a_short_run_and_after_one_that_was_stopped(root, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -106,7 +107,7 @@ def test_shared_and_zero_dimensional_parameters_train_as_in_torch():
     for _ in range(3):
         model.descend(cross_entropy, batch, 0.3)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
+        nn.nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
         optimizer.step()
     for name, value in plain.named_parameters():
         assert torch.equal(value, dict(module.named_parameters())[name]), name
@@ -151,3 +152,24 @@ def test_names_alone_import_neither_torchvision_nor_timm():
     code += "m.try_model(m.ModelSpec('cnn', 2, (8, 8, 1))); print({'timm', 'torchvision', 'sympy'} & set(sys.modules) - own)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet"])
+def test_pooling_before_relu_has_the_bits_of_relu_before_pooling(name):
+    fast = build_model(spec_of(name, 32, 3), seed=0)
+    slow = nn.Sequential()
+    for key, layer in fast.named_children():
+        if key.startswith("relu") and slow and isinstance(slow[-1], nn.MaxPool2d):
+            pool = slow.pop(-1)
+            slow.extend([nn.ReLU(), pool])
+        else:
+            slow.append(copy.deepcopy(layer))
+    assert [type(layer) for layer in slow] != [type(layer) for layer in fast.children()]
+    x, y = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10
+    for model in (fast, slow):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(fast.parameters(), slow.parameters(), strict=True))

@@ -13,6 +13,8 @@ import pytest
 import raysim
 from raysim.cli.partitions import partitions, write
 from raysim.core.errors import ConfigError
+from raysim.data import division
+from raysim.data.division import table_file
 from raysim.plan.check import check
 from tests.fuzz.verdicts import limited
 from tests.support.federations import SMALL, plan_of
@@ -69,9 +71,10 @@ def test_joint_training_is_read_back_as_one_client(settings):
     assert read.summary["params_sha256"] == drawn.summary["params_sha256"]
 
 
-def test_every_form_of_the_file_and_any_order_of_its_rows_gives_the_same_partition(settings, tmp_path):
+def test_every_form_of_the_file_and_any_order_of_its_rows_gives_the_same_partition(settings, tmp_path, monkeypatch):
     (drawn,) = partitions({**settings, "seed": 3}, "a test")
     rows = rows_of(write(drawn, tmp_path) / "examples.csv")
+    monkeypatch.setattr(division, "MOST_CSV_ROWS", 1796)
     numbers = [{**row, "example": int(row["example"]), "client": int(row["client"] or -1)} for row in rows]
     for row in numbers:
         row["client"] = None if row["client"] < 0 else row["client"]
@@ -81,7 +84,10 @@ def test_every_form_of_the_file_and_any_order_of_its_rows_gives_the_same_partiti
     (tmp_path / "held.json").write_text(json.dumps(held))
     write_rows(tmp_path / "back.csv", rows[::-1])
     write_rows(tmp_path / "two.csv", [{"client": row["client"], "example": row["example"]} for row in trained])
-    for name in ("list.json", "held.json", "back.csv", "two.csv"):
+    suffix, content = table_file(drawn.manifest.division.table(1797))
+    assert suffix == ".parquet"
+    (tmp_path / "long.parquet").write_bytes(content)
+    for name in ("list.json", "held.json", "back.csv", "two.csv", "long.parquet"):
         file = {"scheme": "file", "file": str(tmp_path / name), "num_clients": 6}
         (read,) = partitions({**settings, "partition": file}, "a test")
         assert read.manifest.checksum == drawn.manifest.checksum, name

@@ -29,6 +29,15 @@ def test_class_picture_has_dots_by_the_number_of_examples_that_fit_their_cells(c
     assert all(a.y1 <= b.y0 + 1 for a, b in pairwise(boxes))
 
 
+def test_of_a_large_population_some_clients_are_drawn_where_they_are():
+    counts = np.random.default_rng(0).integers(0, 3, (5_003, 4))
+    axes = class_picture(counts, list("abcd")).axes[0]
+    dots = axes.collections[0].get_offsets().astype(int)
+    assert {client for client, _ in dots} == {client for client in range(0, 5_003, 3) if counts[client].any()}
+    assert all(counts[client, cls] for client, cls in dots)
+    assert axes.get_title().endswith("(largest: 2), one client in 3")
+
+
 def test_heat_map_shows_its_values_and_colours_by_the_logarithm_where_all_are_above_zero():
     values = np.array([[1e-4, 1e-2, 1.0], [0.5, np.nan, 1.0]])
     for is_log in (False, True):

@@ -15,11 +15,12 @@ import yaml
 from safetensors.torch import save_file
 
 from raysim.core.errors import ConfigError, RaysimError
-from raysim.engine.simulation import Interrupted
+from raysim.engine.simulation import Interrupted, Stopped
 from raysim.models import build_model
 from raysim.running.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
+from tests.support.runs import a_plan, quietly
 
 pytestmark = pytest.mark.ray
 
@@ -137,3 +138,23 @@ def test_ctrl_c_in_a_terminal_ends_in_a_checkpoint_and_leaves_nothing_running(ro
     rows = (tmp_path / "a" / "progress.csv").read_text().splitlines()
     assert len(rows) == int(last[6:]) + 1
     assert json.loads((tmp_path / "a" / "env.json").read_text())["resources"]["backend"] == "ray"
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_new_keys(root, tmp_path):
+    def stop(record):
+        raise Stopped
+
+    plan = a_plan(root, tmp_path, rounds=2, checkpoint={"every_s": 0})
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+    file = tmp_path / "a" / "config.yaml"
+    written = yaml.safe_load(file.read_text())
+    del written["cohort"]["sampling"]
+    file.write_text(yaml.safe_dump(written))
+    assert quietly(plan)["rounds"] == 2
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
+    file.write_text(yaml.safe_dump({**written, "cohort": {**written["cohort"], "sampling": "poisson"}}))
+    with pytest.raises(ConfigError, match=r"cohort\.sampling: is 'fixed', but the unfinished run in .* has 'poisson'"):
+        quietly(plan)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
-from ray.exceptions import OutOfMemoryError
+from ray import cloudpickle
+from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from raysim.config import read_config
-from raysim.core.errors import ConfigError, DataError, RaysimError, RunExists
+from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch
@@ -293,6 +296,24 @@ def test_trials_that_were_finished_before_are_counted(root, tmp_path, monkeypatc
     (sweep.folder / "seed=3").mkdir(parents=True)
     watch._ended("seed=3", "FAILED", "it is lost")
     assert lines[1] == "4/4  seed=3  failed: it is lost"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RayTaskError("train", "a long traceback", ConfigError([Fault("lr", "is 0")], "resuming 'a'")),
+            r"^1 fault in resuming 'a' lr: is 0$",
+        ),
+        (WorkerCrashedError(), "goes on from its last checkpoint when the sweep is started again"),
+        (None, "ended without a word"),
+    ],
+)
+def test_the_line_about_a_failed_trial_says_what_ended_it(error, words, tmp_path):
+    file = tmp_path / "error.pkl"
+    if error is not None:
+        file.write_bytes(cloudpickle.dumps(error.as_instanceof_cause() if isinstance(error, RayTaskError) else error))
+    assert re.search(words, driver._error_of(SimpleNamespace(pickled_error_file=str(file))))
 
 
 @pytest.mark.slow
