@@ -319,7 +319,10 @@ def test_an_option_of_another_kind_is_refused(root, options, words):
         ({"clients": [0, 99]}, "client 99 is none of the 12 clients"),
         ({"kind": "alie", "clients": [99]}, "client 99 is none of the 12 clients"),
         ({"kind": "label_flip", "target": 10, "share": 1.0}, "class 10 is none of the 10 classes"),
-        ({"kind": "backdoor", "trigger": 9, "share": 1.0}, r"a patch of 9 x 9 does not fit inputs of shape \(1, 8, 8\)"),
+        (
+            {"kind": "backdoor", "trigger": 9, "share": 1.0},
+            r"a patch of 9 x 9 does not fit inputs of shape \(1, 8, 8\)",
+        ),
     ],
     ids=str,
 )
