@@ -116,7 +116,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
                 "predictions.astype(np.int64) * num_classes + labels",
             ),
             ("matrix.diagonal()[count > 0] / count[count > 0]", "matrix.diagonal() / np.maximum(1, count)"),
-            ("np.where(np.isnan(table), 0.0, counts)", "counts.astype(float)"),
+            ("(~np.isnan(table)).astype(float)", "np.ones_like(table)"),
         ),
     ),
     "raysim/training/evaluate.py": (
