@@ -238,13 +238,19 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     """Why the run ends after these rounds; empty if it goes on. It looks at records alone, so that a resumed run agrees.
 
     A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
-    between the first and the last round (`every` 0) it may end after any round.
+    between the first and the last round (`every` 0) it may end after any round. Privacy alone is no more spent than allowed
+    whatever is scored: it may end a run before its first evaluation.
 
     Args:
       rows: of progress.csv, from the first round on.
       every: rounds between evaluations.
     """
-    if not rows or stop == StopGroup() or (every and len(rows) % every):
+    if not rows or stop == StopGroup():
+        return ""
+    behind = len(rows) % every if every else 0  # rounds since the last evaluation
+    if stop.epsilon is not None and (reason := _reason_to_save(stop.epsilon, rows[-1], max(1, every) - behind)):
+        return reason
+    if behind:
         return ""
     main = main_of(rows[0])
     scores, wanted = judged(rows, len(rows), main), stop.score if stop.accuracy is None else stop.accuracy
@@ -257,7 +263,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     seconds = sum(float(row["system/round_s"]) for row in rows)
     if stop.seconds is not None and seconds >= stop.seconds:
         return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
-    return "" if stop.epsilon is None else _reason_to_save(stop.epsilon, rows[-1], max(1, every))
+    return ""
 
 
 def _reason_to_save(allowed: float, row: Mapping[str, str], more: int) -> str:

@@ -318,6 +318,15 @@ def test_a_run_ends_before_it_spends_more_than_is_allowed(settings, every):
     assert enough.summary["rounds"] == 9
 
 
+def test_a_run_ends_after_one_round_where_the_first_evaluation_would_come_too_late(settings):
+    spent = spending(3.0, 3, 6, "fixed")
+    changes = {"rounds": 9, "methods": [{"dp": {"noise": 3.0}}], "evaluation": {"every": 3}}
+    result = raysim.run({**settings, **changes, "stop": {"epsilon": epsilon_after(2, spent, 1e-5)}})
+    assert result.summary["rounds"] == 1
+    assert result.summary["metrics"]["dp/epsilon"] == epsilon_after(1, spent, 1e-5)
+    assert result.summary["accuracy"] is None
+
+
 def test_stop_epsilon_counts_with_dp_alone(root):
     plan_of(root, ["dp"], stop={"epsilon": 3.0}, evaluation={"every": 0})
     with pytest.raises(ConfigError, match=r"stop.epsilon.*it counts with methods that have dp"):

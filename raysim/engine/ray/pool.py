@@ -92,7 +92,8 @@ class LastState:
     def put(self, sent: Sent) -> tuple[Ref, Ref]:
         """Handles of a message, or of a model to be scored, without its state, and of the state."""
         # By bits: 0.0 and -0.0 are equal and lead to different results.
-        if self.ref is None or not np.array_equal(ray.get(self.ref).view(np.uint32), sent.state.view(np.uint32)):
+        last = None if self.ref is None else cast(np.ndarray, ray.get(self.ref))
+        if last is None or not np.array_equal(last.view(np.uint32), sent.state.view(np.uint32)):
             self.ref = ray.put(sent.state)
         return ray.put(replace(sent, state=NO_STATE)), self.ref
 
