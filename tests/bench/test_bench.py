@@ -65,13 +65,14 @@ def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
             sample(5.0, 5.0, train=4.0, aggregate=2.0, evaluate=1.0),
             sample(2.0, 4.0, train=4.0, aggregate=2.0, evaluate=0.2),
         ],
+        tuned=sample(0.5, 0.5),
     )
     assert made.ratios("rounds_s") == [10 / 5, 6 / 4]
     assert made.ratio == 16 / 9
     assert made.noise == [6 / 4, 2 / 6]
     text = "\n".join([*whole.describe(made), *whole.table([made])])
     assert "1.778   (1.500 to 2.000); bare against itself 0.333 to 1.500" in text
-    assert "|tiny, ray|1.78 (1.50 to 2.00)|0.33 to 1.50|1.00|4500, 2000 ms|50, 25, 8, 18 %|" in text
+    assert "|tiny, ray|1.78 (1.50 to 2.00)|0.50|0.33 to 1.50|1.00|4500, 2000 ms|50, 25, 8, 18 %|" in text
     assert "train 50.0%, aggregate 25.0%, evaluate 7.5%, record and rest 17.5%" in text
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from raysim.engine.messages import RoundMessage
 from raysim.engine.ray import session, slots
 from raysim.engine.ray.slots import NodeIsGoing, TrainerActor, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, _on_node
@@ -58,11 +60,13 @@ def test_a_trainer_begins_nothing_on_a_node_that_goes_unless_nobody_else_could(m
     actor = TrainerActor(None)
     actor._process = Process("a", 1, -1)
     actor._trainer = SimpleNamespace(train=lambda message, blocks, memories: (["a report"], []))
-    assert actor.train("message", [], False) == ["a report"]
+    state = np.zeros(1, np.float32)
+    message = RoundMessage(0, 0, state, {}, {}, False)
+    assert actor.train(message, state, [], False) == ["a report"]
     going.add("a")
     with pytest.raises(NodeIsGoing):
-        actor.train("message", [], False)
-    assert actor.train("message", [], True) == ["a report"]
+        actor.train(message, state, [], False)
+    assert actor.train(message, state, [], True) == ["a report"]
 
 
 def test_nodes_are_asked_for_once_a_second_and_nothing_is_started_there(monkeypatch):

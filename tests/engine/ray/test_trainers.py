@@ -178,7 +178,7 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
                 again.touch()
             return Process.own()
 
-        def train(self, message, state, blocks):
+        def train(self, message, state, blocks, is_last):
             if self.index == 1:
                 os._exit(1)
             if message.round_index == 2:
