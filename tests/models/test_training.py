@@ -107,7 +107,7 @@ def test_shared_and_zero_dimensional_parameters_train_as_in_torch():
     for _ in range(3):
         model.descend(cross_entropy, batch, 0.3)
         optimizer.zero_grad()
-        nn.nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
+        nn.functional.cross_entropy(plain(batch.inputs), batch.targets).backward()
         optimizer.step()
     for name, value in plain.named_parameters():
         assert torch.equal(value, dict(module.named_parameters())[name]), name

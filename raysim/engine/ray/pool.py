@@ -335,12 +335,10 @@ class RayPool:
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
+            dealt = [slices[number :: len(ready)] for number in range(len(ready))]
             calls = [
-                (
-                    slot.actor.score.remote(call, sent, state, details, slices[number :: len(ready)]),
-                    slot.asked_for("evaluation"),
-                )
-                for number, slot in enumerate(ready)
+                (slot.actor.score.remote(call, sent, state, details, own), slot.asked_for("evaluation"))
+                for slot, own in zip(ready, dealt, strict=True)
             ]
             shares: list[list[Answer]] = self._answers(calls)
             return [shares[number % len(ready)][number // len(ready)] for number in range(len(slices))]

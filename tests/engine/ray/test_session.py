@@ -54,6 +54,7 @@ def test_another_error_of_the_start_is_not_tried_again(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(session.ray, "init", init)
+    monkeypatch.setattr(session.ray, "shutdown", lambda: None)  # else of the Ray that other tests have
     with pytest.raises(Exception, match="no space left"), session.ray_session():
         pass
     assert len(calls) == 1
