@@ -230,13 +230,8 @@ def scatter(plan: ShardPlan, table: pa.Table, *, is_mapped: bool = True) -> Fill
     Raises:
       DataError: no space on the disk.
     """
-    records = [columns_of(record) for record in table.to_batches()]
-    # As one: a file of a million clients gets a few rows of each record.
-    columns = (
-        records[0]
-        if len(records) == 1
-        else {name: np.concatenate([each[name] for each in records]) for name in records[0]}
-    )
+    # As one record: a file of a million clients gets a few rows of each.
+    columns = columns_of(table.combine_chunks().to_batches()[0])
     inputs, first_row = columns["input"], columns["row"][0]
     first, last = np.searchsorted(plan.rows, (first_row, columns["row"][-1] + 1))
     order = first + np.lexsort((plan.places[first:last], plan.numbers[first:last]))

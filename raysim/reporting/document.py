@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -100,6 +101,9 @@ def _settings(report: ReportContents) -> str:
 
 
 def _value(value: object) -> str:
+    """A setting as text; of a file its name and folder, since a report is read on other machines."""
+    if isinstance(value, str) and Path(value).is_absolute():
+        value = str(Path("...", *Path(value).parts[-2:]))
     return text(value) if isinstance(value, str | int | float) else str(value).replace("'", "")
 
 

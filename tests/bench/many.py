@@ -108,7 +108,7 @@ def measure(
     (root / f"{name}.yaml").write_text(yaml.safe_dump(raw))
     driver = cluster.run(root / f"{name}.yaml")
     driver.finish(PATIENCE_S)
-    start_s = float(re.search(r"\((\d+\.\d) s to start", driver.output)[1])  # type: ignore[index]
+    (start_s,) = map(float, re.findall(r"\((\d+\.\d) s to start", driver.output))
     with open(root / "runs" / name / "progress.csv") as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 

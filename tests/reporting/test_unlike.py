@@ -122,3 +122,13 @@ def test_columns_with_other_held_out_rows_need_no_word(tmp_path):
         data = {"name": "digits", "validation": share}
         fabricate(tmp_path / "runs" / str(index), 0.5, labels=labels, **settings(methods, data=data))
     assert make_report([tmp_path / "runs"], {}).notes == []
+
+
+def test_a_report_names_files_without_the_folders_of_this_machine(tmp_path):
+    model = {"name": "cnn", "pretrained": str(tmp_path / "runs" / "before" / "model.safetensors")}
+    for seed in (0, 1):
+        fabricate(tmp_path / "runs" / str(seed), 0.5, labels={"method": "A"}, **settings(), seed=seed, model=model)
+    raysim.report(tmp_path / "runs", out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "`model.pretrained=.../before/model.safetensors`" in page
+    assert str(tmp_path) not in page

@@ -12,7 +12,7 @@ import ray
 from ray._private import ray_constants
 from ray._private.state import available_resources_per_node
 from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # made on import
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # protobuf makes it on import
 from ray.experimental.internal_kv import _internal_kv_get, internal_kv_get_gcs_client
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
