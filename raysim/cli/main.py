@@ -395,6 +395,6 @@ def main() -> None:
 
 
 def _end_process(status: object) -> None:
-    """As Ray must, where it was used."""
+    """End this process with a status now, where it lost a Ray; see there."""
     if (session := sys.modules.get("raysim.engine.ray.session")) is not None:
         session.end_process(status if isinstance(status, int) else int(status is not None))

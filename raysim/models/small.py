@@ -46,10 +46,7 @@ def cnn(
     layers: dict[str, nn.Module] = {}
     for number, (inputs, outputs) in enumerate(((channels, width), (width, 2 * width)), 1):
         last: dict[str, nn.Module] = {f"{activation}{number}": bend(), f"pool{number}": make_pool(2)}
-        if (activation, pool) == (
-            "relu",
-            "max",
-        ):  # the other way round: the same bits, a quarter of the entries to bend
+        if activation == "relu" and pool == "max":  # reversed: the same bits, a quarter of the entries to bend
             last = dict(reversed(last.items()))
         layers |= {
             f"conv{number}": nn.Conv2d(inputs, outputs, 5, padding=2),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Share of a run's time that pictures may take, those at its end apart.
 SHARE = 0.03
 
-#: Drawn side by side in the picture of a partition; a million take half a minute and are not told apart.
+#: Clients in the picture of a partition: a million take half a minute, and nobody tells them apart.
 MOST_CLIENTS = 2_000
 
 #: Seconds that the first one is thought to take: it imports matplotlib.

@@ -172,7 +172,7 @@ def _rounds(
         recorder=recorder,
         store=store,
         checkpoint_every_s=config.checkpoint.every_s,
-        on_round=_refusing_early_end(plan, on_round, shown_outside(plan, config.name or recorder.folder.name)),
+        on_round=_after_round(plan, config.name or recorder.folder.name, on_round),
         reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
         on_saved=saved,
     )
@@ -281,27 +281,24 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
     return Fault(key, f"{text}; choose another name")
 
 
-def _refusing_early_end(
-    plan: Plan, on_round: Callable[[RoundRecord], object], shown: Callable[[RoundRecord], None]
-) -> Callable[[RoundRecord], object]:
-    """`on_round`, whose "stop" is an error where a method works after the last round and would be left out.
+def _after_round(plan: Plan, run: str, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
+    """What to call after each round of a run: tells its notes, shows it to Ray's dashboard, then `on_round`.
 
-    Args:
-      shown: called before it.
+    "stop" of `on_round` is an error where a method works after the last round and would be left out.
     """
-    phase = next((method.name for method in plan.methods if method.is_phase), "")
+    show, phase = shown_outside(plan, run), next((method.name for method in plan.methods if method.is_phase), "")
 
-    def watched(record: RoundRecord) -> object:
+    def after(record: RoundRecord) -> object:
         for note in record.notes:
             err.print(note, markup=False)
-        shown(record)
+        show(record)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
             raise RaysimError(what, round_name(record.round_index), f"let the run finish, or drop {phase}")
         return answer
 
-    return watched
+    return after
 
 
 @contextmanager

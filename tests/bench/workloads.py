@@ -1,4 +1,4 @@
-"""What is measured: four federations, as a configuration for raysim and as a folder of plain arrays for everybody else."""
+"""What is measured: federations, each as a configuration for raysim and as a folder of plain arrays for everybody else."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ CNN = {
     "local": {"lr": 0.01, "batch_size": 32},
     "cohort": {"size": 10},
 }
+
+MLP = {"model": {"name": "mlp"}, "local": {"lr": 0.01, "batch_size": 10}, "cohort": {"size": 100}}
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,7 @@ WORKLOADS = {
             "W3",
             "500 clients of 50 images, 100 a round, MLP 3072-64-10, batch 10, 2,500 test images",
             *(25_000, 2_500, 60),
-            {
-                "partition": {"scheme": "iid", "num_clients": 500},
-                "model": {"name": "mlp"},
-                "local": {"lr": 0.01, "batch_size": 10},
-                "cohort": {"size": 100},
-            },
+            {"partition": {"scheme": "iid", "num_clients": 500}, **MLP},
         ),
         Workload(
             "W4",
@@ -102,12 +99,7 @@ WORKLOADS = {
             "W3-domains",
             "W3 with 500 natural clients: each a domain, with accuracies of all domains in every round",
             *(25_000, 2_500, 60),
-            {
-                "partition": {"scheme": "natural", "num_clients": 500},
-                "model": {"name": "mlp"},
-                "local": {"lr": 0.01, "batch_size": 10},
-                "cohort": {"size": 100},
-            },
+            {"partition": {"scheme": "natural", "num_clients": 500}, **MLP},
             domains=500,
         ),
         Workload(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from types import SimpleNamespace
 
@@ -116,4 +115,3 @@ def test_places_without_runs_and_addresses_without_a_cluster_are_one_sentence(tm
         show_places([f"file://{tmp_path}/nowhere"])
     with pytest.raises(RaysimError, match=r"no cluster answers \(nothing listens there\) in 127\.0\.0\.1:1\."):
         show_places(["127.0.0.1:1"])
-    shutil.rmtree(tmp_path)

@@ -23,12 +23,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore, _digest_of
-from raysim.engine.simulation import Stopped, restore
+from raysim.engine.simulation import restore
 from raysim.plan.check import check
-from raysim.running.runner import execute
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.support.output import in_order
-from tests.support.runs import a_plan, quietly, rows_of, timeless
+from tests.support.runs import a_plan, quietly, rows_of, stopped_after, timeless
 
 PROJECT = Path(__file__).parent.parent.parent
 
@@ -196,13 +195,7 @@ def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(roo
 @pytest.mark.parametrize("which", ["round-*/server.safetensors", "memory/*.safetensors"])
 def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_path, capsys):
     plan = a_plan(root, tmp_path, ["scaffold"], rounds=4, checkpoint={"every_s": 0})
-
-    def stop(record):
-        if record.round_index == 2:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
+    stopped_after(2, plan)
     newest = sorted((tmp_path / "a" / "checkpoints").glob(which), key=lambda path: path.as_posix()[-18:])[-1]
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
@@ -220,13 +213,7 @@ def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_
 )
 def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, root, tmp_path):
     plan = a_plan(root, tmp_path, rounds=4, checkpoint={"every_s": 0})
-
-    def stop(record):
-        if record.round_index == 2:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
+    stopped_after(2, plan)
     progress, (part, *_) = tmp_path / "a" / "progress.csv", sorted((tmp_path / "a" / "clients.parquet").iterdir())
     if damage == "row":
         lines = progress.read_text().splitlines(keepends=True)
@@ -237,17 +224,6 @@ def test_records_that_were_lost_are_named_and_not_passed_over(damage, words, roo
         part.write_bytes(b"")
     with pytest.raises(RaysimError, match=words):
         quietly(plan)
-
-
-def _stopped_after(round_index, plan):
-    """Run a plan, and end it unfinished after a round."""
-
-    def stop(record):
-        if record.round_index == round_index:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
 
 
 def _change_a_digit(path):
@@ -276,7 +252,7 @@ CHANGES = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believed(kind, root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
-    _stopped_after(2, plan)
+    stopped_after(2, plan)
     file, change = CHANGES[kind]
     change(tmp_path / "a" / file)
     words = (
@@ -297,7 +273,7 @@ def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believ
 @pytest.mark.slow
 def test_what_a_killed_process_left_after_its_checkpoint_changes_nothing(root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
-    _stopped_after(1, plan)
+    stopped_after(1, plan)
     folder = tmp_path / "a"
     with open(folder / "progress.csv", "a") as file:  # two rows that no checkpoint knows, the second one torn
         line = (folder / "progress.csv").read_text().splitlines()[-1]

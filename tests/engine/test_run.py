@@ -18,10 +18,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from raysim.core.errors import ClientError, RaysimError, RunExists
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
-from raysim.engine.simulation import Stopped
-from raysim.running.runner import execute
 from tests.support.federations import plan_of, run
-from tests.support.runs import a_plan, quietly, rows_of
+from tests.support.runs import a_plan, quietly, rows_of, stopped_after
 
 
 def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
@@ -71,12 +69,8 @@ def test_run_directory_is_complete_and_its_parts_agree(root, tmp_path):
 
 
 def test_pictures_of_the_partition_are_there_after_a_short_run_and_after_one_that_was_stopped(root, tmp_path):
-    def stop(record):
-        raise Stopped
-
     plan = a_plan(root, tmp_path, rounds=2, checkpoint={"every_s": 0})
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
+    stopped_after(0, plan)
     quietly(plan)
     names = {path.name for path in (tmp_path / "a").glob("*.png")}
     assert names == {"partition.png", "validation.png", "confusion.png"}

@@ -15,12 +15,12 @@ import yaml
 from safetensors.torch import save_file
 
 from raysim.core.errors import ConfigError, RaysimError
-from raysim.engine.simulation import Interrupted, Stopped
+from raysim.engine.simulation import Interrupted
 from raysim.models import build_model
 from raysim.running.runner import execute
 from tests.cluster.conftest import MARK, end, marked, wait_for
 from tests.support.federations import plan_of, raw_config
-from tests.support.runs import a_plan, quietly
+from tests.support.runs import a_plan, quietly, stopped_after
 
 pytestmark = pytest.mark.ray
 
@@ -141,20 +141,15 @@ def test_ctrl_c_in_a_terminal_ends_in_a_checkpoint_and_leaves_nothing_running(ro
 
 
 def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_new_keys(root, tmp_path):
-    def stop(record):
-        raise Stopped
-
     plan = a_plan(root, tmp_path, rounds=2, checkpoint={"every_s": 0})
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
+    stopped_after(0, plan)
     file = tmp_path / "a" / "config.yaml"
     written = yaml.safe_load(file.read_text())
     del written["cohort"]["sampling"]
     file.write_text(yaml.safe_dump(written))
     assert quietly(plan)["rounds"] == 2
     shutil.rmtree(tmp_path / "a")
-    with pytest.raises(Stopped):
-        execute(plan, on_round=stop)
+    stopped_after(0, plan)
     file.write_text(yaml.safe_dump({**written, "cohort": {**written["cohort"], "sampling": "poisson"}}))
     with pytest.raises(ConfigError, match=r"cohort\.sampling: is 'fixed', but the unfinished run in .* has 'poisson'"):
         quietly(plan)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 
+import pytest
+
+from raysim.engine.simulation import Stopped
 from raysim.running.runner import execute
 from tests.support.federations import plan_of
 
@@ -16,6 +19,17 @@ def quietly(plan):
 def a_plan(root, tmp_path, methods=(), **groups):
     """A plan of a run with the name "a"."""
     return plan_of(root, methods, name="a", storage=str(tmp_path), **groups)
+
+
+def stopped_after(round_index, plan):
+    """Run a plan, and end it unfinished after a round."""
+
+    def stop(record):
+        if record.round_index == round_index:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(plan, on_round=stop)
 
 
 def rows_of(folder):

@@ -40,6 +40,10 @@ def find_room(
 ) -> list[str]:
     """A node for each of so many trainers, or of `least` if there is no room for more now; a line tells what it waits for.
 
+    The placement group that finds the room is also what Ray's autoscaler starts nodes for, and is gone with this process.
+    It is given up at once: with a node lost for good, Ray would look for a place for its bundles as fast as it can, for
+    ever.
+
     Args:
       share: of each resource, by Ray's names, that a trainer gets.
       may_grow: see `autoscales`.
@@ -49,25 +53,8 @@ def find_room(
     """
     if least < count:
         with contextlib.suppress(NoRoom):
-            return _places(share, count, placement, FIRST_WORD_S, say)
-    return _places(share, least, placement, wait_s, say, may_grow=may_grow)
-
-
-def _places(
-    share: Mapping[str, float],
-    count: int,
-    placement: str,
-    wait_s: float,
-    say: Callable[[str], None],
-    *,
-    may_grow: bool = False,
-) -> list[str]:
-    """A node for each of so many trainers, such that there is room for all of them.
-
-    The placement group that finds the room is also what Ray's autoscaler starts nodes for, and is gone with this process.
-    It is given up at once: with a node lost for good, Ray would look for a place for its bundles as fast as it can, for
-    ever.
-    """
+            return find_room(share, count, least=count, placement=placement, wait_s=FIRST_WORD_S, say=say)
+        count = least
     group: PlacementGroup = ray.util.placement_group([dict(share)] * count, strategy=placement.upper())
     began, pause_s = time.monotonic(), FIRST_WORD_S
     wanted = f"{count} trainers with {dict(share)} each"

@@ -70,6 +70,7 @@ class Node(TypedDict):
 
 #: Where Ray is started and ended for `ray_ahead`, one after the other.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
+#: Losses after which this process left a Ray; see `end_process`.
 _LEFT: list[ClusterLost] = []
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
