@@ -222,13 +222,13 @@ def _is_numeric(column: Series) -> bool:
 
 def _numbers(table: TableRows, name: str) -> Series:
     """A column of numbers as float64, NaN where one is missing; DataError for one that float32 does not hold."""
-    values = table.frame[name].astype("Float64").to_numpy(np.float64, na_value=np.nan)
+    column = table.frame[name].astype("Float64").astype(np.float64)
     with np.errstate(over="ignore"):
-        is_wrong = np.isinf(values.astype(np.float32))
+        is_wrong = np.isinf(column.astype(np.float32))
     if is_wrong.any():
-        what = f"{values[is_wrong][0]:g}, no number that float32 holds,"
+        what = f"{column[is_wrong].iloc[0]:g}, no number that float32 holds,"
         raise DataError(what, table.place(name, is_wrong), "correct it, or leave the cell empty")
-    return _series(table, name, values)
+    return column
 
 
 def _words(table: TableRows, name: str) -> Series:
@@ -239,14 +239,7 @@ def _words(table: TableRows, name: str) -> Series:
     dtype = column.dtype.categories.dtype if column.dtype == "category" else column.dtype
     if not (is_string_dtype(dtype) or is_object_dtype(dtype)):
         raise DataError(f"a column {name!r} of type {dtype}", str(table.files[0]), "give numbers or words")
-    return _series(table, name, [np.nan if gap else str(cell) for gap, cell in zip(column.isna(), column, strict=True)])
-
-
-def _series(table: TableRows, name: str, values: Any) -> Series:
-    import pandas as pd
-
-    kind = np.float64 if isinstance(values, np.ndarray) else object
-    return pd.Series(values, index=table.frame.index, name=name, dtype=kind)
+    return column.astype(object).map(str, na_action="ignore").where(column.notna(), np.nan)
 
 
 def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: bool) -> Any:
@@ -350,6 +343,3 @@ def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
     given = ", ".join(f"{name} of {'whole numbers' if kind == 'int' else kind}" for name, kind in kinds.items())
     mend = "choose columns of numbers" if "words" in kinds.values() else "give --task labels or regression"
     raise DataError(f"several targets that are neither labels, 0 or 1, nor fractions: {given}", where, mend)
-
-
-# --- published tables -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,7 +39,8 @@ class Recurrent(nn.Module):
         return self.fc(_of(self.per, x))
 
 
-def gru(
+def recurrent(
+    network: Literal["gru", "lstm"],
     shape: Shape,
     classes: int,
     vocabulary: int,
@@ -48,30 +50,10 @@ def gru(
     layers: int = 2,
     per: Per = "token",
 ) -> nn.Module:
-    """GRU layers on embedded tokens, in the sizes that federated learning uses for the characters of Shakespeare.
+    """GRU or LSTM layers on embedded tokens, in the sizes that federated learning uses for the characters of Shakespeare.
 
-    Args:
-      embedding: numbers that stand for a token.
-      hidden: numbers in each layer's state.
-      layers: recurrent layers.
-      per: "token": an answer at each token, such as the next one; "sequence": one, at the last token.
-    """
-    return Recurrent(vocabulary, embedding, _stacked(nn.GRU, embedding, hidden, layers), classes, per)
-
-
-def lstm(
-    shape: Shape,
-    classes: int,
-    vocabulary: int,
-    *,
-    embedding: int = 8,
-    hidden: int = 256,
-    layers: int = 2,
-    per: Per = "token",
-) -> nn.Module:
-    """LSTM layers on embedded tokens: the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF.
-
-    With the defaults and 90 tokens 822,570 parameters. PyTorch's layers have two biases, of which TensorFlow's have one.
+    `lstm` is the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF: with the defaults and 90 tokens 822,570
+    parameters. PyTorch's layers have two biases, of which TensorFlow's have one.
 
     Args:
       embedding: numbers that stand for a token.
@@ -79,14 +61,12 @@ def lstm(
       layers: recurrent layers.
       per: "token": an answer at each token, such as the next one; "sequence": one, at the last token, as LEAF has it.
     """
-    return Recurrent(vocabulary, embedding, _stacked(nn.LSTM, embedding, hidden, layers), classes, per)
-
-
-def _stacked(kind: type[nn.GRU] | type[nn.LSTM], embedding: int, hidden: int, layers: int) -> list[nn.GRU | nn.LSTM]:
     if min(embedding, hidden, layers) < 1 or layers > MOST_LAYERS:
         bounds = f"embedding, hidden and layers must be >= 1, layers <= {MOST_LAYERS}"
         raise unfit_option(f"{bounds}, got {embedding}, {hidden} and {layers}")
-    return [kind(embedding if not number else hidden, hidden, batch_first=True) for number in range(layers)]
+    kind = {"gru": nn.GRU, "lstm": nn.LSTM}[network]
+    stack = [kind(hidden if number else embedding, hidden, batch_first=True) for number in range(layers)]
+    return Recurrent(vocabulary, embedding, stack, classes, per)
 
 
 class CausalAttention(nn.Module):
@@ -103,9 +83,8 @@ class CausalAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )  # each (B, heads, length, dim / heads)
+        # Each (B, heads, length, dim / heads).
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.proj(x.transpose(1, 2).flatten(2))
@@ -196,6 +175,6 @@ def _of(per: Per, x: Tensor) -> Tensor:
 
 SEQUENCES = {
     "gpt": Architecture(gpt, "head", size=80, inputs="tokens"),
-    "gru": Architecture(gru, "fc", size=80, inputs="tokens"),
-    "lstm": Architecture(lstm, "fc", size=80, inputs="tokens"),
+    "gru": Architecture(partial(recurrent, "gru"), "fc", size=80, inputs="tokens"),
+    "lstm": Architecture(partial(recurrent, "lstm"), "fc", size=80, inputs="tokens"),
 }
