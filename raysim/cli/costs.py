@@ -56,9 +56,9 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
         start_s = time.monotonic() - command_began()
         cost = cost_of(plan)
         rates, _ = measure_all([(cost, lambda: plan)], line.step)
-    wanted = plan.config.resources
-    trainers = 1 if wanted.backend == "serial" else resolve_resources(plan.config, [_machine()]).trainers
-    starts = 1 + (0 if wanted.backend == "serial" else 1 + STARTS_ON_RAY)
+    is_serial = plan.config.is_serial()
+    trainers = 1 if is_serial else resolve_resources(plan.config, [_machine()]).trainers
+    starts = 1 + (0 if is_serial else 1 + STARTS_ON_RAY)
     seconds = seconds_of(cost, rates[cost.pair], trainers)
     _print([Priced(plan.config, cost, rates[cost.pair], seconds)], seconds + starts * start_s, source)
 
@@ -121,7 +121,7 @@ def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s
     bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]
     taken = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in machine}
     fits = min(int(machine[name] / each + 1e-9) for name, each in taken.items() if each)
-    trainers, starts = (1, 0.0) if trial.config.resources.backend == "serial" else (len(bundles), STARTS_ON_RAY)
+    trainers, starts = (1, 0.0) if trial.config.is_serial(in_sweep=True) else (len(bundles), STARTS_ON_RAY)
     seconds = seconds_of(trial.cost, rates, trainers) + starts * start_s
     return Priced(trial.config, trial.cost, rates, seconds, max(1, min(fits, most or fits)))
 

@@ -78,7 +78,7 @@ def run(
 
     began = command_began()
     with ExitStack() as stack:
-        if parsed is not None and parsed.resources.backend == "ray":
+        if parsed is not None and not parsed.is_serial():
             from raysim.engine.ray.session import ray_ahead
 
             stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
@@ -88,7 +88,7 @@ def run(
         out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}", markup=False)
     out.print(f"TensorBoard:   {command('tensorboard', '--logdir', finished.folder)}", markup=False)
-    if parsed is not None and parsed.resources.backend == "ray":
+    if parsed is not None and not parsed.is_serial():
         from raysim.engine.ray.session import wait_for_end
 
         with LiveLine() as line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
@@ -151,7 +152,10 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 class ResourcesGroup(Group):
     """A serial run ignores the keys of Ray without a word, so that one file serves both backends."""
 
-    backend: Literal["ray", "serial"] = key("ray", "serial: in this process, without Ray; the bits are the same")
+    backend: Literal["auto", "ray", "serial"] = key(
+        "auto",
+        "serial: in one process, without Ray; auto: serial where one trainer would do all the work; the bits are the same",
+    )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
     ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")
@@ -357,6 +361,23 @@ class Config(Group):
     def is_joint(self) -> bool:
         """Whether one client holds all training examples: centralised training."""
         return self.partition.scheme == "joint"
+
+    def is_serial(self, *, in_sweep: bool = False) -> bool:
+        """Whether a run is one process, without a server and trainers on Ray.
+
+        `resources.backend: auto` is serial where one trainer would do all the work: with `trainers: 1`, one client a round, or
+        one core, and in a trial of a sweep that does not ask for more trainers. On a cluster a run is on Ray.
+
+        Args:
+          in_sweep: the run is a trial.
+        """
+        wanted = self.resources
+        if wanted.backend != "auto":
+            return wanted.backend == "serial"
+        if in_sweep:
+            return wanted.least == 1
+        room = max(wanted.least, (os.cpu_count() or 1) // wanted.cpus)
+        return not os.environ.get("RAY_ADDRESS") and min(room, wanted.most, self.cohort_size) <= 1
 
     @property
     def num_clients(self) -> int:

@@ -36,7 +36,7 @@ def check_resources(config: Config) -> list[Fault]:
     if taken := [name for name in wanted.custom if name in RESERVED or name.startswith(("node:", "accelerator_type:"))]:
         text = f"{', '.join(taken)} is Ray's own; set resources.cpus_per_trainer, gpus_per_trainer or accelerator_type"
         faults.append(Fault("resources.custom", text))
-    if wanted.backend == "serial" or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
+    if config.is_serial() or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
         return faults
     total = wanted.least * wanted.cpus
     if total > cores:

@@ -35,7 +35,7 @@ def started_server(
     Raises:
       ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.
     """
-    if plan.config.resources.backend == "serial":
+    if plan.config.is_serial():
         yield _serial_server(plan, folder, on_step)
     else:
         with _ray_server(plan, folder, on_step, patience_s) as server:
@@ -106,7 +106,7 @@ def _ray_server(
 
 def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
     """What to call after each round of a run on Ray, so that Ray's dashboard shows it; a serial run is shown by nobody."""
-    if plan.config.resources.backend == "serial":
+    if plan.config.is_serial():
         return lambda record: None
     from raysim.engine.ray.gauges import round_gauges
 

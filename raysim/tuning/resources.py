@@ -32,19 +32,16 @@ NONE: dict[str, Callable[..., object]] = {}
 def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[Bundle]:
     """The placement group of a trial: what its driver, and then each trainer, reserves.
 
-    A serial trial is one process with the CPUs of a trainer. On Ray the driver and the server need no CPU of their own
-    (an empty first bundle); of `trainers: auto` or from min to max it has the fewest, because a sweep's cores are better
-    used by more trials.
+    A serial trial is one process with what a trainer takes. On Ray the driver and the server need no CPU of their own
+    (an empty first bundle); of trainers from min to max it has the fewest, because a sweep's cores are better used by more
+    trials.
 
     Args:
       gpus: of the whole cluster; without any, trials run on CPUs.
     """
-    wanted = config.resources
-    if wanted.backend == "serial":
-        return [{"CPU": wanted.cpus}]
-    share = gpu_share(config, gpus, may_grow=may_grow)
+    wanted, share = config.resources, gpu_share(config, gpus, may_grow=may_grow)
     trainer = {"CPU": wanted.cpus, **({"GPU": share} if share else {}), **wanted.named}
-    return [{}, *([trainer] * wanted.least)]
+    return [trainer] if config.is_serial(in_sweep=True) else [{}, *([trainer] * wanted.least)]
 
 
 def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from ray import tune
 
 from raysim.config import Config, TuneGroup
@@ -20,6 +21,7 @@ from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import local_copy, place_of
 from raysim.plan.check import check
+from raysim.plan.resources import gpu_share
 from raysim.running.runner import execute
 from raysim.tuning.planner import SweepTrial
 from raysim.tuning.ready import AllReady, ready_for
@@ -36,6 +38,8 @@ Point = dict[str, object]
 def point_of(trial: SweepTrial) -> Point:
     """What Tune sends to the process that is to run a trial; without defaults, since Tune keeps it in a file."""
     settings = trial.config.model_dump(mode="json", exclude_defaults=True)
+    backend = "serial" if trial.config.is_serial(in_sweep=True) else "ray"  # there a trial is a run like any other
+    settings["resources"] = {**settings.get("resources", {}), "backend": backend}
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
 
@@ -68,6 +72,8 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
             ready = ready_for(Config.model_validate(raw), made)
             plan = check(raw, f"trial {name}", has_room=True, ready=ready)
             reporter.num_rounds = plan.num_rounds
+            if plan.config.is_serial() and (share := gpu_share(plan.config, torch.cuda.device_count())):
+                torch.cuda.set_per_process_memory_fraction(min(1.0, share))  # the rest is for other trials
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:
                 # This sweep's scheduler has not seen what a resumed trial did before.

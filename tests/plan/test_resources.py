@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raysim.config import Config
+from raysim.config import CohortGroup, Config
 from raysim.core.errors import ConfigError
 from raysim.engine.schedule import fitting
 from raysim.plan.resources import check_resources, resolve_resources, share_of
@@ -124,3 +124,31 @@ def test_share_has_the_names_of_ray():
     config = resources(custom={"mig": 1}, accelerator_type="T4", trainers=1)
     taken = resolve_resources(config, [{"CPU": 2, "GPU": 1, "mig": 1, "accelerator_type:T4": 1}])
     assert share_of(taken, config) == {"CPU": 1.0, "GPU": 1.0, "mig": 1, "accelerator_type:T4": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cohort", "cores", "cluster", "expected"),
+    [
+        ({}, 10, 4, "", False),
+        ({}, 10, 1, "", True),  # one core
+        ({"cpus_per_trainer": 4}, 10, 4, "", True),  # room for one trainer
+        ({}, 1, 4, "", True),  # one client a round
+        ({"trainers": 1}, 10, 4, "", True),
+        ({"trainers": {"min": 1, "max": 4}}, 10, 4, "", False),
+        ({"trainers": 2}, 10, 1, "", False),  # more than there is room for is refused, not ignored
+        ({"trainers": 1}, 10, 4, "head:6379", False),
+        ({"backend": "ray", "trainers": 1}, 1, 1, "", False),
+        ({"backend": "serial", "trainers": 4}, 10, 4, "head:6379", True),
+    ],
+)
+def test_auto_is_serial_where_one_trainer_would_do_all_the_work(asked, cohort, cores, cluster, expected, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    config = resources(**asked).model_copy(update={"cohort": CohortGroup(size=cohort)})
+    assert config.is_serial() is expected
+
+
+def test_a_trial_with_one_trainer_is_serial_even_on_a_cluster(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert [resources(trainers=count).is_serial(in_sweep=True) for count in ("auto", 1, 2)] == [True, True, False]
+    assert not resources(backend="ray").is_serial(in_sweep=True)

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.ray
 @pytest.mark.slow
 def test_sweep_of_4_trials_equals_4_runs(root, tmp_path, ray_cluster):
     space = {"method": METHODS, "local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [1]}}
-    sweep = a_sweep(root, tmp_path, space, {"max_concurrent": 2}, rounds=2)
+    sweep = a_sweep(root, tmp_path, space, {"max_concurrent": 2}, rounds=2, resources={"backend": "auto"})
     outcomes, lines = run(sweep)
     assert {found.status for found in outcomes.values()} == {"completed"}
     assert len(outcomes) == 4
@@ -54,6 +54,7 @@ def test_sweep_of_4_trials_equals_4_runs(root, tmp_path, ray_cluster):
             "seed": saved["seed"],
         }
         assert (folder / "partition.json").is_file()
+        assert json.loads((folder / "env.json").read_text())["resources"]["backend"] == "serial"  # one trainer each
     for trial in (sweep.trials[0], sweep.trials[-1]):
         assert digest(sweep.folder / trial.name) == digest_of_run(trial.raw, tmp_path, trial.name)
     assert not (sweep.folder / ".tune").exists()

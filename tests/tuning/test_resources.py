@@ -20,7 +20,9 @@ def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
         return bundles_of(sweep.trials[0].config, gpus)
 
     assert bundles(0, backend="serial") == [{"CPU": 1}]
-    assert bundles(4, backend="serial", cpus_per_trainer=0.5) == [{"CPU": 0.5}]
+    assert bundles(4, backend="serial", cpus_per_trainer=0.5) == [{"CPU": 0.5, "GPU": 0.25}]
+    assert bundles(4, backend="auto") == bundles(4, trainers={"min": 1, "max": 9}) == [{"CPU": 1, "GPU": 0.25}]
+    assert bundles(0, backend="auto", trainers=2) == [{}, *[{"CPU": 1}] * 2]
     assert bundles(0, backend="ray") == [{}, {"CPU": 1}]
     assert bundles(2, backend="ray") == [{}, {"CPU": 1, "GPU": 0.25}]
     assert bundles(2, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1, "GPU": 0.5}] * 2]
@@ -53,7 +55,7 @@ def test_room_is_judged_node_by_node(root, tmp_path, monkeypatch):
 def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):
     began = time.monotonic()
     space = {"resources.cpus_per_trainer": {"grid_search": [0.5, 64]}}
-    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64\} has no place"):
+    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64, GPU: 0.25\} has no place"):
         run(a_sweep(root, tmp_path, space))
     resources = {"backend": "ray", "trainers": 2, "gpus_per_trainer": 1, "cpus_per_trainer": 0.5}
     sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
