@@ -61,7 +61,7 @@ def _read(window: Window) -> list[pa.Table]:
 
 def _metadata(window: Window) -> BlockMetadata:
     known: dict[str, Any] = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
-    # Ray 2.44 wants all fields, among them a schema, which later ones do not have.
+    # All fields must be given, and versions of Ray have different ones.
     return BlockMetadata(**{field.name: known.get(field.name) for field in fields(BlockMetadata)})
 
 
@@ -141,7 +141,7 @@ def _on_this_node(num_tasks: int) -> Placement:
     bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
     if _is_alone():
         return bounded
-    # Not `compute` and `label_selector`: Ray has `ray.data.TaskPoolStrategy` from 2.51 on only, and 2.44 no label selector.
+    # Not `label_selector`, which Ray 2.52 does not take here.
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
 
 

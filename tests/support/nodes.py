@@ -22,7 +22,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 
 PROJECT = Path(__file__).parent.parent.parent
 RAY = Path(sys.executable).parent / "ray"
-#: Of all nodes but the head. A driver of Ray 2.44 connects to any node that has the driver's address.
+#: Of all nodes but the head. A driver of Ray may connect to any node that has the driver's address.
 WORKER_IP = "127.0.0.2"
 
 #: Seconds for anything that takes a few on a machine that has nothing else to do.
@@ -66,7 +66,7 @@ def can_hide_folders() -> bool:
 def without(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
     """A command to whose processes these folders are empty; the command itself, if this user may not mount anything.
 
-    So a node is kept from the head's folder: all nodes of Ray 2.44 take the one of the head, and on one machine a node
+    So a node is kept from the head's folder: nodes may take the one of the head, and on one machine a node
     would write its own address there, to which drivers then connect, and unpack a job's files over those in use.
     """
     if not can_hide_folders():

@@ -118,7 +118,7 @@ def question() -> Callable[[str], dict[str, Any]]:
 
             gpu_names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         me = ray.get_runtime_context().get_node_id()
-        # TEMP/session_.../sockets/raylet; Ray 2.44 has no `get_temp_dir`.
+        # TEMP/session_.../sockets/raylet; Ray 2.52 has no `get_temp_dir`.
         temp_dir = next(Path(node["RayletSocketName"]).parents[2] for node in ray.nodes() if node["NodeID"] == me)
         disk = shutil.disk_usage(temp_dir)
         return {
