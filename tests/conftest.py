@@ -21,16 +21,8 @@ LONG_FILES = (
     *("test_nodes", "test_bits", "test_recipes", "test_driver", "test_unscaled", "test_api", "test_trainers"),
     *("test_checkpoint", "test_own_code", "test_search", "test_library", "test_notebook", "test_pages"),
     *("test_baselines_against_reference", "test_calibrate", "test_run", "test_no_idle_option", "test_fuzz"),
-    *(
-        "test_storage",
-        "test_cost",
-        "test_bench",
-        "test_reuse",
-        "test_restarts",
-        "test_stop",
-        "test_held",
-        "test_loggers",
-    ),
+    *("test_storage", "test_cost", "test_bench", "test_reuse"),
+    *("test_restarts", "test_stop", "test_held", "test_loggers"),
 )
 
 
