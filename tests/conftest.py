@@ -22,6 +22,7 @@ LONG_FILES = (
     *("test_checkpoint", "test_own_code", "test_search", "test_library", "test_notebook", "test_pages"),
     *("test_baselines_against_reference", "test_calibrate", "test_run", "test_no_idle_option", "test_fuzz"),
     *("test_storage", "test_cost", "test_bench", "test_reuse"),
+    *("test_restarts", "test_stop", "test_held", "test_loggers"),
 )
 
 

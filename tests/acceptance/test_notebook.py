@@ -10,18 +10,37 @@ from tests.support.notebooks import errors, execute, notebook_files, shorten_
 
 NAMES = [file.stem for file in notebook_files()]
 
+PROGRESS = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from raysim.terminal import Progress
+
+resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
+Path("runs/a").mkdir(parents=True, exist_ok=True)
+Path("runs/a/env.json").write_text(json.dumps({"resources": resources}))
+progress = Progress()
+progress.start(Path("runs/a"), 0, 3)
+for index in range(3):
+    progress.round(SimpleNamespace(round_index=index, metrics={"train/loss": 0.5, "server/accuracy": index / 4}))
+"""
+
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, ray_cluster):
-    """Name -> (as it is stored, as it is after short runs in an empty folder). One process runs all, on the tests' Ray."""
+    """Name -> (as it is stored, as it is after short runs in an empty folder), and the cell of PROGRESS.
+
+    One process runs all, on the tests' Ray.
+    """
     folder = tmp_path_factory.mktemp("notebooks")
     stored, fresh = ({file.stem: nbformat.read(file, as_version=4) for file in notebook_files()} for _ in range(2))
     for notebook in fresh.values():
         shorten_(notebook)
+    cell = new_code_cell(PROGRESS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
-        execute(list(fresh.values()), folder)
-    return {name: (stored[name], fresh[name]) for name in stored}
+        execute([*fresh.values(), new_notebook(cells=[cell])], folder)
+    return {name: (stored[name], fresh[name]) for name in stored}, cell
 
 
 def shown(cell, kind):
@@ -41,32 +60,15 @@ def kinds(notebook):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_and_is_stored_with_outputs_of_the_same_kinds(executed, name):
-    stored, fresh = executed[name]
+    stored, fresh = executed[0][name]
     assert errors(fresh) == []
     assert kinds(stored) == kinds(fresh)  # make notebooks
     assert len(stored.cells) < 15
 
 
 @pytest.mark.slow
-def test_progress_is_one_line_that_changes(tmp_path):
-    code = """
-        import json
-        from pathlib import Path
-        from types import SimpleNamespace
-        from raysim.terminal import Progress
-
-        resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
-        Path("runs/a").mkdir(parents=True, exist_ok=True)
-        Path("runs/a/env.json").write_text(json.dumps({"resources": resources}))
-        progress = Progress()
-        progress.start(Path("runs/a"), 0, 3)
-        for index in range(3):
-            progress.round(SimpleNamespace(round_index=index, metrics={"train/loss": 0.5, "server/accuracy": index / 4}))
-    """
-    notebook = new_notebook(cells=[new_code_cell("\n".join(line[8:] for line in code.splitlines()))])
-    execute([notebook], tmp_path)
-    (cell,) = notebook.cells
-    first, last = shown(cell, "text/plain")
+def test_progress_is_one_line_that_changes(executed):
+    first, last = shown(executed[1], "text/plain")
     assert first.startswith("running 3 rounds in runs/a")
     assert "serial, 1 thread)" in first
     assert last.startswith("round 3/3  accuracy 0.5000  loss 0.5000")

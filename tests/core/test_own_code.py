@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from itertools import count
 
@@ -13,33 +10,26 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
 import raysim
+from raysim.cli.main import app
 from raysim.core.digest import source_digest
-from raysim.core.errors import ConfigError
-from tests.support.own_folder import (
-    SETTINGS,
-    SOURCES,
-    command,
-    summary,
-    write_files,
-)
+from raysim.core.errors import ConfigError, DataError
+from tests.support.own_folder import SETTINGS, command, summary
 
 # --- it runs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_empty_folder_with_own_net_method_and_reader_gives_one_hash_everywhere(tmp_path):
-    write_files(tmp_path)
-    ended = command(tmp_path, "run", "own.yaml", "name=ray", "resources.backend=ray", "resources.trainers=1")
+def test_empty_folder_with_own_net_method_and_reader_gives_one_hash_everywhere(here):
+    ended = command(here, "run", "own.yaml", "name=ray", "resources.backend=ray", "resources.trainers=1")
     assert ended.returncode == 0, ended.stderr
-    command_line = "from raysim.cli.main import app; app(['run', 'own.yaml', 'name=serial'], standalone_mode=False)"
-    code = f"import raysim; raysim.run('own.yaml', name='python', quiet=True); {command_line}"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
-    found = [summary(tmp_path, name) for name in ("serial", "ray", "python")]
+    assert (here / "data" / "mine" / "mine.arrow").is_file()
+    raysim.run("own.yaml", name="python", quiet=True)
+    assert CliRunner().invoke(app, ["run", "own.yaml", "name=serial"]).exit_code == 0
+    found = [summary(here, name) for name in ("serial", "ray", "python")]
     assert len({one["params_sha256"] for one in found}) == 1
-    assert (tmp_path / "data" / "mine" / "mine.arrow").is_file()
 
 
 @pytest.mark.slow
@@ -209,12 +199,13 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
 
 
 @pytest.mark.slow
-def test_prepare_by_an_own_reader(tmp_path):
-    write_files(tmp_path)
-    ended = command(tmp_path, "prepare", "my_data:read", "--as", "scans", "--root", "scans", "invert=true")
+def test_prepare_by_an_own_reader(here):
+    words = ["prepare", "my_data:read", "--root", "scans"]
+    ended = command(here, *words, "--as", "scans", "invert=true")
     assert ended.returncode == 0, ended.stderr
     assert "scans: 200 images (8, 8, 1), 4 classes" in ended.stdout
-    ended = command(tmp_path, "prepare", "my_data:read", "--as", "scans", "--root", "scans", "inwert=true")
-    assert ended.returncode == 2
-    assert "Did you mean 'invert'?" in ended.stderr
-    assert "Give --as NAME" in command(tmp_path, "prepare", "my_data:read", "--root", "scans").stderr
+    # Faults, in this process: another one takes seconds to start.
+    with pytest.raises(ConfigError, match="Did you mean 'invert'\\?"):
+        CliRunner().invoke(app, [*words, "--as", "scans", "inwert=true"], catch_exceptions=False)
+    with pytest.raises(DataError, match="Give --as NAME"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -51,7 +51,8 @@ def two_workers(tmp_path_factory):
         yield cluster, root
 
 
-def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, tmp_path):
+@pytest.mark.cluster
+def test_trainers_on_every_cpu_and_a_few_that_are_spread_give_the_serial_bits(two_workers, root, tmp_path):
     cluster, hidden = two_workers
     resources = {"backend": "ray", "gpus_per_trainer": 0}
     config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources=resources)
@@ -65,9 +66,6 @@ def test_two_nodes_give_the_serial_bits_and_only_sums_travel(two_workers, root, 
         for row in rows:
             assert (row["system/trainers"], row["system/nodes"], row["system/redone_blocks"]) == (trainers, 2, 0)
             assert row["system/sum_mb"] * 1e6 == pytest.approx(2 * 8 * plan.layout.num_state), name
-    if cluster.hidden is not None:
-        for node in ("one", "two"):
-            assert list((cluster.folder / node / "tmp").rglob("clients-*.arrow")), "nothing was fetched"
 
 
 @pytest.mark.cluster
@@ -90,7 +88,9 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
             assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
 
 
-def test_killed_node_changes_no_bit_and_costs_its_blocks_only(two_workers, root, tmp_path):
+def test_two_nodes_give_the_serial_bits_only_sums_travel_and_a_killed_one_costs_its_blocks_only(
+    two_workers, root, tmp_path
+):
     """Nor does Ray look for a place for what was lost as fast as it can. The last test with these workers: it kills one."""
     cluster, hidden = two_workers
     waits = {"tests.support.toys:waits": {"folder": str(tmp_path), "training": [1], "weighing": [2]}}
@@ -99,6 +99,9 @@ def test_killed_node_changes_no_bit_and_costs_its_blocks_only(two_workers, root,
     config = write_config(tmp_path / "run.yaml", hidden, [*methods, waits], name="a", rounds=3, resources=resources)
     driver = cluster.run(config)
     driver.wait_for((tmp_path / "here-1").exists)
+    if cluster.hidden is not None:
+        for node in ("one", "two"):
+            assert list((cluster.folder / node / "tmp").rglob("clients-*.arrow")), "nothing was fetched"
     cluster.kill("two")
     (tmp_path / "go-1").touch()
     driver.wait_for((tmp_path / "here-2").exists)
@@ -107,8 +110,12 @@ def test_killed_node_changes_no_bit_and_costs_its_blocks_only(two_workers, root,
     driver.finish()
     assert min(shares) < 0.1, f"it spins: {shares}"  # 0.25 while it looks for a place
     digest, rows = outcome(config, "a")
-    assert digest == run(plan_of(root, methods, rounds=3, **FEDERATION), root).params_sha256()
+    plan = plan_of(root, methods, rounds=3, **FEDERATION)
+    assert digest == run(plan, root).params_sha256()
     assert [row["system/trainers"] for row in rows] == [4, 4, 2]
+    assert [row["system/nodes"] for row in rows] == [2, 2, 1]
+    vectors = 2  # updates, and those of SCAFFOLD's variates
+    assert rows[0]["system/sum_mb"] * 1e6 == pytest.approx(2 * 8 * vectors * plan.layout.num_state)
     blocks = 32
     assert [0 < row["system/redone_blocks"] <= 0.75 * blocks for row in rows] == [False, True, False]
 

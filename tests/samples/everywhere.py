@@ -1,4 +1,5 @@
-"""One process: serial, Ray, serial again, a Ray that was there, a task, a sweep in a thread: the same bits, Ray left as it was.
+"""One process: serial, Ray, serial again, then on a Ray that was there a task and a sweep in a thread: the same bits, Ray left
+as it was. A run of the process itself on a Ray that was there: tests/test_api.py.
 
 python -m tests.samples.everywhere DATA_ROOT STORAGE
 """
@@ -46,7 +47,6 @@ def main() -> None:
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     address = ray.get_runtime_context().gcs_address
-    found.append(bits("on_a_ray_that_was_there", resources=ON_RAY))
     task = ray.remote(num_cpus=0.5)(bits)
     found.append(ray.get(task.remote("in_a_task")))
     found.append(ray.get(task.remote("in_a_task_on_ray", resources=ON_RAY)))  # in the same process

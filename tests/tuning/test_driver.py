@@ -276,11 +276,8 @@ def test_sweep_killed_half_way_runs_only_what_is_unfinished(root, tmp_path, ray_
     before = {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
 
     began = time.time()
-    again = start(path, ray_cluster)
-    output, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, output
-    assert "1 of 2 trials to run" in output
-    assert "\r" not in output
+    _, lines = run(sweep)
+    assert lines[0].startswith("1 of 2 trials to run")
     assert before == {file: file.stat().st_mtime_ns for file in folders[0].iterdir()}
     with open(folders[1] / "progress.csv") as file:
         assert [int(row["round"]) for row in csv.DictReader(file)] == list(range(25))
