@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.nodes import WORKER_IP, Cluster
+from tests.support.nodes import Cluster
 
 #: Seconds after which all that has happened is in Ray's metrics: they are reported every 10 s.
 REPORTED_S = 21.0
@@ -21,9 +21,7 @@ REPORTED_S = 21.0
 
 def metrics_of(cluster: Cluster, node: str) -> dict[tuple[str, str], float]:
     """(name, its label Type, Source, State or Name) of Ray's metrics of a node -> their sum over all other labels."""
-    port = next((cluster.folder / node).glob("session_*/metrics_export_port_*")).read_text()
-    address = "127.0.0.1" if node == "head" else WORKER_IP
-    with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(cluster.metrics[node], timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     found: dict[tuple[str, str], float] = {}
     for line in lines:

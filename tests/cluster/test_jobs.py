@@ -84,7 +84,7 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
     (unpacked,) = (cluster.folder / "head").glob("session_2*/runtime_resources/working_dir_files/_ray_pkg_*/")
     uploaded = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     assert "raysim/__main__.py" in uploaded
-    assert not [name for name in uploaded if name.split("/")[0] in (".git", ".venv", "data", "runs") or "large" in name]
+    assert not [name for name in uploaded if name.split("/")[0] in (".git", ".venv", "data", "runs", "mine")]
     assert sum((unpacked / name).stat().st_size for name in uploaded) < 10 * 2**20
 
 

@@ -84,6 +84,9 @@ class Cluster:
       store_mb: size of each node's object store.
       types: node types of Ray's own emulated autoscaler (name -> resources, most nodes); it ends nodes that were idle
         for 5 s. Its nodes share the head's local folder. None: nodes come by `add` alone.
+
+    Attributes:
+      metrics: where Ray shows those of a node.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Cluster:
         self.hidden = hidden
         self._store = f"--object-store-memory={store_mb * 10**6}"
         self._nodes: dict[str, subprocess.Popen] = {}
+        self.metrics: dict[str, str] = {}
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.environment = {
@@ -169,8 +173,10 @@ class Cluster:
     def _start(self, name: str, options: list[str]) -> None:
         home = self.folder / name
         (home / "tmp").mkdir(parents=True, exist_ok=True)
-        ip = "127.0.0.1" if name == "head" else WORKER_IP
+        ip, metrics_port = "127.0.0.1" if name == "head" else WORKER_IP, free_port()
+        self.metrics[name] = f"http://{ip}:{metrics_port}/metrics"
         common = ["--block", "--disable-usage-stats", f"--node-ip-address={ip}", self._store]
+        common.append(f"--metrics-export-port={metrics_port}")
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [str(RAY), "start", *options, f"--temp-dir={home}", *common, *ports]
         if name != "head":
