@@ -48,7 +48,9 @@ def digest(folder):
 
 
 def digest_of_run(raw, tmp_path, name="twin"):
+    """The hash of what a configuration gives serially, whatever its backend: the Ray of the tests has other work."""
     raw = {**raw, "storage": str(tmp_path / "twins"), "name": name}
+    raw["resources"] = {**raw.get("resources", {}), "backend": "serial"}
     return execute(check(raw, "a test"), on_start=lambda *_: None, on_round=lambda _: None)["params_sha256"]
 
 

@@ -97,7 +97,7 @@ def test_trial_on_ray_lives_in_its_own_placement_group(root, tmp_path, ray_clust
         environment = json.loads((sweep.folder / trial.name / "env.json").read_text())
         assert environment["resources"]["trainers"] == trainers
         assert environment["resources"]["gpus_per_trainer"] == 0.5
-        expected = digest_of_run({**trial.raw, "resources": {"backend": "serial"}}, tmp_path / trial.name)
+        expected = digest_of_run(trial.raw, tmp_path / trial.name)
         assert digest(sweep.folder / trial.name) == expected
     wait_for(lambda: is_all_free(ray_cluster))
 
