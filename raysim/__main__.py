@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+
+STOPPED = "stopped by Ctrl-C; the same command begins anew\n"
 
 
 def main() -> None:
     """Run the verb of the command line; ends the process with its status."""
     try:
         try:
+            before = signal.getsignal(signal.SIGINT)
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, _end)
             from raysim.cli.main import main as run_verb
 
+            signal.signal(signal.SIGINT, before)
             run_verb()
         except SystemExit as end:
             if _is_interrupt(end):
@@ -19,8 +26,14 @@ def main() -> None:
             raise
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only disturb the end of Ray
-        sys.stderr.write("stopped by Ctrl-C; the same command begins anew\n")
+        sys.stderr.write(STOPPED)
         sys.exit(128 + signal.SIGINT)
+
+
+def _end(*_: object) -> None:
+    """End this process at once: Python drops a KeyboardInterrupt in callbacks, of which an import has many."""
+    os.write(2, STOPPED.encode())
+    os._exit(128 + signal.SIGINT)
 
 
 def _is_interrupt(end: SystemExit) -> bool:
