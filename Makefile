@@ -18,9 +18,9 @@ demo: setup
 	rm -rf runs/quickstart
 	$(BIN)/raysim run configs/quickstart.yaml
 
-# Two processes, each with a Ray of its own.
+# Three processes, each with a Ray of its own: much of the time they wait for it.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it. Of core those that

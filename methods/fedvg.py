@@ -66,7 +66,8 @@ def fedvg(
         does, or where dropout draws, scoring takes the clients' batch size, as the released code does; elsewhere it takes
         larger batches, which are faster and change the sum of the gradients by its rounding alone.
       every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
-        without any are scored (`scored` logs how many).
+        without any are scored (`scored` logs how many). Where few clients take part in a round, last scores are old, and
+        accuracy suffers.
       one_axis: what a tensor with one axis has in place of a spectral norm: the weight of its layer block, or its own
         L2 norm.
       as_in: "release" sets the weight of buffers, one_axis and the order of the validation rows as the released code has them.

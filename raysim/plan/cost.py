@@ -11,6 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
+from raysim.core.errors import MethodError
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
 from raysim.engine.pool import SerialPool
@@ -168,7 +169,14 @@ def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
         mean_images = work.images / max(1, work.steps)
         few, many = (0, 0) if phase.settings.steps == 0 else (FEW, MANY)
         count = min(2, phase.cohort_size)
-        trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
+        while True:
+            try:
+                trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
+                break
+            except MethodError:  # of a rule that needs more clients
+                if count == phase.cohort_size:
+                    raise
+                count = min(2 * count, phase.cohort_size)
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
         began = time.perf_counter()

@@ -10,6 +10,8 @@ import pytest
 from raysim.core.errors import ClusterLost, RaysimError
 from raysim.engine.ray import session
 
+STARTED = SimpleNamespace(address_info={"gcs_address": "a test"})
+
 
 def test_what_a_task_holds_is_taken_off_its_own_node_alone(monkeypatch):
     nodes = [{"NodeID": name, "Resources": {"CPU": 4.0, "GPU": 2.0}} for name in ("here", "there")]
@@ -33,6 +35,7 @@ def test_a_ray_that_is_slow_to_start_is_started_again(monkeypatch, slow, starts)
         calls.append(args)
         if len(calls) <= slow:
             raise Exception("The current node timed out during startup. This could happen because")
+        return STARTED
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
@@ -66,7 +69,7 @@ def test_after_a_loss_the_next_session_is_another_ray_and_the_process_ends_witho
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(session, "_LEFT", [])
     monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(session.ray, "init", lambda *args, **options: done.append("init"))
+    monkeypatch.setattr(session.ray, "init", lambda *args, **options: done.append("init") or STARTED)
     monkeypatch.setattr(session.ray, "shutdown", lambda: done.append("shutdown"))
     monkeypatch.setattr(session.signal, "signal", lambda *values: None)
     monkeypatch.setattr(session.os, "_exit", ended.append)
