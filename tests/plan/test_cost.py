@@ -42,7 +42,10 @@ def naive_images(rows, sizes, batch_size):
         ([], {}),
         (["scaffold", "ccvr"], {"evaluation": {"every": 2}}),
         (["fedvg"], {"cohort": {"size": 5, "dropout": 0.4, "stragglers": 0.5, "straggler_work": 0.2}}),
-        ([{"krum": {"attackers": 1}}], {"cohort": {"size": 6}}),  # which two clients, the measurement's, are too few for
+        (
+            [{"krum": {"attackers": 1}}],
+            {"cohort": {"size": 6}},
+        ),  # which two clients, the measurement's, are too few for
         ([], {"local": {"epochs": 2.5}, "evaluation": {"every": 0}}),
         ([], {"partition": {"scheme": "joint"}}),
     ],
