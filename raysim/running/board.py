@@ -37,6 +37,10 @@ class Board:
     def __init__(self, folder: Path, first_round: int, rows: Sequence[Mapping[str, str]] = ()):
         from torch.utils.tensorboard import SummaryWriter
 
+        # TensorBoard reads files in the order of their names: the second, the machine, the process. An earlier process's file
+        # of this very second might sort behind this one, which would drop its points.
+        while first_round and list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.02)
         self._writer = SummaryWriter(str(folder), purge_step=first_round or None)
         self._moving: set[str] = set()
         self._held: dict[str, Held] = {}
