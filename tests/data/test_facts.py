@@ -45,8 +45,9 @@ def halves(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("above", ["PACS", ".", ".."])
-def test_folder_above_the_right_one_is_as_good(pacs, above, tmp_path):
-    info = prepare("pacs", tmp_path / "out", pacs / above)
+@pytest.mark.parametrize("name", ["pacs", "pacs_small"])
+def test_folder_above_the_right_one_is_as_good(pacs, name, above, tmp_path):
+    info = prepare("pacs", tmp_path / "out", pacs / above, save_as=name)
     assert (info.domains, info.classes, info.num_examples) == (DOMAINS, CLASSES, 12)
 
 
