@@ -263,7 +263,8 @@ def prepare(
 
     def make() -> SetInfo:
         facts = FACTS.get(save_as)
-        tree = facts or FACTS.get(name)  # under another name its folders are found as well, and may hold a part of the set
+        # Under another name, which may hold a part of the set, its folders are found as well, and not checked.
+        tree = facts or FACTS.get(name)
         place = own_folder(files, tree) if tree is not None and files is not None else files
         mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
         contents = source.read(Request(name, source.origin, place, options, parallel_map, mode))
