@@ -107,21 +107,31 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
 def crop_and_flip(
     images: Tensor, draws: Draws, size: tuple[int, int], *, padding: int, reflects: bool = False
 ) -> Tensor:
-    """(B, H, W, C) -> (B, *size, C) of the same type: each image's own crop, mirrored where drawn; one gather."""
-    height, width = size
-    if padding and not reflects:
-        images = F.pad(images, (0, 0, padding, padding, padding, padding))
-    across = torch.arange(width, device=images.device)
-    columns = torch.where(draws.is_flipped[:, None], width - 1 - across, across) + draws.offsets[:, 1:]
-    rows = torch.arange(height, device=images.device) + draws.offsets[:, :1]
-    if reflects:
-        rows, columns = (_reflected(at - padding, images.shape[axis]) for axis, at in ((1, rows), (2, columns)))
-    return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    """(B, H, W, C) -> (B, *size, C) of the same type: each image's own crop, mirrored where drawn.
+
+    Mirror images lie behind the images, so that a row of any crop is one stretch of memory: a gather by rows, not by pixels.
+    """
+    (height, width), (count, channels) = size, (len(images), images.shape[3])
+    if padding:
+        images = _mirrored_border(images, padding) if reflects else F.pad(images, (0, 0, *[padding] * 4))
+    tall, wide = images.shape[1:3]
+    both = torch.cat([images, images.flip(2)])
+    top, left = draws.offsets.unbind(dim=1)
+    left = torch.where(draws.is_flipped, wide - width - left, left)
+    image = torch.arange(count, device=images.device) + count * draws.is_flipped
+    rows = (image * tall + top)[:, None] + torch.arange(height, device=images.device)
+    starts = (rows * wide + left[:, None]).flatten()
+    stretches = both.as_strided((2 * count * tall * wide - width + 1, width * channels), (channels, 1))
+    return stretches.index_select(0, starts).view(count, height, width, channels)
 
 
-def _reflected(index: Tensor, length: int) -> Tensor:
-    """Positions beyond a border, mirrored at it; the border itself is not repeated."""
-    return (length - 1) - ((length - 1) - index.abs()).abs()
+def _mirrored_border(images: Tensor, padding: int) -> Tensor:
+    """(B, H, W, C) with a border of the image's own pixels, mirrored at its edge, which is not repeated."""
+    for axis in (1, 2):
+        last = images.shape[axis] - 1 - padding
+        before, after = images.narrow(axis, 1, padding), images.narrow(axis, last, padding)
+        images = torch.cat([before.flip(axis), images, after.flip(axis)], dim=axis)
+    return images
 
 
 def resized_crop(

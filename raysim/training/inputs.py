@@ -209,9 +209,17 @@ class InputTransform:
         return x
 
     def _normalised(self, x: Tensor) -> Tensor:
-        if self.mean:
-            x.sub_(torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1))
-            x.div_(torch.tensor(self.std, device=x.device).view(1, -1, 1, 1))
+        """(x - mean) / std, in place."""
+        if not self.mean:
+            return x
+        numbers = [torch.tensor(each, device=x.device).expand(x.shape[1]) for each in (self.mean, self.std)]
+        if self.channels_last and x.is_contiguous(memory_format=torch.channels_last):
+            # The numbers of a whole row of pixels: those of one pixel are too few for vector instructions.
+            mean, std = (each.repeat(x.shape[3]) for each in numbers)
+            x.permute(0, 2, 3, 1).flatten(2).sub_(mean).div_(std)
+        else:
+            mean, std = (each.view(-1, 1, 1) for each in numbers)
+            x.sub_(mean).div_(std)
         return x
 
 
