@@ -44,6 +44,11 @@ FIGURES = {
         "no column label has two numbers or more",
         ("figure_3",),
     ),
+    "ranks": Kind(
+        figures.ranks,
+        "Means, the best on top; error bars are the standard deviation, the line is the baseline.",
+        "no table holds a number",
+    ),
     "curves": Kind(
         traces.curves,
         "By round, on the test set; shaded: standard deviation over seeds.",

@@ -12,7 +12,19 @@ from matplotlib.figure import Figure
 
 from raysim.core.texts import number
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.panels import DASHES, Style, Styles, band, grid, legend, scale_decreasing, styles_of, wrap, zoom
+from raysim.reporting.panels import (
+    COLOURS,
+    DASHES,
+    Style,
+    Styles,
+    band,
+    grid,
+    legend,
+    scale_decreasing,
+    styles_of,
+    wrap,
+    zoom,
+)
 from raysim.reporting.published import Label, canonical
 from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
 
@@ -117,6 +129,32 @@ def grouped_bars(
             if cell.n and cell.published and cell.published.value is not None:
                 value = cell.published.value
                 axes.plot(at, value, "D", markersize=4, color="white", markeredgecolor="black", label="published")
+
+
+def ranks(report: ReportContents) -> Iterator[Figure]:
+    """For each table a panel a column: a bar for every row, the best on top, and a line at the baseline's mean."""
+    for table in report.tables:
+        groups = {heading(table.names, column): table.column_cells(column) for column in table.columns}
+        groups = {name: group for name, group in groups.items() if group}
+        if not groups:
+            continue
+        figure, panels = grid(len(groups), across=3, width=4.2, height=0.8 + 0.2 * max(map(len, groups.values())))
+        for axes, (name, group) in zip(panels, groups.items(), strict=True):
+            rows = sorted(group, key=lambda row: group[row].mean, reverse=report.measure.mode == "min")
+            means, stds = [group[row].mean for row in rows], [group[row].std or 0.0 for row in rows]
+            colours = [COLOURS[1] if row == report.baseline else COLOURS[0] for row in rows]
+            axes.barh(range(len(rows)), means, 0.8, xerr=stds, color=colours, ecolor="#777777")
+            for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
+                axes.text(mean + std, place, f" {mean:.1f}", va="center", fontsize=7)
+            if report.baseline in group:
+                axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)
+            axes.set_yticks(range(len(rows)), rows, fontsize=8)
+            axes.margins(y=0.01)
+            axes.grid(visible=False, axis="y")
+            axes.set_xlabel(report.measure.axis)
+            axes.set_title(name)
+        figure.suptitle(table.title)
+        yield figure
 
 
 def lines(report: ReportContents) -> Iterator[Figure]:

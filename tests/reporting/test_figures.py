@@ -49,6 +49,19 @@ def test_bars_of_several_tables_stand_at_the_smallest_alpha():
     assert axes.get_xticklabels()[0].get_text() == "CIFAR-10\nResNet-18"
 
 
+@pytest.mark.parametrize(("mode", "best"), [("max", 61.0), ("min", 54.0)])
+def test_ranks_put_the_best_on_top_of_each_column_and_mark_the_baseline(runs, mode, best):
+    _, made, _ = drawn([runs], {"figures": ["ranks"], "baseline": "FedAvg", "mode": mode})
+    first, second = made["ranks"].axes
+    assert [first.get_title(), second.get_title()] == ["alpha = 0.1", "alpha = 0.05"]
+    widths = [round(bar.get_width(), 6) for bar in first.patches]
+    assert widths == sorted(widths, reverse=mode == "min")
+    assert widths[-1] == best  # the last bar is the highest on the page
+    names = [text.get_text() for text in first.get_yticklabels()]
+    column = dict(zip(names, widths, strict=True))
+    assert first.lines[0].get_xdata()[0] == pytest.approx(column["FedAvg"])
+
+
 def test_lines_fall_with_alpha_on_a_logarithmic_axis():
     _, made, _ = drawn([], {"published": MAIN, "figures": ["lines"], "against": "FedVG"})
     assert len(made["lines"].axes) == 7
