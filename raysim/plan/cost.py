@@ -29,7 +29,7 @@ RUN_S, ROUND_S = 0.6, 0.002
 FEW, MANY = 2, 8
 
 #: Seconds that a round of the measurement may take where more clients make it truer, and that all rounds of a phase are
-#: to take: beside other work on the machine a short look says little.
+#: to take, where there are few pairs: beside other work on the machine a short look says little.
 ROUND_LIMIT_S, PHASE_S = 0.5, 4.0
 
 #: Seconds after which further pairs of network and method are no longer measured.
@@ -147,7 +147,7 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
+def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates, ...]:
     """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards."""
     recipe = serial_recipe(plan)
     trainer = make_trainer(recipe)
@@ -181,7 +181,7 @@ def measured(plan: Plan, cost: RunCost) -> tuple[Rates, ...]:
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
         began = time.perf_counter()
         pairs: list[list[RoundRecord]] = []
-        while not pairs or time.perf_counter() - began < PHASE_S:
+        while not pairs or time.perf_counter() - began < phase_s:
             pairs.append([round_of(phase, steps, count, mean_images) for steps in (few, many)])
         rates.append(rates_of(*(_mean(records) for records in zip(*pairs, strict=True))))
     return tuple(rates)
@@ -244,7 +244,7 @@ def measure_all(
         cost, make_plan = pairs[pair]
         if number < len(networks) or time.perf_counter() - began < limit_s:
             on_step(f"measuring a few local steps: {number + 1} of {len(pairs)} pairs of network and methods")
-            rates[pair] = measured(make_plan(), cost)
+            rates[pair] = measured(make_plan(), cost, min(PHASE_S, limit_s / len(pairs)))
     num_measured = len(rates)
     for pair, (cost, _) in pairs.items():
         if pair not in rates:

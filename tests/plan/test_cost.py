@@ -105,10 +105,11 @@ def test_seconds_add_up_over_phases_and_share_out_over_trainers(monkeypatch):
 
 
 def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(monkeypatch):
-    asked = []
+    asked, seconds = [], []
 
-    def fake(plan, cost):
+    def fake(plan, cost, phase_s):
         asked.append(plan)
+        seconds.append(phase_s)
         return (Rates(*[float(plan)] * 5),)
 
     monkeypatch.setattr(module, "measured", fake)
@@ -123,4 +124,7 @@ def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(mo
     asked.clear()
     rates, num_left = measure_all(runs, limit_s=60.0)
     assert (len(asked), num_left) == (3, 0)
+    assert seconds[-1] == module.PHASE_S
+    measure_all(runs, limit_s=6.0)
+    assert seconds[-1] == 2.0  # three pairs share the time
     assert rates["b"][0].step_s == 1.0
