@@ -115,7 +115,7 @@ def crop_and_flip(
     if padding:
         images = _mirrored_border(images, padding) if reflects else F.pad(images, (0, 0, *[padding] * 4))
     tall, wide = images.shape[1:3]
-    both = torch.cat([images, images.flip(2)])
+    both = torch.cat([images, images.flip(2)]).contiguous()
     top, left = draws.offsets.unbind(dim=1)
     left = torch.where(draws.is_flipped, wide - width - left, left)
     image = torch.arange(count, device=images.device) + count * draws.is_flipped
