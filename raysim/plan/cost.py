@@ -154,12 +154,16 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
     server = make_server(recipe, SerialPool(lambda: trainer, plan.keeps_memory))
     sizes, played = plan.manifest.sizes, 0
 
-    def round_of(phase: Phase, steps: int | None, num_clients: int, mean_images: float) -> RoundRecord:
+    def round_of(
+        phase: Phase, steps: int | None, num_clients: int, mean_images: float, evaluates: bool
+    ) -> RoundRecord:
         nonlocal played
         settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
         one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
         # Behind phases of no round it has another number: trainers keep what they got for a round and a phase.
-        server.phases = trainer.phases = (*[replace(one, rounds=0)] * played, one)
+        # Another round stands behind it, for the last one is evaluated in any case.
+        server.phases = trainer.phases = (*[replace(one, rounds=0)] * played, one, one)
+        server.evaluate_every = int(evaluates)
         server.seed = _like_all(sizes, num_clients, phase.settings.batch_size, mean_images, plan.config.seed)
         played += 1
         return server.run_round(0)
@@ -169,9 +173,10 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
         mean_images = work.images / max(1, work.steps)
         few, many = (0, 0) if phase.settings.steps == 0 else (FEW, MANY)
         count = min(2, phase.cohort_size)
+        began = time.perf_counter()
         while True:
             try:
-                trial = [round_of(phase, few, count, mean_images) for _ in range(2)][-1]  # the first one warms up
+                trial = [round_of(phase, few, count, mean_images, warm) for warm in (False, True)][-1]
                 break
             except MethodError:  # of a rule that needs more clients
                 if count == phase.cohort_size:
@@ -179,11 +184,11 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
                 count = min(2 * count, phase.cohort_size)
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
-        began = time.perf_counter()
         pairs: list[list[RoundRecord]] = []
         while not pairs or time.perf_counter() - began < phase_s:
-            pairs.append([round_of(phase, steps, count, mean_images) for steps in (few, many)])
-        rates.append(rates_of(*(_mean(records) for records in zip(*pairs, strict=True))))
+            pairs.append([round_of(phase, steps, count, mean_images, False) for steps in (few, many)])
+        means = (_mean(records) for records in zip(*pairs, strict=True))
+        rates.append(rates_of(*means, trial.metrics["system/evaluate_s"]))
     return tuple(rates)
 
 
@@ -203,7 +208,7 @@ def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float
     return min((derive_seed(seed, "cost", number) for number in range(64)), key=distance)
 
 
-def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:
+def rates_of(few: RoundRecord, many: RoundRecord, evaluation_s: float) -> Rates:
     """The price of a step is the slope between two rounds of the same clients, that of a client what is left of the first."""
     clients = len(few.clients["client"])
     steps = [int(record.clients["num_steps"].sum()) for record in (few, many)]
@@ -212,7 +217,6 @@ def rates_of(few: RoundRecord, many: RoundRecord) -> Rates:
     step_s = max(0.0, (train[1] - train[0]) / more) if more else 0.0
     left_s = max(0.0, train[0] - steps[0] * step_s) + few.metrics["system/aggregate_s"]
     up, down = (few.metrics[f"comm/{way}_mb"] / clients for way in ("up", "down"))
-    evaluation_s = fmean(record.metrics["system/evaluate_s"] for record in (few, many))
     return Rates(step_s, left_s / clients, evaluation_s, up, down)
 
 

@@ -17,9 +17,8 @@ from tests.support.runs import a_plan, quietly
 RATES = Rates(step_s=2.0, client_s=3.0, evaluation_s=5.0, up_mb=7.0, down_mb=11.0)
 
 
-def a_record(clients, steps, train_s, aggregate_s=0.0, evaluate_s=0.0):
-    metrics = {"comm/up_mb": 4.0, "comm/down_mb": 6.0, "system/train_s": train_s}
-    metrics |= {"system/aggregate_s": aggregate_s, "system/evaluate_s": evaluate_s}
+def a_record(clients, steps, train_s, aggregate_s=0.0):
+    metrics = {"comm/up_mb": 4.0, "comm/down_mb": 6.0, "system/train_s": train_s, "system/aggregate_s": aggregate_s}
     columns = {"client": np.arange(clients), "num_steps": np.full(clients, steps)}
     return RoundRecord(0, metrics, columns, np.zeros((clients, 1)))
 
@@ -75,9 +74,9 @@ def test_counts_are_those_that_the_run_records(root, tmp_path, methods, groups):
 
 
 def test_a_step_costs_the_slope_and_a_client_what_is_left():
-    few = a_record(2, 2, train_s=2 * (2 * 0.5 + 3.0), aggregate_s=0.4, evaluate_s=1.0)
-    many = a_record(2, 8, train_s=2 * (8 * 0.5 + 3.0), aggregate_s=0.4, evaluate_s=2.0)
-    found = rates_of(few, many)
+    few = a_record(2, 2, train_s=2 * (2 * 0.5 + 3.0), aggregate_s=0.4)
+    many = a_record(2, 8, train_s=2 * (8 * 0.5 + 3.0), aggregate_s=0.4)
+    found = rates_of(few, many, 1.5)
     assert found.step_s == pytest.approx(0.5)
     assert found.client_s == pytest.approx(3.0 + 0.2)
     assert found.evaluation_s == 1.5
@@ -85,12 +84,12 @@ def test_a_step_costs_the_slope_and_a_client_what_is_left():
 
 
 def test_a_phase_without_steps_has_clients_that_cost_and_steps_that_do_not():
-    found = rates_of(a_record(4, 0, train_s=8.0), a_record(4, 0, train_s=9.0))
+    found = rates_of(a_record(4, 0, train_s=8.0), a_record(4, 0, train_s=9.0), 0.0)
     assert (found.step_s, found.client_s) == (0.0, 2.0)
 
 
 def test_a_clock_that_ran_backwards_gives_no_price_below_0():
-    found = rates_of(a_record(2, 2, train_s=3.0), a_record(2, 8, train_s=1.0))
+    found = rates_of(a_record(2, 2, train_s=3.0), a_record(2, 8, train_s=1.0), 0.0)
     assert (found.step_s, found.client_s) == (0.0, 1.5)
 
 
