@@ -154,9 +154,7 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
     server = make_server(recipe, SerialPool(lambda: trainer, plan.keeps_memory))
     sizes, played = plan.manifest.sizes, 0
 
-    def round_of(
-        phase: Phase, steps: int | None, num_clients: int, mean_images: float, evaluates: bool
-    ) -> RoundRecord:
+    def round_of(phase: Phase, steps: int | None, num_clients: int, mean_images: float, evaluates: bool) -> RoundRecord:
         nonlocal played
         settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
         one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
