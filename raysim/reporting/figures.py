@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -93,7 +94,7 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
     rows = [row for row in order if any(row in group for group in groups.values())]
     width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
     figure, (axes,) = grid(1, width=width, height=3.2)
-    grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)), single=0.0)
+    grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)))
     cells = [cell for group in groups.values() for cell in group.values()]
     ends = [cell.mean + sign * (cell.std or 0.0) for cell in cells for sign in (-1, 1)]
     ends += [c.published.value for c in cells if c.n and c.published and c.published.value is not None]
@@ -107,14 +108,11 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
     return figure
 
 
-def grouped_bars(
-    axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles, *, edge: float, cap: float, single: float
-) -> None:
-    """Bars side by side in each group, at its index, with their deviations; a diamond is the published mean.
+def grouped_bars(axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles, *, edge: float, cap: float) -> None:
+    """Bars side by side in each group, at its index, with their deviations, if there are any; a diamond is the published mean.
 
     Args:
       edge: width of the line around a bar. cap: of the ends of a deviation.
-      single: deviation of one seed: 0 draws the ends alone, NaN nothing.
     """
     step = BARS / len(rows)
     for index, row in enumerate(rows):
@@ -122,7 +120,7 @@ def grouped_bars(
         places = {at + offset: group[row] for at, group in enumerate(groups.values()) if row in group}
         x, cells = list(places), list(places.values())
         means = [cell.mean for cell in cells]
-        stds = [single if cell.std is None else cell.std for cell in cells]
+        stds = [math.nan if cell.std is None else cell.std for cell in cells]
         axes.bar(x, means, step * 0.92, label=row, color=style.colour, hatch=style.hatch, edgecolor="white", lw=edge)
         axes.errorbar(x, means, stds, fmt="none", ecolor="#777777", elinewidth=1.0, capsize=cap)
         for at, cell in places.items():
@@ -143,7 +141,8 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             rows = sorted(group, key=lambda row: group[row].mean, reverse=report.measure.mode == "min")
             means, stds = [group[row].mean for row in rows], [group[row].std or 0.0 for row in rows]
             colours = [COLOURS[1] if row == report.baseline else COLOURS[0] for row in rows]
-            axes.barh(range(len(rows)), means, 0.8, xerr=stds, color=colours, ecolor="#777777")
+            drawn = [std or math.nan for std in stds]
+            axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
                 axes.text(mean + std, place, f" {mean:.1f}", va="center", fontsize=7)
             if report.baseline in group:

@@ -376,7 +376,7 @@ def selection(report: ReportContents) -> Iterator[Figure]:
         shares = selection_shares(table, report.theirs)
         if shares:
             figure, (axes,) = grid(1, width=min(14.0, 2.5 + 0.7 * len(shares)), height=3.2)
-            grouped_bars(axes, shares, choosing(table, shares), report.styles, edge=1.0, cap=2, single=np.nan)
+            grouped_bars(axes, shares, choosing(table, shares), report.styles, edge=1.0, cap=2)
             axes.set_xticks(range(len(shares)), [wrap(b.replace(" (", "\n("), 14) for b in shares], fontsize=7)
             axes.set(ylabel="chosen (%)", title=table.title, ylim=(0, None))
             legend(figure, [axes])
