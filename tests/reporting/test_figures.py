@@ -35,6 +35,11 @@ def test_bars_hold_means_deviations_and_published_means(runs):
     (axes,) = made["bars"].axes
     heights = sorted(round(bar.get_height(), 6) for bar in axes.patches)
     assert heights == [41.0, 45.0, 54.0, 54.0, 61.0]
+    spans = {tuple(np.round(part[:, 1], 6)) for lines in axes.collections for part in lines.get_segments() if len(part)}
+    cells = [cell for cell in report.tables[0].cells.values() if cell.n and cell.std is not None]
+    expected = {tuple(np.round([cell.mean - cell.std, cell.mean + cell.std], 6)) for cell in cells}
+    assert {span for span in spans if np.isfinite(span).all()} == expected  # one seed has no deviation
+    assert len(expected) < len(heights)
     diamonds = sorted(float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "D")
     assert diamonds == [48.83, 53.58, 55.22, 57.93, 61.06]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["alpha = 0.1", "alpha = 0.05"]
