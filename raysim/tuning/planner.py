@@ -80,7 +80,7 @@ class Planner:
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = with_whole_files(check({**single.raw, **place}, self._source, validates=self._validates))
         checksum = plan.manifest.checksum
-        text = identity(plan.config, checksum)
+        text = identity(plan.config, backend_of(plan.config), checksum)
         original = self._first.setdefault(text, name)
         shared = "" if names_own_code(plan.config) else text
         counts = (plan.num_rounds, checksum, cost_of(plan))
@@ -129,16 +129,25 @@ def with_whole_files(plan: Plan) -> Plan:
 IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
 
 
-def identity(config: Config, checksum: str) -> str:
-    """A text that two runs share if nothing that counts tells them apart. checksum: of the partition.
+def backend_of(config: Config) -> str:
+    """What a trial with this configuration runs on, "serial" or "ray"; there it is a run like any other."""
+    return "serial" if config.is_serial(in_sweep=True) else "ray"
+
+
+def identity(config: Config, backend: str, checksum: str) -> str:
+    """A text that two runs share if nothing that counts tells them apart.
 
     Labels and names do not count. Resources do: time hangs on them, and bits on the kind of device. Of the partition its rows
     count and not the keys that they come from, such as alpha for joint training; of the cohort its size, and no share of work
     where nobody straggles.
+
+    Args:
+      backend: that it runs or ran on; `auto` is another one in a trial than in a run.
+      checksum: of the partition.
     """
     dumped = config.model_dump(mode="json")
     counts = {key: value for key, value in dumped.items() if key not in (*FREE_KEYS, "partition")}
-    counts["resources"] = dumped["resources"]
+    counts["resources"] = {**dumped["resources"], "backend": backend}
     counts["stop"] = dumped["stop"]  # a resumed run may change it; two runs that differ in it are two
     counts["data"] = {key: value for key, value in dumped["data"].items() if key not in IN_MANIFEST}
     cohort = counts.pop("cohort")

@@ -78,7 +78,8 @@ def _checksum(folder: RunFolder) -> str:
 def _identity(folder: RunFolder, checksum: str) -> str:
     """Of a finished run; empty for one that cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return identity(Config.model_validate(folder.read_config(LOADER)), checksum)
+        ran_on = json.loads(folder.environment.read_text())["resources"]["backend"]
+        return identity(Config.model_validate(folder.read_config(LOADER)), ran_on, checksum)
     return ""
 
 

@@ -23,7 +23,7 @@ from raysim.folders.storage import local_copy, place_of
 from raysim.plan.check import check
 from raysim.plan.resources import gpu_share
 from raysim.running.runner import execute
-from raysim.tuning.planner import SweepTrial
+from raysim.tuning.planner import SweepTrial, backend_of
 from raysim.tuning.ready import AllReady, ready_for
 from raysim.tuning.resources import group_of
 
@@ -38,8 +38,7 @@ Point = dict[str, object]
 def point_of(trial: SweepTrial) -> Point:
     """What Tune sends to the process that is to run a trial; without defaults, since Tune keeps it in a file."""
     settings = trial.config.model_dump(mode="json", exclude_defaults=True)
-    backend = "serial" if trial.config.is_serial(in_sweep=True) else "ray"  # there a trial is a run like any other
-    settings["resources"] = {**settings.get("resources", {}), "backend": backend}
+    settings["resources"] = {**settings.get("resources", {}), "backend": backend_of(trial.config)}
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
 

@@ -103,6 +103,17 @@ def test_a_damaged_run_in_the_storage_is_passed_over(root, tmp_path):
     assert reused(sweep) == {}
 
 
+@pytest.mark.parametrize(("ran", "wanted"), [("auto", "serial"), ("serial", "auto"), ("auto", "auto")])
+def test_what_a_run_was_on_counts_and_not_whether_it_was_asked_for(root, tmp_path, monkeypatch, ran, wanted):
+    """Trials record the backend that they had, and those of the next sweep are planned with `auto`, the default."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    single = a_run(root, tmp_path, resources={"backend": ran, "trainers": 1})
+    sweep = a_sweep(root, tmp_path, SPACE, resources={"backend": wanted, "trainers": 1})
+    assert reused(sweep) == {sweep.trials[0].name: single}
+    on_ray = a_sweep(root, tmp_path, SPACE, resources={"backend": "ray", "trainers": 1})
+    assert reused(on_ray) == {}
+
+
 @pytest.mark.ray
 def test_without_reuse_the_trial_is_trained(root, tmp_path, ray_cluster):
     single = a_run(root, tmp_path, rounds=1)
