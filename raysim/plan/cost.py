@@ -185,8 +185,8 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
         pairs: list[list[RoundRecord]] = []
         while not pairs or time.perf_counter() - began < phase_s:
             pairs.append([round_of(phase, steps, count, mean_images, False) for steps in (few, many)])
-        means = (_mean(records) for records in zip(*pairs, strict=True))
-        rates.append(rates_of(*means, trial.metrics["system/evaluate_s"]))
+        shorter, longer = (_mean(records) for records in zip(*pairs, strict=True))
+        rates.append(rates_of(shorter, longer, trial.metrics["system/evaluate_s"]))
     return tuple(rates)
 
 
