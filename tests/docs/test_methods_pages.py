@@ -18,7 +18,7 @@ TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
 STUDIES = {
     "fedvg": ("fedvg_digits", "fedvg_scoring"),
     "flfa": ("flfa_digits",),
-    "livar": ("livar_digits",),
+    "livar": ("livar_digits", "livar_cifar100"),
     "univarfl": ("univarfl_shapes", "univarfl_pacs"),
 }
 #: Groups of methods with a page of their own.
