@@ -231,7 +231,7 @@ class Progress:
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         when = "" if self._evaluated == number else f" (round {self._evaluated})"
         score = f"{self._score}{when}  " if self._score else ""
-        text = f"round {count}  {score}{loss}  {_clock(left)} left"
+        text = f"round {count}  {score}{loss}  {clock(left)} left"
         self.line.show(text, is_last=True)
         is_last, is_due = number == self._total, number % max(1, self._total // 100) == 0
         if not out.is_jupyter and (is_last or (is_due and not self.line.is_replaced)):
@@ -253,7 +253,7 @@ class Lines:
             self._next_s = 1.5 * spent
             share = f"{done:,} so far"
             if total is not None:
-                share = f"{100 * done // total} %, {_clock(spent / done * (total - done))} left"
+                share = f"{100 * done // total} %, {clock(spent / done * (total - done))} left"
             self._say(f"{self._what}: {share}")
 
 
@@ -287,7 +287,8 @@ def command_began() -> float:
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A duration as minutes:seconds, or hours:minutes:seconds."""
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

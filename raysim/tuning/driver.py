@@ -28,7 +28,7 @@ from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
-from raysim.terminal import SILENT, LiveLine
+from raysim.terminal import SILENT, LiveLine, clock
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
@@ -265,6 +265,7 @@ class _Watch(tune.Callback):
         self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
+        self._first: tuple[float, float] | None = None
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
         self.lost: list[SweepTrial] = []
@@ -318,18 +319,30 @@ class _Watch(tune.Callback):
         is_due = now - self._spoke_at >= PROGRESS_S * 1.15**self._num_lines and self._num_lines < MOST_LINES
         if not self._line.is_replaced and not is_due:
             return
-        known = sum(trial.num_rounds for trial in self._trials.values())
-        trials_done = self._num_before + sum(self._rounds.values()) / max(1, known) * len(self._trials)
-        share = trials_done / max(1, self._count)
+        share, left = self._progress(now)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
-        text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all rounds, {text}"
+        text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all images, {left}{text}"
         if self._line.is_replaced:
             self._line.show(text)
         else:
             self._spoke_at = now
             self._num_lines += 1
             self._say(f"  {text}")
+
+    def _progress(self, now: float) -> tuple[float, str]:
+        """The share of the sweep's images that are through, and in words how long the others take at the pace since the first."""
+        work = {name: max(1, trial.cost.total.images + trial.cost.scored) for name, trial in self._trials.items()}
+        done = sum(work[name] * self._rounds[name] / max(1, trial.num_rounds) for name, trial in self._trials.items())
+        mean = sum(work.values()) / max(1, len(work))  # of trials that are done or not chosen yet, too
+        share = (self._num_before * mean + done) / max(1, self._count * mean)
+        if self._first is None and done:
+            self._first = now, done
+        began, before = self._first or (now, done)
+        if done == before:
+            return share, ""
+        left_s = (now - began) / (done - before) * (mean * (self._count - self._num_before) - done)
+        return share, f"{clock(left_s)} left, "
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
         """Mark a trial that did not come to its own end, and say a line about it."""
