@@ -140,6 +140,7 @@ def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsew
     for is_there in (False, True):
         folder = RunFolder(tmp_path / str(is_there))
         recorder = Recorder(folder, first_round=0, num_rounds=1, hyperparameters={}, blocks=["p"], classes=["a", "b"])
+        recorder._board.flush()  # so that its thread makes no file while the directory is deleted
         monkeypatch.setattr(recorder._board, "flush", gone)  # as TensorBoard's thread says it, sooner or later
         if is_there:
             with pytest.raises(FileNotFoundError):
