@@ -174,7 +174,8 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
         began = time.perf_counter()
         while True:
             try:
-                trial = [round_of(phase, few, count, mean_images, warm) for warm in (False, True)][-1]
+                # The first one warms up, the second is also evaluated, once: scores can take longer than the steps.
+                trial = [round_of(phase, few, count, mean_images, evaluates) for evaluates in (False, True)][-1]
                 break
             except MethodError:  # of a rule that needs more clients
                 if count == phase.cohort_size:
@@ -207,7 +208,11 @@ def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float
 
 
 def rates_of(few: RoundRecord, many: RoundRecord, evaluation_s: float) -> Rates:
-    """The price of a step is the slope between two rounds of the same clients, that of a client what is left of the first."""
+    """The price of a step is the slope between two rounds of the same clients, that of a client what is left of the first.
+
+    Args:
+      few, many: rounds that differ in their local steps alone. evaluation_s: seconds of an evaluation, handed on.
+    """
     clients = len(few.clients["client"])
     steps = [int(record.clients["num_steps"].sum()) for record in (few, many)]
     train = [record.metrics["system/train_s"] for record in (few, many)]

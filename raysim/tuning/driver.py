@@ -265,7 +265,7 @@ class _Watch(tune.Callback):
         self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
-        self._first: tuple[float, float] | None = None
+        self._first: tuple[float, float] | None = None  # when results first came, and the images of then
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
         self.lost: list[SweepTrial] = []

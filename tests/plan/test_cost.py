@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from raysim.engine.round_metrics import RoundRecord
+from raysim.engine.server import Server
 from raysim.folders.run_folder import RunFolder
 from raysim.plan import cost as module
 from raysim.plan.cost import Rates, RunCost, Work, cost_of, measure_all, measured, rates_of, seconds_of
@@ -71,6 +72,21 @@ def test_counts_are_those_that_the_run_records(root, tmp_path, methods, groups):
         assert expected == pytest.approx(sum(float(row[f"comm/{way}_mb"]) for row in progress), rel=1e-6)
     assert all(rate.client_s > 0 for rate in rates)
     assert rates[0].step_s > 0
+
+
+def test_held_out_rows_are_scored_once_however_many_rounds_are_measured(root, tmp_path, monkeypatch):
+    plan, rounds, scored = a_plan(root, tmp_path), [], []
+    run_round = Server.run_round
+
+    def counted(server, index):
+        record = run_round(server, index)
+        rounds.append(index)
+        scored.extend([index] * ("server/accuracy" in record.metrics))
+        return record
+
+    monkeypatch.setattr(Server, "run_round", counted)
+    assert measured(plan, cost_of(plan), 0.0)[0].evaluation_s > 0
+    assert (len(rounds), len(scored)) == (4, 1)  # to warm up, evaluated, few steps, many steps
 
 
 def test_a_step_costs_the_slope_and_a_client_what_is_left():

@@ -107,7 +107,7 @@ OTHER_SEEDS = {
     **dict.fromkeys([f"studies/{name}" for name in ("combinations", "corner", "univarfl_pacs")], 3),
     **dict.fromkeys(("studies/shakespeare", "studies/shakespeare_lora", "studies/fedvg_scoring"), 3),
     **dict.fromkeys(
-        ("studies/leaderboard", "studies/flfa_cifar10", "studies/livar_cifar100", "studies/fedvg_cifar10"), 1
+        [f"studies/{name}" for name in ("leaderboard", "flfa_cifar10", "livar_cifar100", "fedvg_cifar10")], 1
     ),
     "livar/table_4": 5,
     "livar/table_4_test": 8,

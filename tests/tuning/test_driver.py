@@ -334,7 +334,7 @@ def test_trials_that_were_finished_before_are_counted(root, tmp_path, monkeypatc
 
 
 def test_the_time_left_is_that_of_the_images_left(root, tmp_path, monkeypatch):
-    """A trial of twice the local steps weighs more than one of one, and what was done before the first look is no pace."""
+    """A trial of eight epochs weighs more than one of one, and what was done before the first look is no pace."""
     sweep = a_sweep(root, tmp_path, {"local.epochs": {"grid_search": [1, 8]}}, rounds=10)
     short, long = (trial.cost.total.images + trial.cost.scored for trial in sweep.trials)
     assert long > 2 * short
