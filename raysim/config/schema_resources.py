@@ -1,0 +1,84 @@
+"""The schema of `resources`: where a run computes."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from raysim.config.keys import Group, key
+
+
+def _is_span(span: dict[str, int]) -> dict[str, int]:
+    if set(span) != {"min", "max"} or span["min"] > span["max"]:
+        raise ValueError("must have min and max, of which max is not the smaller")
+    return span
+
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class ResourcesGroup(Group):
+    """A serial run ignores the keys of Ray without a word, so that one file serves both backends."""
+
+    backend: Literal["auto", "ray", "serial"] = key(
+        "auto",
+        "serial: in one process, without Ray; auto: serial where one trainer would do all the work; the bits are the same",
+    )
+    trainers: (
+        AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
+    ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")
+    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
+        "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
+    )
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
+    custom: dict[str, Annotated[float, Field(gt=0)]] = key(
+        {}, "further resources of a trainer, by the names that Ray was given, such as {mig_1g_10gb: 1}"
+    )
+    accelerator_type: str | None = key(
+        None, "type of a trainer's GPU, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
+    )
+    placement: Literal["pack", "spread"] = key("pack", "pack: trainers on few nodes; spread: over many")
+    client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
+        "auto",
+        "a trainer on Ray that gives no answer for so many seconds is ended, and others take its clients; "
+        "auto: 20 times the longest answer so far, at least 60; a process that stands still is ended after 60",
+    )
+    wait_s: float = key(
+        3600.0,
+        "seconds that a run waits before it fails: for room on a busy cluster, for nodes of an autoscaler, or for a cluster "
+        "that it lost",
+        gt=0,
+    )
+    restarts: int = key(
+        3,
+        "how often a run goes on by itself, from its last checkpoint, after its server, that one's node, or the connection "
+        "to the cluster was lost; and each trial of a sweep that lost its process or node",
+        ge=0,
+    )
+
+    @property
+    def least(self) -> int:
+        """Trainers without which a run does not begin; auto is one."""
+        if isinstance(self.trainers, dict):
+            return self.trainers["min"]
+        return 1 if self.trainers == "auto" else self.trainers
+
+    @property
+    def most(self) -> float:
+        """Trainers that a run has at most; auto is as many as there is room for."""
+        if isinstance(self.trainers, dict):
+            return self.trainers["max"]
+        return math.inf if self.trainers == "auto" else self.trainers
+
+    @property
+    def cpus(self) -> float:
+        """Cores of a trainer; auto is one."""
+        return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
+
+    @property
+    def named(self) -> dict[str, float]:
+        """What a trainer takes besides CPUs and GPUs. A GPU's type is a resource that Ray gives every node once."""
+        kind = {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
+        return {**self.custom, **kind}
