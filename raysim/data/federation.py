@@ -136,6 +136,11 @@ def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable
             shutil.rmtree(part, ignore_errors=True)
 
 
+def _sizes_of_every(every: int, sizes: np.ndarray | None) -> np.ndarray | None:
+    """What is left of parts that lie one after the other, where every so many-th row is kept."""
+    return None if sizes is None else np.diff(-(-np.cumsum(sizes) // every), prepend=0)
+
+
 class Federation:
     """Memory-mapped shards: each client's examples, the validation set and the test sets.
 
@@ -147,11 +152,12 @@ class Federation:
     Args:
       fetch: fetch(name) copies a missing file into the folder, on a node without the driver's disk. A file is fetched
         when it is first needed, once per node.
+      every: of the held-out sets every so many-th row alone is there, for measurements that scale up.
     """
 
-    def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None):
+    def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None, every: int = 1):
         self.folder = folder
-        self._fetch = fetch
+        self._fetch, self._every = fetch, every
         if fetch is not None:  # always anew: it says how long the files must be
             folder.mkdir(parents=True, exist_ok=True)
             fetch("index.json")
@@ -163,19 +169,20 @@ class Federation:
             counts = _read_counts(folder)
         self._per_shard: int = index["clients_per_shard"]
         self.class_counts = counts["class_counts"]
-        self.domain_counts, self.test_domains, self.test_sizes, self.unseen_sizes = map(counts.get, ARRAYS[1:])
+        self.domain_counts, domains, *own_sizes = map(counts.get, ARRAYS[1:])
+        self.test_domains = None if domains is None else domains[::every]
+        self.test_sizes, self.unseen_sizes = (_sizes_of_every(every, sizes) for sizes in own_sizes)
         self.sizes = self.class_counts.sum(axis=1)
-        self.num_test: int = index["num_test"]
-        self.num_validation: int = index["num_validation"]
+        self.num_test, self.num_validation = (-(-index[name] // every) for name in ("num_test", "num_validation"))
         self.domains: list[str] = index["domains"]
-        self.test_sets: dict[str, int] = index["test_sets"]
+        self.test_sets: dict[str, int] = {name: -(-count // every) for name, count in index["test_sets"].items()}
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """(inputs (n, ...), targets (n, ...)) of one client, see `SetRows`: read-only views, no copy."""
         shard = client // self._per_shard
-        inputs, targets = self.held_out(f"clients-{shard:05d}")
+        inputs, targets = self._file(f"clients-{shard:05d}")
         start, end = self._starts[client : client + 2] - self._starts[shard * self._per_shard]
         return inputs[start:end], targets[start:end]
 
@@ -187,7 +194,11 @@ class Federation:
         return end - int(self.test_sizes[client]), end
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of a file: "validation", "test", "unseen" or, for a further test set, "test-NAME"."""
+        """(inputs, targets) of a held-out set: "validation", "test", "unseen" or, for a further test set, "test-NAME"."""
+        inputs, targets = self._file(name)
+        return inputs[:: self._every], targets[:: self._every]
+
+    def _file(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._maps:
             self._maps[name] = self._open(name).whole()
         return self._maps[name]

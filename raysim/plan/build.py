@@ -77,6 +77,7 @@ class Recipe:
     """Everything a process needs to build its server or trainer.
 
     own: the user's own functions, or where they are, see `raysim.core.own_code`.
+    held_out_every: of the held-out sets every so many-th row is used, for measurements that scale up.
     """
 
     config: Config
@@ -85,6 +86,7 @@ class Recipe:
     num_threads: int = 1
     wants_gpu: bool = False
     own: OwnCode = field(default_factory=OwnCode)
+    held_out_every: int = 1
 
     @property
     def spec(self) -> ModelSpec:
@@ -299,10 +301,10 @@ def open_federation(recipe: Recipe) -> Federation:
     """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
     made = recipe.made
     if not made.node:
-        return Federation(Path(made.shards))
+        return Federation(Path(made.shards), every=recipe.held_out_every)
     from raysim.engine.ray.shards import shard_fetcher
 
-    return Federation(*shard_fetcher(made.shards, made.node))
+    return Federation(*shard_fetcher(made.shards, made.node), every=recipe.held_out_every)
 
 
 @own_errors()

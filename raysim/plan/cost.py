@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -17,7 +18,7 @@ from raysim.core.seeding import derive_seed
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
-from raysim.plan.build import Plan, cached_skeleton, make_phases, make_server, make_trainer
+from raysim.plan.build import Plan, Recipe, cached_skeleton, make_phases, make_server, make_trainer
 from raysim.plan.start import serial_recipe
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
 
@@ -25,8 +26,11 @@ from raysim.training.local import LocalSettings, batch_bounds, needs_two_example
 #: Measured with the digits on a machine of two cores.
 RUN_S, ROUND_S = 0.6, 0.002
 
-#: Local steps of the rounds that are measured: their distance is the price of a step.
-FEW, MANY = 2, 8
+#: Local steps of the rounds that are measured: their distance is the price of a step. Of steps that take long, fewer.
+FEW_AND_MANY, SLOW_STEP_S, SLOW_FEW_AND_MANY = (2, 8), 1.0, (1, 3)
+
+#: Held-out rows of the first look, and the fewest of a measurement; it has more if they take no more than so many seconds.
+LOOK_ROWS, SCORING_S = 64, 4.0
 
 #: Seconds that a round of the measurement may take where more clients make it truer, and that all rounds of a phase are
 #: to take, where there are few pairs: beside other work on the machine a short look says little.
@@ -59,12 +63,14 @@ class RunCost:
     Attributes:
       work: of each phase.
       scored: images in evaluations, and in those that clients make for their methods; a rough count of the latter.
+      held_out: images of one evaluation.
       pair: runs that share it share the seconds of a step: network, inputs, batch size, methods; network: a part of it.
     """
 
     work: tuple[Work, ...]
     evaluations: int
     scored: int
+    held_out: int
     pair: str
     network: str
 
@@ -109,7 +115,8 @@ def cost_of(plan: Plan) -> RunCost:
     for group, parts in TIMELESS.items():
         counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
     threads = [config.resources.cpus, config.resources.gpus_per_trainer]
-    return RunCost(tuple(work), evaluations, scored, json.dumps([network, counts, threads], sort_keys=True), network)
+    pair = json.dumps([network, counts, threads], sort_keys=True)
+    return RunCost(tuple(work), evaluations, scored, held_out, pair, network)
 
 
 def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
@@ -148,47 +155,80 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
 
 
 def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates, ...]:
-    """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards."""
-    recipe = serial_recipe(plan)
-    trainer = make_trainer(recipe)
-    server = make_server(recipe, SerialPool(lambda: trainer, plan.keeps_memory))
-    sizes, played = plan.manifest.sizes, 0
+    """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards.
 
-    def round_of(phase: Phase, steps: int | None, num_clients: int, mean_images: float, evaluates: bool) -> RoundRecord:
-        nonlocal played
-        settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
-        one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
-        # Behind phases of no round it has another number: trainers keep what they got for a round and a phase.
-        # Another round stands behind it, for the last one is evaluated in any case.
-        server.phases = trainer.phases = (*[replace(one, rounds=0)] * played, one, one)
-        server.evaluate_every = int(evaluates)
-        server.seed = _like_all(sizes, num_clients, phase.settings.batch_size, mean_images, plan.config.seed)
-        played += 1
-        return server.run_round(0)
+    A network too slow for all held-out rows scores every so many-th, and what they take is scaled up: an evaluation, and
+    all that a client takes beside its steps where methods score there.
+    """
+    recipe, phases = serial_recipe(plan), make_phases(plan.config, plan.methods)
+    most = math.ceil(max(1, cost.held_out) / LOOK_ROWS)
+    look = _Rounds(plan, replace(recipe, held_out_every=most))
+    first, batch = phases[0], cost.work[0].images / max(1, cost.work[0].steps)
+    record = look.of_few_clients(first, min(1, _steps(first, 1)), batch)
+    images = int(record.clients["num_steps"].sum()) * batch + len(record.clients["client"]) * LOOK_ROWS * _scores(first)
+    image_s = record.metrics["system/train_s"] / max(1.0, images)
+    every = min(most, max(1, math.ceil(cost.held_out * image_s / SCORING_S)))
+    rounds = _Rounds(plan, replace(recipe, held_out_every=every))
 
     rates = []
-    for phase, work in zip(make_phases(plan.config, plan.methods), cost.work, strict=True):
-        mean_images = work.images / max(1, work.steps)
-        few, many = (0, 0) if phase.settings.steps == 0 else (FEW, MANY)
-        count = min(2, phase.cohort_size)
+    for phase, work in zip(phases, cost.work, strict=True):
+        batch = work.images / max(1, work.steps)
+        few, many = (_steps(phase, n) for n in (SLOW_FEW_AND_MANY if image_s * batch > SLOW_STEP_S else FEW_AND_MANY))
         began = time.perf_counter()
-        while True:
-            try:
-                # The first one warms up, the second is also evaluated, once: scores can take longer than the steps.
-                trial = [round_of(phase, few, count, mean_images, evaluates) for evaluates in (False, True)][-1]
-                break
-            except MethodError:  # of a rule that needs more clients
-                if count == phase.cohort_size:
-                    raise
-                count = min(2 * count, phase.cohort_size)
+        # The first one warms up, the second is also evaluated, once: scores can take longer than the steps.
+        trial = [rounds.of_few_clients(phase, few, batch, evaluates=evaluates) for evaluates in (False, True)][-1]
+        count = len(trial.clients["client"])
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
         count = max(count, min(phase.cohort_size, int(ROUND_LIMIT_S / max(guess_s, 1e-6))))
         pairs: list[list[RoundRecord]] = []
         while not pairs or time.perf_counter() - began < phase_s:
-            pairs.append([round_of(phase, steps, count, mean_images, False) for steps in (few, many)])
+            pairs.append([rounds.of(phase, steps, count, batch) for steps in (few, many)])
         shorter, longer = (_mean(records) for records in zip(*pairs, strict=True))
-        rates.append(rates_of(shorter, longer, trial.metrics["system/evaluate_s"]))
+        rate = rates_of(shorter, longer, trial.metrics["system/evaluate_s"] * every)
+        rates.append(replace(rate, client_s=rate.client_s * (every if _scores(phase) else 1)))
     return tuple(rates)
+
+
+def _scores(phase: Phase) -> bool:
+    """Whether clients score held-out rows for a method."""
+    return bool({"validation-set", "test-set"} & phase.stack.needs)
+
+
+def _steps(phase: Phase, wanted: int) -> int:
+    return 0 if phase.settings.steps == 0 else wanted
+
+
+class _Rounds:
+    """Short rounds of a plan in this process, each another one: trainers keep what they got for a round and a phase."""
+
+    def __init__(self, plan: Plan, recipe: Recipe):
+        self._trainer = make_trainer(recipe)
+        self._server = make_server(recipe, SerialPool(lambda: self._trainer, plan.keeps_memory))
+        self._sizes, self._seed, self._played = plan.manifest.sizes, plan.config.seed, 0
+
+    def of(self, phase: Phase, steps: int, num_clients: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
+        """A round of a phase with so many local steps and clients; batch: mean images of a step of the whole run."""
+        settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
+        one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
+        # Behind phases of no round it has another number. Another round stands behind it, for the last one is evaluated
+        # in any case.
+        server = self._server
+        server.phases = self._trainer.phases = (*[replace(one, rounds=0)] * self._played, one, one)
+        server.evaluate_every = int(evaluates)
+        server.seed = _like_all(self._sizes, num_clients, phase.settings.batch_size, batch, self._seed)
+        self._played += 1
+        return server.run_round(0)
+
+    def of_few_clients(self, phase: Phase, steps: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
+        """A round with two clients, or as many more as a rule of the methods needs."""
+        count = min(2, phase.cohort_size)
+        while True:
+            try:
+                return self.of(phase, steps, count, batch, evaluates=evaluates)
+            except MethodError:
+                if count == phase.cohort_size:
+                    raise
+                count = min(2 * count, phase.cohort_size)
 
 
 def _mean(records: Sequence[RoundRecord]) -> RoundRecord:

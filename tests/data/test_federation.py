@@ -60,6 +60,25 @@ def test_shards_hold_exactly_the_clients_examples(tmp_path):
     assert (federation.class_counts == manifest.class_counts).all()
 
 
+@pytest.mark.parametrize("every", [1, 3, 7, 1000])
+def test_every_so_many_th_held_out_row_is_each_ones_own_still(tmp_path, every):
+    source, _ = random_set(tmp_path)
+    split = {"test": 0.4, "validation": 0.2, "within_clients": True}
+    manifest = make_manifest(source, PartitionSpec(num_clients=9, alpha=100.0, scheme="iid", **split))
+    folder = build_shards(manifest, tmp_path / "shards")
+    whole, part = Federation(folder), Federation(folder, every=every)
+    for name in ("validation", "test"):
+        for all_rows, rows in zip(whole.held_out(name), part.held_out(name), strict=True):
+            assert (rows == all_rows[::every]).all()
+    assert (part.num_validation, part.num_test) == tuple(len(part.held_out(n)[1]) for n in ("validation", "test"))
+    owners = np.repeat(np.arange(9), whole.test_sizes)[::every]
+    for client in range(9):
+        start, end = part.test_range(client)
+        assert (owners[start:end] == client).all()
+        assert end - start == (owners == client).sum()
+        assert (part.client(client)[1] == whole.client(client)[1]).all()
+
+
 def test_many_clients_share_files(tmp_path, monkeypatch):
     assert [clients_per_shard(count) for count in (1, 32_768, 32_769, 1_000_000)] == [64, 64, 65, 1954]
     monkeypatch.setattr("raysim.data.shard_files.LEAST_CLIENTS", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -86,7 +87,37 @@ def test_held_out_rows_are_scored_once_however_many_rounds_are_measured(root, tm
 
     monkeypatch.setattr(Server, "run_round", counted)
     assert measured(plan, cost_of(plan), 0.0)[0].evaluation_s > 0
-    assert (len(rounds), len(scored)) == (4, 1)  # to warm up, evaluated, few steps, many steps
+    assert (len(rounds), len(scored)) == (5, 1)  # a first look, to warm up, evaluated, few steps, many steps
+
+
+@pytest.mark.parametrize(("methods", "scoring_s"), [([], 0.0), (["fedvg"], 0.02)])
+@pytest.mark.parametrize("step_s", [0.5, 40.0])
+def test_a_slow_network_scores_few_rows_and_the_price_is_that_of_all(
+    root, tmp_path, monkeypatch, methods, scoring_s, step_s
+):
+    """Clocks by the work that is done: an image of a step, of a client's scoring and of an evaluation have their prices."""
+    plan, run_round, evaluated, steps = a_plan(root, tmp_path, methods), Server.run_round, [], []
+
+    def clocked(server, index):
+        record, sizes = run_round(server, index), server.sizes
+        counts = record.clients["num_steps"]
+        steps.append(int(counts.sum()))
+        train_s = step_s * counts.sum() + scoring_s * len(counts) * sizes.num_validation
+        times = {"system/train_s": float(train_s), "system/aggregate_s": 0.0}
+        if "server/accuracy" in record.metrics:
+            evaluated.append(sizes.num_test + sizes.num_validation)
+            times["system/evaluate_s"] = 0.01 * evaluated[-1]
+        return replace(record, metrics=record.metrics | times)
+
+    monkeypatch.setattr(Server, "run_round", clocked)
+    cost = cost_of(plan)
+    (rates,) = measured(plan, cost, 0.0)
+    (rows,) = evaluated
+    assert rows < cost.held_out / 2
+    assert rates.evaluation_s == pytest.approx(0.01 * cost.held_out, rel=0.2)
+    assert rates.client_s == pytest.approx(scoring_s * len(plan.manifest.validation), rel=0.2)
+    assert rates.step_s == pytest.approx(step_s)
+    assert sum(steps[1:]) == 2 * (3 * 2 + 8 if step_s < 1 else 3 * 1 + 3)
 
 
 def test_a_step_costs_the_slope_and_a_client_what_is_left():
@@ -112,7 +143,7 @@ def test_a_clock_that_ran_backwards_gives_no_price_below_0():
 def test_seconds_add_up_over_phases_and_share_out_over_trainers(monkeypatch):
     monkeypatch.setattr(module, "RUN_S", 0.5)
     monkeypatch.setattr(module, "ROUND_S", 0.25)
-    cost = RunCost((Work(10, 40, 100, 0), Work(1, 2, 0, 0)), 10, 0, "p", "n")
+    cost = RunCost((Work(10, 40, 100, 0), Work(1, 2, 0, 0)), 10, 0, 0, "p", "n")
     rates = (RATES, Rates(0.0, 1.0, 0.0, 0.0, 0.0))
     assert seconds_of(cost, rates) == 0.5 + 10 * 5 + (40 * 3 + 100 * 2 + 10 * 0.25) + (2 * 1 + 0.25)
     # Four clients a round keep four trainers busy, two clients two.
@@ -129,7 +160,7 @@ def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(mo
 
     monkeypatch.setattr(module, "measured", fake)
     runs = [
-        (RunCost((Work(1, 1, 1, 1),), 1, 1, pair, network), partial(int, number))
+        (RunCost((Work(1, 1, 1, 1),), 1, 1, 1, pair, network), partial(int, number))
         for number, (pair, network) in enumerate([("a", "x"), ("b", "x"), ("c", "y"), ("a", "x")])
     ]
     rates, num_left = measure_all(runs, limit_s=0.0)
