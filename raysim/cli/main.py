@@ -67,7 +67,10 @@ def run(
 
         if parsed is None:
             raise ConfigError(faults, source)
-        out.out(yaml.safe_dump(parsed.model_dump(mode="json"), sort_keys=False), end="")
+        complete = parsed.model_dump(mode="json")
+        for key in {"test", "validation"} - parsed.data.model_fields_set:  # given, they would decide `data.split: auto`
+            del complete["data"][key]
+        out.out(yaml.safe_dump(complete, sort_keys=False), end="")
         return
     if is_planned:
         from raysim.cli.costs import print_run_cost

@@ -68,13 +68,19 @@ def _split_by_file(config: Config) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
 
 
+#: data.validation_set of a complete configuration that leaves it alone.
+NO_CHANGE = DataGroup().validation_set.model_dump(mode="json")
+
+
 def uses_validation(raw: Raw) -> bool:
     """Whether something in a configuration, or in any trial of its sweep, uses validation rows."""
     for group in mappings(raw):
         lists = [part for key in ("methods", "methods+") for part in _method_lists(group.get(key))]
         if any("validation-set" in method.needs for specs in lists for method in build_methods(specs)[0]):
             return True
-        if "validation" in str(group.get("metric", "")) or any("validation_set" in str(key) for key in group):
+        if "validation" in str(group.get("metric", "")):
+            return True
+        if any("validation_set" in str(key) and value != NO_CHANGE for key, value in group.items()):
             return True
     return False
 

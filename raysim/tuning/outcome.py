@@ -170,6 +170,8 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 def _as_run(trial: SweepTrial) -> dict[str, object]:
     """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
+    # A run by itself would decide anew which rows are held out.
+    config["data"] |= {key: getattr(trial.config.data, key) for key in ("split", "test", "validation")}
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
 
 

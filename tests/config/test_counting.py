@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 import raysim
 from raysim.api import finished_run, settings_of
+from raysim.cli.main import app
 from raysim.config import parse_config, parse_options, parse_overrides, read_config
 from raysim.config.sweep import grid
 from raysim.core.errors import ConfigError, DataError, SettingIgnored
@@ -20,7 +24,9 @@ from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line
 from raysim.reporting.drawing import NAMES
 from raysim.terminal import Progress
+from raysim.tuning.outcome import _as_run
 from raysim.tuning.plan import plan_sweep
+from raysim.tuning.trial import point_of
 from tests.support.federations import raw_config
 
 
@@ -237,6 +243,28 @@ def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(o
 def test_the_metric_of_a_sweep_decides_whether_rows_validate(official, metric, share):
     trials = planned(official, {"grid_search": [0, 1]}, "seed", {"name": "split", "split": "fraction"}, metric=metric)
     assert [trial.config.data.validation for trial in trials] == [share, share]
+
+
+@pytest.mark.parametrize("name", ["split", "three"])
+@pytest.mark.parametrize(
+    "choices", [{"FedAvg": {"methods": []}}, {"FedAvg": {"methods": []}, "FedVG": {"methods": ["fedvg"]}}]
+)
+@pytest.mark.parametrize("split", ["auto", "fraction"])
+def test_a_trial_sent_to_a_process_or_run_from_best_yaml_has_the_rows_of_its_plan(official, name, choices, split):
+    for trial in planned(official, {"grid_search": choices}, "m", {"name": name, "split": split}):
+        alone = {"storage": "runs", "name": "alone"}
+        for raw in (json.loads(point_of(trial)["settings"]), {**_as_run(trial), **alone}):
+            assert check(raw, "a test").manifest.checksum == trial.partition_sha256
+
+
+def test_a_printed_configuration_is_that_run(official, tmp_path):
+    raw = raw_config(official, partition={"scheme": "iid", "num_clients": 3}, cohort={"size": 2})
+    raw["data"] = {"root": str(official), "name": "split"}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(raw))
+    printed = CliRunner().invoke(app, ["run", str(tmp_path / "a.yaml"), "--print-config"]).stdout
+    first, again = (check(each, "a test").manifest for each in (raw, yaml.safe_load(printed)))
+    assert first.checksum == again.checksum
+    assert len(first.test) == 50
 
 
 def test_a_fraction_beside_validation_rows_of_the_set_is_refused(official):
