@@ -47,7 +47,7 @@ def own_folder(root: Path, facts: Facts) -> Path:
     """
     level = [root] if root.is_dir() else []
     for _ in range(DEPTH + 1):
-        fitting = [folder for folder in level if _has_own_folders(_subfolders(folder), facts)]
+        fitting = [folder for folder in level if _has_own_folders(folder, facts)]
         if len(fitting) == 1:
             return fitting[0]
         level = [folder / name for folder in level for name in _subfolders(folder)]
@@ -55,14 +55,25 @@ def own_folder(root: Path, facts: Facts) -> Path:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Names; none of a folder that may not be read, such as lost+found of a disk."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except PermissionError:
+        return []
 
 
-def _has_own_folders(names: Sequence[str], facts: Facts) -> bool:
+def _has_own_folders(folder: Path, facts: Facts) -> bool:
+    names = set(_subfolders(folder))
     if facts.domains:
-        return set(facts.domains) <= set(names)
-    is_class_folder = isinstance(facts.classes, tuple) and set(facts.classes) <= set(names)
-    return is_class_folder or ("train" in names and bool(set(PARTS) & set(names) - {"train"}))
+        return set(facts.domains) <= names
+    if isinstance(facts.classes, tuple) and set(facts.classes) <= names:
+        return True
+    if "train" not in names or not set(PARTS) & names - {"train"}:
+        return False
+    if isinstance(facts.classes, int):
+        return True
+    # Another set beside it has parts as well, and other classes; half a download of this one may lack some.
+    return 2 * len(set(facts.classes) & set(_subfolders(folder / "train"))) >= len(facts.classes)
 
 
 def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, is_resized: bool) -> Contents:

@@ -95,13 +95,16 @@ class ReaderOptions:
         way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
         return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
-    @property
-    def of_rows(self) -> str:
-        """What decides what the rows of a table or a text are, as on the command line; empty: nothing was asked for."""
-        names = ("target", "domain", "task", "missing", "length")
+    def of_rows(self, known: Sequence[str]) -> str:
+        """What decides what the rows are, as on the command line; empty: nothing was asked for.
+
+        Args:
+          known: the options that the reader heeds. Files of images have `resizing` for their size.
+        """
+        names = ["target", "domain", "task", "missing", "length", "count", "seed", "domains"]
+        names += ["size"] * ("resize" not in known)
         words = [f"--{name} {value}" for name in names if (value := getattr(self, name)) is not None]
-        words += ["--codes"] * self.codes + [f"--domains {self.domains}"] * isinstance(self.domains, str)
-        return " ".join(words)
+        return " ".join(words + ["--codes"] * self.codes)
 
 
 @dataclass(frozen=True)

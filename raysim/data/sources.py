@@ -45,9 +45,9 @@ OnProgress = Callable[[str, int, int | None], None]  # what is being done, how m
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of set: what it is, its reader, who publishes the files, the options that the reader heeds, whether it has files.
+    """A kind of set: what it is, its reader, who publishes the files, the options that the reader heeds.
 
-    One without files is made where a run names it.
+    has_files: one without is made where a run names it. has_tree: they may be image files in folders, see `own_folder`.
     """
 
     description: str
@@ -55,13 +55,14 @@ class Source:
     origin: str = "you"
     options: tuple[str, ...] = ()
     has_files: bool = True
+    has_tree: bool = False
 
 
 _made = partial(Source, has_files=False)
 #: torchvision or medmnist fetches the files.
 _library = partial(Source, options=("download",))
 #: Image files can be resized, see `ReaderOptions`.
-_image_files = partial(Source, options=("size", "resize", "interpolation"))
+_image_files = partial(Source, options=("size", "resize", "interpolation"), has_tree=True)
 
 _CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
@@ -107,6 +108,7 @@ SOURCES: dict[str, Source] = {
         "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
         readers.read_mnist,
         "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
+        has_tree=True,
     ),
     **{
         f"emnist_{split}": _library(
@@ -120,6 +122,7 @@ SOURCES: dict[str, Source] = {
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
         partial(readers.read_mnist, kind="FashionMNIST"),
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
+        has_tree=True,
     ),
     "stl10": _library("STL-10, the labelled 96 x 96 colour images, 10 classes", readers.read_stl10, _STL),
     "tiny_imagenet": _image_files(
@@ -248,6 +251,7 @@ def prepare(
     if options.size is None and (options.resize or options.interpolation):
         raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
     path, resizing = set_path(root, save_as), options.resizing if "resize" in source.options else ""
+    of_rows = options.of_rows(source.options)
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):
@@ -255,8 +259,8 @@ def prepare(
         prepared = PreparedSet(path)
         if resizing:
             _check_resized(prepared.info, options)
-        if options.of_rows not in ("", prepared.info.options):
-            what = f"it is there with {prepared.info.options or 'no options'}, and {options.of_rows} is asked for"
+        if of_rows not in ("", prepared.info.options):
+            what = f"it is there with {prepared.info.options or 'no options'}, and {of_rows} is asked for"
             raise DataError(what, save_as, "give --again to make it anew, or --as NAME for a second one")
         prepared.verify()
         return prepared.info
@@ -265,7 +269,7 @@ def prepare(
         facts = FACTS.get(save_as)
         # Under another name, which may hold a part of the set, its folders are found as well, and not checked.
         tree = facts or FACTS.get(name)
-        place = own_folder(files, tree) if tree is not None and files is not None else files
+        place = own_folder(files, tree) if source.has_tree and tree is not None and files is not None else files
         mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
         contents = source.read(Request(name, source.origin, place, options, parallel_map, mode))
         if facts is not None:
@@ -280,7 +284,7 @@ def prepare(
             source_checksum=files_checksum(contents.files, partial(on_progress, "checksums of source files")),
             read_from=str(files.absolute()) if files is not None else "",
             resize=resizing,
-            options=options.of_rows,
+            options=of_rows,
         )
 
     return made_once(path, there, make)

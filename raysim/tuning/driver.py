@@ -78,9 +78,8 @@ def run_sweep(
             say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
         line.step("looking for equal runs in the storage")
-        if elsewhere := finished_elsewhere(sweep, waiting):
+        if elsewhere := take_over(sweep, finished_elsewhere(sweep, waiting)):
             say(sources_of(sweep, elsewhere, len(sweep.trials)))
-            take_over(sweep, elsewhere)
             before |= {trial.name: outcome(sweep, trial) for trial in waiting if trial.name in elsewhere}
             waiting = [trial for trial in waiting if trial.name not in elsewhere]
         if waiting or (sweep.search and sweep.search.num_left):

@@ -157,6 +157,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         refuse(search_faults(whole, ranges), source)
         ends, refused_ends = probe.plan_all(end_points(whole, ranges))
         _refuse(refused_ends, len(ends), base.tune, source)
+        base = _with_metric(base, ends)
         search = Search(place, whole, base, ranges, planner, tuple(ends))
         trials, refused = planner.plan_all(search.points.items())
     else:
@@ -165,13 +166,19 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
         if idle := planner.idle(trials):
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
-    tasks = {each.config.task for each in trials}
-    if "metric" not in base.tune.model_fields_set and len(tasks) == 1 and None not in tasks:
-        metric = f"server/{main_metric(trials[0].config)}"
-        base = base.model_copy(update={"tune": base.tune.model_copy(update={"metric": metric})})
+        base = _with_metric(base, trials)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
     refuse(_tune_faults(base.tune, parse_report(whole.get("report"), source), planned.checked), source)
     return planned
+
+
+def _with_metric(base: Config, trials: Sequence[SweepTrial]) -> Config:
+    """With the main metric of the trials' task, if they share another one than classes and no metric was given."""
+    tasks = {each.config.task for each in trials}
+    if "metric" in base.tune.model_fields_set or len(tasks) != 1 or None in tasks:
+        return base
+    metric = f"server/{main_metric(trials[0].config)}"
+    return base.model_copy(update={"tune": base.tune.model_copy(update={"metric": metric})})
 
 
 def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: TuneGroup, source: str) -> None:

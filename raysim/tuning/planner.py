@@ -80,7 +80,7 @@ class Planner:
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = with_whole_files(check({**single.raw, **place}, self._source, validates=self._validates))
         checksum = plan.manifest.checksum
-        text = identity(plan.config, backend_of(plan.config), checksum)
+        text = identity(plan.config, backend_of(plan.config), checksum, len(plan.info.classes), plan.info.vocabulary)
         original = self._first.setdefault(text, name)
         shared = "" if names_own_code(plan.config) else text
         counts = (plan.num_rounds, checksum, cost_of(plan))
@@ -134,7 +134,7 @@ def backend_of(config: Config) -> str:
     return "serial" if config.is_serial(in_sweep=True) else "ray"
 
 
-def identity(config: Config, backend: str, checksum: str) -> str:
+def identity(config: Config, backend: str, checksum: str, num_classes: int, vocabulary: int) -> str:
     """A text that two runs share if nothing that counts tells them apart.
 
     Labels and names do not count. Resources do: time hangs on them, and bits on the kind of device. Of the partition its rows
@@ -144,6 +144,7 @@ def identity(config: Config, backend: str, checksum: str) -> str:
     Args:
       backend: that it runs or ran on; `auto` is another one in a trial than in a run.
       checksum: of the partition.
+      num_classes, vocabulary: of the set; equal rows of two sets may name more or fewer classes, and a model has an output each.
     """
     dumped = config.model_dump(mode="json")
     counts = {key: value for key, value in dumped.items() if key not in (*FREE_KEYS, "partition")}
@@ -155,7 +156,7 @@ def identity(config: Config, backend: str, checksum: str) -> str:
         ineffective = {"size", "fraction"} | (set() if cohort["stragglers"] else {"straggler_work"})
         counts["cohort"] = {key: value for key, value in cohort.items() if key not in ineffective}
         counts["cohort_size"] = config.cohort_size
-    return json.dumps([counts, checksum], sort_keys=True)
+    return json.dumps([counts, checksum, num_classes, vocabulary], sort_keys=True)
 
 
 def names_own_code(config: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from raysim.config import Config
-from raysim.core.errors import DataError
+from raysim.core.errors import DataError, RunExists
 from raysim.core.uri import is_uri
 from raysim.engine.simulation import ENDED_BY_CALL
 from raysim.folders.environment import gpu_names, sources
@@ -50,13 +51,27 @@ def finished_elsewhere(sweep: Sweep, trials: Sequence[SweepTrial]) -> dict[str, 
     return {trial.name: finished[trial.identity] for trial in trials if trial.identity in finished}
 
 
-def take_over(sweep: Sweep, elsewhere: Mapping[str, RunFolder]) -> None:
-    """Give trials the results of finished runs, under their own labels, and say where they come from."""
+def take_over(sweep: Sweep, elsewhere: Mapping[str, RunFolder]) -> dict[str, RunFolder]:
+    """Give trials the results of finished runs, under their own labels, and say where they come from.
+
+    Returns:
+      Those that were: a run that another process has gone on with since, or deleted, is passed over.
+    """
+    taken = {}
     for trial in sweep.trials:
-        if trial.name in elsewhere:
-            first = elsewhere[trial.name]
-            place = os.path.relpath(first.path, trial.config.storage)
-            fill(first, RunFolder(sweep.folder / trial.name), trial, f"{TAKEN_OVER} {place}", links=False)
+        if trial.name not in elsewhere:
+            continue
+        first, own = elsewhere[trial.name], RunFolder(sweep.folder / trial.name)
+        place = os.path.relpath(first.path, trial.config.storage)
+        try:
+            with first.locked():
+                is_still = _identity(first, _checksum(first)) == trial.identity and first.status.name == "completed"
+                if is_still and _is_sound(first, trial.config):
+                    fill(first, own, trial, f"{TAKEN_OVER} {place}", links=False)
+                    taken[trial.name] = first
+        except (RunExists, OSError):
+            shutil.rmtree(own.path, ignore_errors=True)
+    return taken
 
 
 def sources_of(sweep: Sweep, elsewhere: Mapping[str, RunFolder], count: int) -> str:
@@ -79,7 +94,9 @@ def _identity(folder: RunFolder, checksum: str) -> str:
     """Of a finished run; empty for one that cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         ran_on = json.loads(folder.environment.read_text())["resources"]["backend"]
-        return identity(Config.model_validate(folder.read_config(LOADER)), ran_on, checksum)
+        facts = json.loads(folder.summary.read_text())
+        outputs = facts["num_classes"], facts["vocabulary"]
+        return identity(Config.model_validate(folder.read_config(LOADER)), ran_on, checksum, *outputs)
     return ""
 
 
@@ -96,4 +113,6 @@ def _is_sound(folder: RunFolder, config: Config) -> bool:
         same_weights = folder.weights.read_text() == weights_sha256(config.model.pretrained, config.model.name)
     except (DataError, OSError, ValueError, TypeError, KeyError):
         return False
-    return is_whole and same_weights and made_by == (sources(), version("torch"), gpu_names())
+    *code, gpus = made_by
+    # A trial sees the one GPU that it was given, this process all of the machine.
+    return is_whole and same_weights and (*code, set(gpus)) == (sources(), version("torch"), set(gpu_names()))

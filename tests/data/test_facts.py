@@ -15,6 +15,7 @@ from raysim.core.errors import DataError
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS, Facts, own_folder
+from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare, set_path
 from tests.support.image_sets import class_tree
 
@@ -117,6 +118,37 @@ def test_own_folder_stays_where_two_would_do(tmp_path):
     facts = Facts({"": 3}, CLASSES)
     assert own_folder(tmp_path, facts) == tmp_path
     assert own_folder(tmp_path / "a", facts) == tmp_path / "a"
+
+
+def test_folders_of_other_sets_beside_the_files_are_passed_over(tmp_path, monkeypatch):
+    """torchvision's usual root holds many sets; one of them may be a tree with parts, or a folder that nobody may read."""
+    monkeypatch.setattr(sources, "FACTS", {"mnist": Facts({"train": 4}, tuple("0123456789"))})
+    for part in ("train", "val"):
+        class_tree(tmp_path / "pets" / part, ("cat", "dog"), each=1)
+    assert own_folder(tmp_path, FACTS["cifar10"]) == own_folder(tmp_path, FACTS["mnist"]) == tmp_path
+    with pytest.raises(DataError, match=rf"data_batch_1.*{tmp_path}/cifar-10"):
+        prepare("cifar10", tmp_path / "out", tmp_path)
+    with pytest.raises(DataError, match="idx"):
+        prepare("mnist", tmp_path / "out", tmp_path, save_as="mine")
+    for part in ("train", "test"):
+        class_tree(tmp_path / "cifar_png" / part, FACTS["cifar10"].classes, each=1)
+    assert own_folder(tmp_path, FACTS["cifar10"]) == tmp_path / "cifar_png"
+    with pytest.raises(DataError, match=rf"data_batch_1.*{tmp_path}/cifar-10"):  # its reader reads no trees
+        prepare("cifar10", tmp_path / "out", tmp_path)
+
+    def unreadable(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", unreadable)
+    assert own_folder(tmp_path, FACTS["cifar10"]) == tmp_path
+
+
+def test_drawn_shapes_that_are_there_are_not_taken_for_others(tmp_path):
+    first = prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
+    assert prepare("shapes", tmp_path) == first == prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
+    for other in (ReaderOptions(count=30, size=16, domains=2), ReaderOptions(size=24), ReaderOptions(seed=7)):
+        with pytest.raises(DataError, match=r"it is there with --count 20 --domains 2 --size 16, and .* --again"):
+            prepare("shapes", tmp_path, options=other)
 
 
 def test_second_preparation_says_that_the_first_is_kept(pacs, tmp_path):

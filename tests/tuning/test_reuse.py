@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import shutil
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from raysim.cli.main import app
+from raysim.data.arrow import write_set
+from raysim.data.sources import set_path
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from raysim.tuning.reuse import finished_elsewhere
+from raysim.tuning.reuse import finished_elsewhere, take_over
 from tests.support.federations import raw_config
 from tests.support.sweeps import a_sweep, digest, run
 
@@ -92,6 +97,48 @@ def test_only_sound_runs_of_the_same_code_are_taken_over(root, tmp_path):
     (single.path / "STOPPED").unlink()
     (single.path / "COMPLETED").write_text(mark)
     assert reused(sweep) == {name: single.path}
+
+
+@pytest.mark.parametrize("change", ["goes on", "is deleted", "is running", "was begun anew"])
+def test_a_run_that_changes_before_it_is_copied_is_not_taken_over(root, tmp_path, change):
+    single = RunFolder(a_run(root, tmp_path))
+    sweep = a_sweep(root, tmp_path, SPACE)
+    found = finished_elsewhere(sweep, sweep.trials)
+    assert len(found) == 1
+    with contextlib.ExitStack() as stack:
+        if change == "goes on":
+            a_run(root, tmp_path, rounds=5)
+        elif change == "is deleted":
+            shutil.rmtree(single.path)
+        elif change == "is running":
+            stack.enter_context(single.locked())
+        else:
+            single.clear("COMPLETED")
+        assert take_over(sweep, found) == {}
+    assert not (sweep.folder / sweep.trials[0].name).exists()
+
+
+def test_equal_rows_of_sets_with_other_numbers_of_classes_are_not_the_same_run(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (60, 8, 8, 1), np.uint8), np.arange(60) % 5
+    for name, classes in (("five", "abcde"), ("again", "vwxyz"), ("seven", "abcdefg")):
+        write_set(set_path(tmp_path, name), name, classes, [(images, labels)])
+    part, space = {"scheme": "iid", "num_clients": 3}, {"data.name": {"grid_search": ["five", "again", "seven"]}}
+    data, groups = {"root": str(tmp_path), "test": 0.25}, {"partition": part, "cohort": {"size": 2}}
+    sweep = a_sweep(tmp_path, tmp_path, space, data=data, **groups)
+    assert [trial.same_as for trial in sweep.trials] == ["", "name=five", ""]
+    a_run(tmp_path, tmp_path, data={**data, "name": "five"}, **groups)
+    assert list(reused(sweep)) == ["name=five", "name=again"]
+
+
+def test_a_trial_saw_one_of_many_gpus_of_a_kind(root, tmp_path, monkeypatch):
+    single = RunFolder(a_run(root, tmp_path))
+    sweep, facts = a_sweep(root, tmp_path, SPACE), json.loads(single.environment.read_text())
+    facts["machine"]["gpus"] = ["NVIDIA H100"]
+    single.environment.write_text(json.dumps(facts))
+    for there, count in ((["NVIDIA H100"] * 4, 1), (["NVIDIA A100"] * 4, 0), ([], 0)):
+        monkeypatch.setattr("raysim.tuning.reuse.gpu_names", lambda there=there: there)
+        assert len(reused(sweep)) == count
 
 
 def test_a_damaged_run_in_the_storage_is_passed_over(root, tmp_path):

@@ -11,6 +11,7 @@ import yaml
 
 from raysim.core.errors import ConfigError
 from raysim.core.seeding import derive_seed, numpy_generator
+from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning.outcome import outcome
 from raysim.tuning.plan import plan_sweep, read_sweep
@@ -52,6 +53,18 @@ def test_optuna_finds_within_a_budget_what_random_search_does_not():
     """A random point lies within 0.01 of the greatest value with a chance of 0.4 %. Optuna 5.0.0 finds one with all seeds."""
     assert sum(best_of_optuna(seed, 50) > -0.01 for seed in range(5)) >= 4
     assert not [seed for seed in range(5) if best_of_random(seed, 50) > -0.01]
+
+
+@pytest.mark.parametrize("kind", ["random", "optuna"])
+def test_a_search_without_a_metric_takes_that_of_the_task(kind, root, tmp_path):
+    prepare("diabetes", root)
+    data, model = {"name": "diabetes", "root": str(root)}, {"name": "mlp"}
+    tune = {"search": kind, "num_samples": 2, "space": LR}
+    part = {"scheme": "iid", "num_clients": 4}
+    sweep = searched(root, tmp_path, tune, data=data, model=model, partition=part, cohort={"size": 2})
+    assert (sweep.base.tune.metric, sweep.base.tune.direction) == ("server/rmse", "min")
+    if sweep.search:
+        assert sweep.search._base.tune.direction == "min"
 
 
 def test_optuna_learns_from_failures_and_from_trials_that_run():
