@@ -16,6 +16,7 @@ from rich.table import Table
 from raysim.api import checked_run, checked_sweep
 from raysim.config import Config, methods_label
 from raysim.core.settings import Raw, Settings
+from raysim.folders.storage import Copy
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
@@ -57,7 +58,7 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
         cost = cost_of(plan)
         rates, _ = measure_all([(cost, lambda: plan)], line.step)
     is_serial = plan.config.is_serial()
-    trainers = 1 if is_serial else resolve_resources(plan.config, [_machine()]).trainers
+    trainers = 1 if is_serial else _trainers(plan.config)
     starts = 1 + (0 if is_serial else 1 + STARTS_ON_RAY)
     seconds = seconds_of(cost, rates[cost.pair], trainers)
     _print([Priced(plan.config, cost, rates[cost.pair], seconds)], seconds + starts * start_s, source)
@@ -67,6 +68,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     """Print what the trials of a sweep cost that are still to run. Raises as `raysim.api.checked_sweep`."""
     with line:
         sweep = checked_sweep(raw, source, line)
+        Copy(sweep.place).fetch()  # of a sweep at a URI, what it has done elsewhere
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
         waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]
@@ -112,6 +114,15 @@ def _plan(trial: SweepTrial) -> Plan:
 def _machine() -> dict[str, float]:
     """What this machine has, by Ray's names."""
     return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+
+
+def _trainers(config: Config) -> int:
+    """Trainers that work at once on this machine, whatever names the nodes of a cluster have for what they hold."""
+    room = _machine() | dict.fromkeys(config.resources.named, 1e6)
+    taken = resolve_resources(config, [room], may_grow=True)
+    needs = {"CPU": taken.cpus_per_trainer, "GPU": taken.gpus_per_trainer if room["GPU"] else 0.0}
+    fits = min(int(room[name] / each + 1e-9) for name, each in needs.items() if each)
+    return max(1, min(taken.trainers, fits))
 
 
 def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s: float) -> Priced:

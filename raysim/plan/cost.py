@@ -138,11 +138,12 @@ def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: 
 def _turns(
     population: int, size: int, rounds: range, seed: int, dropout: float, sampling: Sampling
 ) -> list[np.ndarray]:
-    """The cohort of each round."""
+    """The cohort of each round; where nobody comes, one client trains and is dropped."""
     turns = [{"seed": seed, "round_index": index} for index in rounds]
-    return [
+    cohorts = (
         without_dropouts(choose_cohort(population, size, **each, sampling=sampling), dropout, **each) for each in turns
-    ]
+    )
+    return [cohort if len(cohort) else np.zeros(1, np.int64) for cohort in cohorts]
 
 
 def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_single: bool) -> int:
@@ -209,7 +210,8 @@ class _Rounds:
     def of(self, phase: Phase, steps: int, num_clients: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
         """A round of a phase with so many local steps and clients; batch: mean images of a step of the whole run."""
         settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
-        one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients, dropout=0.0, stragglers=0.0)
+        one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients)
+        one = replace(one, dropout=0.0, stragglers=0.0, sampling="fixed")
         # Behind phases of no round it has another number. Another round stands behind it, for the last one is evaluated
         # in any case.
         server = self._server

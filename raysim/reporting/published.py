@@ -108,17 +108,16 @@ def published(name: str) -> list[Published]:
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise DataError(f"no column {', '.join(missing)}", str(path), f"the columns are {','.join(COLUMNS)}")
-        return [
-            Published(
-                **{name: row[name] for name in TEXTS},
-                # Words without a value ("main setting") only describe.
-                setting=dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part),
-                value=number(row["value"]),
-                std=number(row["std"]),
-                text=row["value"] or "-",
-            )
-            for row in reader
-        ]
+        cells = []
+        for row in reader:
+            if any(row[name] is None for name in COLUMNS if name != "std"):
+                what = f"line {reader.line_num} has fewer columns than {len(COLUMNS)}"
+                raise DataError(what, str(path), "complete it, or remove it; there are no comments in such a file")
+            # Words without a value ("main setting") only describe.
+            setting = dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part)
+            texts = {name: row[name] for name in TEXTS} | {"text": row["value"] or "-"}
+            cells.append(Published(**texts, setting=setting, value=number(row["value"]), std=number(row["std"] or "")))
+        return cells
 
 
 def statistics(cells: Sequence[Published]) -> str:

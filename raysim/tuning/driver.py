@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,7 @@ class _Watch(tune.Callback):
         self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
+        self._resumed: dict[str, int] = {}  # rounds that were there before: a trial reports them again, and at once
         self._first: tuple[float, float] | None = None  # when results first came, and the images of then
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
@@ -278,7 +279,9 @@ class _Watch(tune.Callback):
     def expect(self, trials: Sequence[SweepTrial]) -> None:
         """These are to run."""
         self._trials |= {trial.name: trial for trial in trials}
-        self._rounds |= {trial.name: 0 for trial in trials}
+        folders = {trial.name: RunFolder(self._sweep.folder / trial.name) for trial in trials}
+        self._resumed |= {name: len(folder.progress_rows()) for name, folder in folders.items()}
+        self._rounds |= {trial.name: self._resumed[trial.name] for trial in trials}
 
     @property
     def _count(self) -> int:
@@ -293,7 +296,7 @@ class _Watch(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object
     ) -> None:
         if str(trial) in self._rounds:
-            self._rounds[str(trial)] = result["training_iteration"]
+            self._rounds[str(trial)] = max(self._resumed[str(trial)], result["training_iteration"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         settings, last, known = self._sweep.base.tune, trial.last_result or {}, self._trials.get(str(trial))
@@ -332,10 +335,14 @@ class _Watch(tune.Callback):
     def _progress(self, now: float) -> tuple[float, str]:
         """The share of the sweep's images that are through, and in words how long the others take at the pace since the first."""
         work = {name: max(1, trial.cost.total.images + trial.cost.scored) for name, trial in self._trials.items()}
-        done = sum(work[name] * self._rounds[name] / max(1, trial.num_rounds) for name, trial in self._trials.items())
+
+        def images(rounds: Mapping[str, int]) -> float:
+            return sum(work[name] * rounds[name] / max(1, trial.num_rounds) for name, trial in self._trials.items())
+
+        done = images(self._rounds)
         mean = sum(work.values()) / max(1, len(work))  # of trials that are done or not chosen yet, too
         share = (self._num_before * mean + done) / max(1, self._count * mean)
-        if self._first is None and done:
+        if self._first is None and done > images(self._resumed):
             self._first = now, done
         began, before = self._first or (now, done)
         if done == before:

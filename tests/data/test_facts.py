@@ -145,7 +145,11 @@ def test_folders_of_other_sets_beside_the_files_are_passed_over(tmp_path, monkey
 
 def test_drawn_shapes_that_are_there_are_not_taken_for_others(tmp_path):
     first = prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
-    assert prepare("shapes", tmp_path) == first == prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
+    assert (
+        prepare("shapes", tmp_path)
+        == first
+        == prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
+    )
     for other in (ReaderOptions(count=30, size=16, domains=2), ReaderOptions(size=24), ReaderOptions(seed=7)):
         with pytest.raises(DataError, match=r"it is there with --count 20 --domains 2 --size 16, and .* --again"):
             prepare("shapes", tmp_path, options=other)

@@ -48,6 +48,7 @@ def naive_images(rows, sizes, batch_size):
             {"cohort": {"size": 6}},
         ),  # which two clients, the measurement's, are too few for
         ([], {"local": {"epochs": 2.5}, "evaluation": {"every": 0}}),
+        ([], {"cohort": {"size": 1, "sampling": "poisson"}, "rounds": 6}),  # in some rounds nobody comes
         ([], {"partition": {"scheme": "joint"}}),
     ],
 )

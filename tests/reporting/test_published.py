@@ -6,7 +6,7 @@ import pytest
 
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, DataError
 from raysim.reporting.build import make_report
 from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
@@ -32,6 +32,15 @@ def test_published_cells_are_found_by_all_their_labels():
     assert match(main_table, dotted).value == 53.58
     bare = {"dataset": "BloodMNIST", "model": "MobileNetV2", "method": "FedAvg"}
     assert match(published("flfa_table_01"), bare).value == 59.26
+
+
+def test_a_line_that_is_not_whole_is_named(tmp_path):
+    head = "paper,table,dataset,model,method,setting,metric,value,std\n"
+    (tmp_path / "mine.csv").write_text(f"{head}P,1,CIFAR-10,CNN,FedAvg,,accuracy_pct,60.0\n# my numbers\n")
+    with pytest.raises(DataError, match=r"line 3 has fewer columns than 9 in .*mine\.csv"):
+        published(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text(f"{head}P,1,CIFAR-10,CNN,FedAvg,,accuracy_pct,60.0\n")
+    assert published(str(tmp_path / "mine.csv"))[0].value == 60.0  # nobody has to give a deviation
 
 
 def test_a_published_dash_is_printed_and_has_no_difference(tmp_path):

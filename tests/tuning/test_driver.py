@@ -333,6 +333,23 @@ def test_trials_that_were_finished_before_are_counted(root, tmp_path, monkeypatc
     assert lines[1] == "4/4  seed=3  failed: it is lost"
 
 
+def test_rounds_that_a_resumed_trial_reports_again_are_no_pace(root, tmp_path, monkeypatch):
+    sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, rounds=10)
+    folder = RunFolder(sweep.folder / "seed=0")
+    folder.path.mkdir(parents=True)
+    rows = [{"round": str(index), "system/round_s": "1.0"} for index in range(6)]
+    folder.write_progress(rows, list(rows[0]))
+    lines, now = [], [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = _Watch(sweep, sweep.trials, lines.append)
+    for second, rounds in ((100.0, 3), (200.0, 6), (300.0, 7), (400.0, 8)):
+        now[0] = second
+        watch.on_trial_result(0, [], "seed=0", {"training_iteration": rounds})
+        watch.on_step_end(0, [])
+    assert [" left" in line for line in lines] == [False, False, False, True], lines
+    assert "40 % of all images, " + clock(100 * 12) in lines[-1]  # two rounds and a whole trial are left, 100 s each
+
+
 def test_the_time_left_is_that_of_the_images_left(root, tmp_path, monkeypatch):
     """A trial of eight epochs weighs more than one of one, and what was done before the first look is no pace."""
     sweep = a_sweep(root, tmp_path, {"local.epochs": {"grid_search": [1, 8]}}, rounds=10)

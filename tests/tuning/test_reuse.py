@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from raysim.cli.costs import _trainers
 from raysim.cli.main import app
+from raysim.config import parse_config
 from raysim.data.arrow import write_set
 from raysim.data.sources import set_path
 from raysim.folders.run_folder import RunFolder
@@ -200,6 +203,16 @@ def test_plan_of_a_run_trains_nothing_and_leaves_no_folder(root, tmp_path, monke
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("resources", [{"custom": {"mig": 1}}, {"accelerator_type": "H100"}, {"trainers": 4000}])
+def test_plan_of_a_run_for_a_cluster_is_of_this_machine(root, tmp_path, monkeypatch, resources):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://elsewhere:10001")  # which has room; it is not asked
+    raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="a", resources={"backend": "ray", **resources})
+    result = planned(tmp_path, monkeypatch, "run", raw)
+    assert result.exit_code == 0, result.output
+    assert "on this machine" in result.output
+    assert 1 <= _trainers(parse_config(raw)[0]) <= (os.cpu_count() or 1)
+
+
 def test_plan_of_a_sweep_counts_what_is_left_and_says_what_is_refused(root, tmp_path, monkeypatch):
     a_run(root, tmp_path)
     raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="s")
