@@ -347,7 +347,9 @@ def test_rounds_that_a_resumed_trial_reports_again_are_no_pace(root, tmp_path, m
         watch.on_trial_result(0, [], "seed=0", {"training_iteration": rounds})
         watch.on_step_end(0, [])
     assert [" left" in line for line in lines] == [False, False, False, True], lines
-    assert "40 % of all images, " + clock(100 * 12) in lines[-1]  # two rounds and a whole trial are left, 100 s each
+    one, other = (trial.cost.total.images + trial.cost.scored for trial in sweep.trials)
+    left = 100 / (one / 10) * (2 * one / 10 + other)  # two rounds, and a whole trial
+    assert f" % of all images, {clock(left)} left, " in lines[-1]
 
 
 def test_the_time_left_is_that_of_the_images_left(root, tmp_path, monkeypatch):
