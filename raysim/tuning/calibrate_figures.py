@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
@@ -14,6 +15,9 @@ from raysim.reporting.panels import grid, legend, styles_of
 
 TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
+
+#: Rows of a cell below which its coefficient stands on next to nothing.
+FEW_ROWS = 5
 
 #: What the paper's own table is called beside another.
 PUBLISHED = "LIVAR, table A"
@@ -79,10 +83,13 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
 def table_figure(result: Result, beside: Mapping[str, Sequence[Sequence[float]]] | None = None) -> Figure:
     """The 3 x 3 table as a heat map, with the number of rows of each cell, and other tables on the same scale.
 
+    Cells of fewer than FEW_ROWS rows are hatched.
+
     Args:
       beside: title -> table (the paper's table A).
     """
-    tables = {f"raw coefficients, base {result['base']:.4f}": np.array(result["table"])}
+    few = f"; hatched: fewer than {FEW_ROWS} rows" if np.min(result["counts"]) < FEW_ROWS else ""
+    tables = {f"raw coefficients, base {result['base']:.4f}{few}": np.array(result["table"])}
     tables |= {title: np.array(values) for title, values in (beside or {}).items()}
     highest = max(values.max() for values in tables.values())
     figure = Figure(figsize=(0.9 + 3.7 * len(tables), 3.8), layout="constrained")
@@ -93,7 +100,11 @@ def table_figure(result: Result, beside: Mapping[str, Sequence[Sequence[float]]]
             colour = "white" if values[row, column] < highest / 2 else "black"
             text = f"{values[row, column]:.3f}"
             if number == 0:
-                text += f"\n{result['counts'][row][column]} rows"
+                count = result["counts"][row][column]
+                text += f"\n{count} rows"
+                if count < FEW_ROWS:  # what the forest says where it saw next to nothing
+                    corner = (column - 0.5, row - 0.5)
+                    axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="0.45", lw=0))
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
         axes.set_xticks(range(3), BINS)
         axes.set_yticks(range(3), BINS)

@@ -284,7 +284,7 @@ def found_of(scale, **features):
         for name in ("importance_a", "importance_b", *features)
     }
     table = [[scale * (3 * row + column + 1) for column in range(3)] for row in range(3)]
-    counts = [[row + column for column in range(3)] for row in range(3)]
+    counts = [[2 * (row + column) for column in range(3)] for row in range(3)]
     cuts = [[0.25, 0.5], [0.6, 0.8 + scale / 100]]
     return {"curves": curves, "cuts": cuts, "table": table, "counts": counts, "base": 0.5, "oob_r2": 0.125}
 
@@ -316,16 +316,20 @@ def test_table_and_prediction_show_their_numbers():
     axes = table_figure(found_of(0.1)).axes[0]
     assert axes.images[0].get_array().tolist() == found_of(0.1)["table"]
     told = {text.get_position(): text.get_text() for text in axes.texts}
-    assert told[2, 0] == "0.300\n2 rows"  # column high of the row low: I_B right, I_A down
-    assert told[0, 1] == "0.400\n1 rows"
+    assert told[2, 0] == "0.300\n4 rows"  # column high of the row low: I_B right, I_A down
+    assert told[0, 1] == "0.400\n2 rows"
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == (
         "$I_B$",
         "$I_A$",
-        "raw coefficients, base 0.5000",
+        "raw coefficients, base 0.5000; hatched: fewer than 5 rows",
     )
+    hatched = {(int(patch.get_x() + 0.5), int(patch.get_y() + 0.5)) for patch in axes.patches if patch.get_hatch()}
+    assert hatched == {place for place in np.ndindex(3, 3) if 2 * sum(place) < 5}
+    enough = table_figure({**found_of(0.1), "counts": [[5] * 3] * 3}).axes[0]
+    assert (len(enough.patches), enough.get_title()) == (0, "raw coefficients, base 0.5000")
     assert len(axes.figure.axes) == 2  # and the colour bar
     both = table_figure(found_of(0.1), {"table A": TABLE_A}).axes
-    assert [one.get_title() for one in both[:2]] == ["raw coefficients, base 0.5000", "table A"]
+    assert both[1].get_title() == "table A"
     assert both[1].images[0].get_array().tolist() == TABLE_A
     assert {text.get_position(): text.get_text() for text in both[1].texts}[2, 0] == "0.193"
     assert both[0].images[0].get_clim() == both[1].images[0].get_clim()  # one scale of colours
