@@ -67,11 +67,10 @@ class Page:
             await asyncio.sleep(0.25)
         raise TimeoutError(f"not true within {PATIENCE_S:.0f} s: {script}")
 
-    async def show(self, url: str, width: int, height: int, *, scale: float = 1.0) -> None:
-        """Go to an address in a window of CSS pixels; `scale` pixels of the picture for each."""
-        await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+    async def show(self, url: str, width: int, height: int) -> None:
+        """Go to an address in a window of so many pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1.0}
+        await self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
         await self.call("Page.navigate", url="about:blank")  # a change of the part after # alone would load nothing
         await self.call("Page.navigate", url=url)
         await self.wait_for("document.readyState == 'complete' && location.href != 'about:blank'")

@@ -144,11 +144,12 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             drawn = [std or math.nan for std in stds]
             axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
-                axes.text(mean + std, place, f" {mean:.1f}", va="center", fontsize=7)
+                told = axes.annotate(f"{mean:.1f}", (mean + std, place), (3, 0), textcoords="offset points", va="center")
+                told.set(fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:
                 axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)
             axes.set_yticks(range(len(rows)), rows, fontsize=8)
-            axes.margins(y=0.01)
+            axes.margins(x=0.12, y=0.01)  # room for the numbers
             axes.grid(visible=False, axis="y")
             axes.set_xlabel(report.measure.axis)
             axes.set_title(name)

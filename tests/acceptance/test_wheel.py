@@ -112,12 +112,12 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere():
     address = "https://code.example.org/raysim"
     linked, plain = readme(text, address), readme(text, None)
     assert not RELATIVE.search(linked)
-    assert f"![The report of a sweep: table and curves]({address}/raw/main/docs/pictures/front.png)" in linked
+    assert f"at two alphas]({address}/raw/main/docs/studies/leaderboard/figures/ranks.png)" in linked
     assert f"[docs/start.md]({address}/blob/main/docs/start.md)" in linked
     assert not RELATIVE.search(plain)
     assert "[Ray](https://docs.ray.io)" in plain
     assert "\ndocs/start.md goes on from here" in plain
-    assert "front.png" not in plain
+    assert "ranks.png" not in plain
     assert 'raysim.run("example:quickstart", name="mine_too"' in plain
 
 
