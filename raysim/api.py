@@ -132,6 +132,7 @@ def report(
     if isinstance(runs, Run | str | Path):
         runs = [runs]
     _refuse_others("runs", runs, Iterable)
+    common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else []
     runs = list(runs)
     for number, each in enumerate(runs):
         _refuse_others(f"runs[{number}]", each, Run | Runs | str | Path)
@@ -139,8 +140,7 @@ def report(
     folders = [folder for each in runs for folder in _folders_of(each)]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
-    common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else folders
-    return Report.write(folders, Path(out) if out is not None else default_folder(common), settings)
+    return Report.write(folders, Path(out) if out is not None else default_folder(common or folders), settings)
 
 
 def _folders_of(runs: Run | Runs | str | Path) -> list[Path]:

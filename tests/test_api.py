@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from raysim.core.method import Method
 from raysim.engine.round_metrics import RoundRecord
 from tests.samples import typed_use
 from tests.support.federations import SMALL
+from tests.support.report_runs import fabricate
 
 PROJECT = Path(__file__).parent.parent
 
@@ -274,6 +276,37 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
             raysim.arrays(bad, labels, name="bad", root=tmp_path / "data")
     with pytest.raises(DataError, match="label"):
         raysim.arrays(images, labels, name="bad", classes=["one"], root=tmp_path / "data")
+
+
+def test_a_report_of_all_runs_of_a_folder_lies_in_that_folder(tmp_path):
+    for sweep in ("one", "two"):
+        fabricate(tmp_path / "runs" / sweep / "t0", 0.5, labels={"method": sweep})
+    (tmp_path / "runs" / "one" / "sweep.yaml").write_text("name: one")
+    report = raysim.report(raysim.load(tmp_path / "runs"), figures=[])
+    assert report.folder == tmp_path / "runs" / "report"
+    assert (
+        raysim.report(raysim.load(tmp_path / "runs" / "one"), figures=[]).folder == tmp_path / "runs" / "one" / "report"
+    )
+
+
+def test_a_finished_run_without_checkpoints_keeps_its_results(settings):
+    run = raysim.run(settings, name="a", rounds=2, quiet=True)
+    shutil.rmtree(run.folder / "checkpoints")
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+    with pytest.raises(RunExists, match="its checkpoints are gone"):
+        raysim.run(settings, name="a", rounds=3, quiet=True)
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()} == before
+    assert raysim.run(settings, name="a", rounds=2, quiet=True).accuracy == run.accuracy
+
+
+def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
+    raysim.run(settings, name="a", rounds=1, labels={"method": "first"})
+    again = raysim.run(settings, name="a", rounds=1, labels={"method": "Mine", "size": 3})
+    assert "config.yaml of run 'a' has the labels that were given now" in capsys.readouterr().err
+    assert again.config["labels"] == {"method": "Mine", "size": 3}
+    capsys.readouterr()
+    assert raysim.run(settings, name="a", rounds=1).config["labels"] == {"method": "Mine", "size": 3}
+    assert "given now" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ray_cluster")

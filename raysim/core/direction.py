@@ -9,7 +9,7 @@ from typing import Literal
 Direction = Literal["max", "min"]
 
 #: Metrics of which smaller values are better: losses, errors, perplexities, seconds, megabytes.
-SMALLER = re.compile(r"loss|calibration_error|rmse|\bmae|perplexity|_(s|mb)$")
+SMALLER = re.compile(r"loss|calibration_error|rmse|(?<![a-z])mae|perplexity|(?<![a-z])seconds|_(s|mb)$")
 
 #: The same for users.
 BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"

@@ -106,7 +106,8 @@ class StoredRun:
             self._known = self._remote.read(HOLDER)
             holder, sent = self._read_state()
             there = self._remote.files()
-            if self._known is not None and holder == self._known.decode():
+            is_whole = all((self._folder.path / name).is_file() for name in ALWAYS if name in sent)
+            if self._known is not None and holder == self._known.decode() and is_whole:
                 self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
                 self._push()  # what an earlier process could not send
             else:
@@ -253,6 +254,10 @@ def _holder(content: bytes) -> dict[str, object]:
     with suppress(ValueError):
         return {"host": "?", "process": "?", "since": "?", **json.loads(content)}
     return {"host": "?", "process": "?", "since": "?"}
+
+
+#: Files that no run deletes: where one is missing, somebody emptied the local folder, which must not empty the storage.
+ALWAYS = ("config.yaml", "partition.json", "progress.csv")
 
 
 def _is_ours(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from raysim.reporting.contents import (
 from raysim.reporting.drawing import figure_faults, kinds
 from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
-from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_rows, tables_of
+from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_methods, other_rows, tables_of
 from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
 from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
 
@@ -73,7 +74,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     metrics = _metrics(group)
     measure = metrics[0][1]
     finished = _recorded(_finished(runs), group, metrics, requests.notes)
-    requests.notes.extend(other_rows(finished, group.rows))
+    requests.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
     beside = [cell for cell in theirs if measure.is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     if not cells:
@@ -136,17 +137,26 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 def _recorded(
     runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
 ) -> list[ReportedRun]:
-    """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback; all where none did. The others become a note."""
-    recorded: list[ReportedRun] = []
-    lacking: list[ReportedRun] = []
-    for run in runs:
-        (recorded if any(metric.score(run) is not None for _, metric in metrics) else lacking).append(run)
-    if not (recorded and lacking):
-        return runs
-    rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in lacking)
-    count = f"{len(lacking)} of {len(runs)} runs"
-    notes.append(f"`report.metric`: {count} did not record it and are left out: {', '.join(rows)}.")
-    return recorded
+    """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback, and finite numbers alone. Others become a note.
+
+    Raises:
+      DataError: no run is left whose numbers are finite.
+    """
+    scores = {run.folder: [metric.score(run) for _, metric in metrics] for run in runs}
+    lacking = [run for run in runs if all(number is None for number in scores[run.folder])]
+    diverged = [
+        run for run in runs if not all(number is None or math.isfinite(number) for number in scores[run.folder])
+    ]
+    lacking = lacking if len(lacking) < len(runs) else []  # what the metric might be called is told where it is read
+    for some, why in ((lacking, "did not record it"), (diverged, "ended with a number that is not finite")):
+        rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in some)
+        if rows:
+            notes.append(f"`report.metric`: {len(some)} of {len(runs)} runs {why} and are left out: {', '.join(rows)}.")
+    left = [run for run in runs if run not in lacking and run not in diverged]
+    if runs and not left:
+        names = ", ".join(metric.name for _, metric in metrics)
+        raise DataError(f"no run has a finite {names}", str(runs[0].folder.parent), "report another metric")
+    return left
 
 
 def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
@@ -154,7 +164,14 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
     named: list[tuple[dict[str, Label], str]] = [({}, group.metric or DEFAULT)]
     for label, metrics in group.metrics.items():  # one at most
         named = [({label: value}, name) for value, name in metrics.items()]
-    return [(more, ReportMetric(name, direction_of(name, group.mode))) for more, name in named]
+    cells = [(more, ReportMetric(name, direction_of(name, group.mode))) for more, name in named]
+    if len({(metric.mode, metric.is_share) for _, metric in cells}) > 1:
+        listed = ", ".join(f"{each.name} ({each.better or 'higher is better, in %'})" for _, each in cells)
+        text = (
+            f"mixes numbers that one table cannot rank: {listed}; report them one after the other, or set report.mode"
+        )
+        raise ConfigError([Fault("report.metrics", text)], "the report")
+    return cells
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:

@@ -242,7 +242,8 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     Args:
       target: in the column's own unit, a fraction for accuracies.
     """
-    reached = next((index for index, value in by_round(folder, column).items() if value >= target), None)
+    # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
+    reached = next((index for index, value in by_round(folder, column).items() if value >= target - 1e-9), None)
     if reached is None:
         return None
     rows = [row for row in RunFolder(folder).progress_rows() if int(row["round"]) <= reached]
@@ -289,6 +290,8 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
       ConfigError: a fraction where percent is meant, or more than all. LookupError: no such row.
     """
     value = number(target)
+    if target is not None and tables and not (metric := tables[0].metric).is_share:
+        raise LookupError(f"is an accuracy, and this report is about {metric.name}")
     if value is None:
         return None if target is None else row_of(str(target), tables)
     if not 1 < value <= 100:

@@ -144,7 +144,9 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             drawn = [std or math.nan for std in stds]
             axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
-                told = axes.annotate(f"{mean:.1f}", (mean + std, place), (3, 0), textcoords="offset points", va="center")
+                told = axes.annotate(
+                    f"{mean:.1f}", (mean + std, place), (3, 0), textcoords="offset points", va="center"
+                )
                 told.set(fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:
                 axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)

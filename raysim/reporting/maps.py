@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -134,8 +135,10 @@ def space(report: ReportContents) -> Iterator[Figure]:
     drawn = [name for name in report.group.ignore if _is_drawn(report.finished, name)]
     if not drawn:
         return
-    figure, panels = grid(len(drawn) + (len(drawn) > 1), width=4.0, height=3.0)
-    scores = [(run, score) for run in report.finished if (score := report.measure.score(run)) is not None]
+    known = [(run, report.measure.score(run)) for run in report.finished]
+    scores = [(run, score) for run, score in known if score is not None and math.isfinite(score)]
+    is_plane = len(drawn) > 1 and any(all(name in run.labels for name in drawn[:2]) for run, _ in scores)
+    figure, panels = grid(len(drawn) + is_plane, width=4.0, height=3.0)
     for axes, name in zip(panels, drawn, strict=False):
         for row, style in report.styles.items():
             own = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]
@@ -148,7 +151,7 @@ def space(report: ReportContents) -> Iterator[Figure]:
                 axes.axhline(mean, color=style.colour, linestyle="--", label=f"{row}, mean")
         _scale(axes, report.finished, name, "x")
         axes.set_ylabel(report.measure.axis)
-    if len(drawn) > 1:
+    if is_plane:
         _both(panels[-1], report, scores, drawn[:2])
     legend(figure, panels)
     yield figure

@@ -122,16 +122,17 @@ class ReportMetric:
         return None if value is None else self.scale * value
 
     def score(self, run: ReportedRun) -> float | None:
-        """The run's number, in percent if it is a share; None if it recorded none."""
+        """The run's number, in percent if it is a share; None if it recorded none. Of a run that diverged it is not finite."""
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.scale * value
-        rounds = by_round(run.folder, self.column) if "/" in self.bare else {}
+        rounds = recorded(run.folder, self.column) if "/" in self.bare else {}
         if not rounds:
             return None
         number = list(rounds.values())[-1]
         if self.way == "best":
-            number = max(rounds.values()) if self.mode == "max" else min(rounds.values())
+            finite = [value for value in rounds.values() if math.isfinite(value)]
+            number = (max if self.mode == "max" else min)(finite, default=math.nan)
         elif self.way == "mean":
             number = float(np.mean(list(rounds.values())))
         elif self.way == "mean_last_10pct":
@@ -142,10 +143,14 @@ class ReportMetric:
         return self.scale * number
 
 
+def recorded(folder: Path, column: str) -> dict[int, float]:
+    """Round -> value, of every round that recorded one."""
+    return {int(row["round"]): float(row[column]) for row in RunFolder(folder).progress_rows() if row.get(column)}
+
+
 def by_round(folder: Path, column: str) -> dict[int, float]:
     """Round -> value, of every round that recorded a finite one."""
-    rows = [row for row in RunFolder(folder).progress_rows() if row.get(column)]
-    return {int(row["round"]): float(row[column]) for row in rows if math.isfinite(float(row[column]))}
+    return {number: value for number, value in recorded(folder, column).items() if math.isfinite(value)}
 
 
 def logged(folder: Path, name: str) -> dict[int, np.ndarray]:

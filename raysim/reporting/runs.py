@@ -204,14 +204,20 @@ def _settings_of_labels(runs: Sequence[ReportedRun]) -> dict[str, str]:
 
 
 def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Runs of equal labels and seed, but other parameters, get the settings in which they differ as labels, and all runs too."""
-    places: dict[object, dict[object, ReportedRun]] = {}
-    for run in runs:
-        if run.is_finished:
-            params = run.summary.get("params_sha256", run.folder)
-            places.setdefault((frozenset(run.labels.items()), run.seed), {}).setdefault(params, run)
-    differences = (differing([run.settings for run in twins.values()]) for twins in places.values())
-    keys = dict.fromkeys(key for keys in differences for key in keys if is_setting(key))
+    """Runs of equal labels, but other parameters, get the settings in which they differ as labels, and all runs too.
+
+    Seeds that draw other partitions are one cell, unless these are of one seed.
+    """
+    keys: dict[str, None] = {}
+    for of_one_seed in (True, False):
+        places: dict[object, dict[object, ReportedRun]] = {}
+        for run in runs:
+            if run.is_finished:
+                place = frozenset(run.labels.items()), run.seed if of_one_seed else None
+                places.setdefault(place, {}).setdefault(run.summary.get("params_sha256", run.folder), run)
+        for twins in places.values():
+            found = differing([run.settings for run in twins.values()])
+            keys |= dict.fromkeys(key for key in found if is_setting(key) and (of_one_seed or key != "partition.seed"))
     return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 
@@ -262,6 +268,22 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
                 text = f"Rows of the tables trained on different examples of {data}: `{key}` is not the same"
                 notes.append(f"{text} ({said}). Set it in all runs.")
     return notes
+
+
+def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
+    """Cells whose seeds ran other methods or options, which one name hides, a sentence for each."""
+    cells: dict[frozenset[tuple[str, Label]], dict[str, list[str]]] = {}
+    for run in runs:
+        specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
+        cells.setdefault(frozenset(run.labels.items()), {}).setdefault(specs, []).append(str(run.seed))
+    told = (
+        (dict(labels).get("method"), "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items()))
+        for labels, found in cells.items()
+        if len(found) > 1
+    )
+    return [
+        f"One cell of {name} averages over several methods: {text}. Tell them apart by `labels`." for name, text in told
+    ]
 
 
 def method_names(config: Settings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -163,12 +164,14 @@ class Run:
 
     @property
     def _numbers(self) -> dict[str, float]:
-        """What is known of the run as one number each: the summary's numbers, and the last value of each column."""
-        last = {name: self._scores(name) for name in self.history}
-        return {
-            **{name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)},
-            **{name: scores[-1] for name, scores in last.items() if scores},
-        }
+        """What is known of the run as one number each: the summary's numbers, and the last value of each column.
+
+        One that is not finite, of a run that diverged, is missing: the last finite one would be another round's.
+        """
+        rows = self._files.progress_rows()
+        last = {name: float(text) for row in rows for name, text in row.items() if text}
+        told = {name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)}
+        return {name: value for name, value in (told | last).items() if math.isfinite(value)}
 
 
 class Runs(Sequence[Run]):

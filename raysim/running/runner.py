@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from raysim.config import Config, methods_label
-from raysim.core.errors import ClusterLost, Fault, RaysimError, explained
+from raysim.core.errors import ClusterLost, Fault, RaysimError, RunExists, explained
 from raysim.core.settings import Settings, name_and_options
 from raysim.core.texts import round_name
 from raysim.core.uri import masked
@@ -40,7 +40,7 @@ from raysim.plan.build import Plan
 from raysim.plan.start import shown_outside, started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder, reason_to_stop
-from raysim.running.resume import RunState, Step, next_step
+from raysim.running.resume import OTHER, RunState, Step, next_step
 from raysim.terminal import err
 
 
@@ -101,6 +101,8 @@ def _attempt(
     store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
     state = run_state(plan, folder, stored.uri if stored else "")
     step = next_step(replace(state, resumes=state.resumes or number > 0))
+    if step in ("show", "resume") and _told_anew(plan, folder):
+        push()
     if step == "show":
         return _shown(folder, on_start)
     if step == "begin":  # what says which run lies in the folder
@@ -138,6 +140,21 @@ def _attempt(
             loggers.end(summary)
         folder.mark("COMPLETED", reason)
         return summary
+
+
+def _told_anew(plan: Plan, folder: RunFolder) -> bool:
+    """Write down labels and report settings that are given to a run that is there; whether any changed.
+
+    They are for tables, and change no result.
+    """
+    before = folder.read_config()
+    now = plan.config.model_dump(mode="json")
+    given = {"labels": plan.config.labels, "report": plan.config.report.model_fields_set}
+    news = {key: now[key] for key, value in given.items() if value and now[key] != before.get(key)}
+    if news:
+        folder.write_config({**before, **news})
+        _say(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} that were given now")
+    return bool(news)
 
 
 def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Settings:
@@ -245,16 +262,23 @@ def _checkpoint(
       RaysimError: the records of the rounds before it were changed.
     """
     checkpoint = store.latest(_say)
+    if checkpoint is None and state.is_finished:
+        raise RunExists(
+            f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on", state.where, OTHER
+        )
     if checkpoint is None and folder.progress_rows():
         every = f"one is written every {plan.config.checkpoint.every_s:g} s"
         _say(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
+    if state.is_finished:
+        folder.clear(
+            "COMPLETED"
+        )  # first: a kill here must not leave a finished run of a configuration that it did not have
     if step == "extend":
         folder.write_config(plan.config.model_dump(mode="json"))
     if state.is_finished:
-        folder.clear("COMPLETED")
         for result in (folder.summary, folder.model):  # of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint

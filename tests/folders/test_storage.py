@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -179,6 +180,19 @@ def test_newest_state_counts_wherever_it_was_made(root, tmp_path, machine, expec
     longer = execute(a_plan(root, place, rounds=5))  # more rounds, where the run has never been to its end
     assert longer["rounds"] == 5
     assert json.loads((tmp_path / "there" / "a" / "summary.json").read_text()) == longer
+
+
+def test_emptied_local_folder_does_not_empty_the_storage(root, tmp_path, machine, expected):
+    place = f"file://{tmp_path}/there"
+    execute(a_plan(root, place))
+    there = sorted(path.name for path in (tmp_path / "there" / "a").iterdir())
+    (local,) = [path.parent for path in (tmp_path / "first").rglob(HOLDER)]  # where the run worked
+    for path in local.iterdir():  # rm -rf FOLDER/*, which leaves what begins with a dot
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert execute(a_plan(root, place))["params_sha256"] == expected
+    assert sorted(path.name for path in (tmp_path / "there" / "a").iterdir()) == there
+    assert RunFolder(local).status.name == "completed"
 
 
 def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine, capfd):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from raysim.cli.main import app
+from raysim.core.direction import direction_of
 from raysim.core.errors import ConfigError, DataError
 from raysim.reporting import traces
 from raysim.reporting.build import make_report
@@ -46,6 +48,67 @@ def test_a_column_of_progress_is_read_in_three_ways(tmp_path):
     assert (ReportMetric("train/loss").score(run), ReportMetric("best:train/loss", "min").score(run)) == (0.25, 0.25)
     assert ReportMetric("mean:server/macro_f1").score(run) == pytest.approx(100 * np.mean(values))
     assert ReportMetric("server/nothing").score(run) is None
+
+
+@pytest.mark.parametrize("name", ["server/loss", "mean_last_10pct:server/loss", "mean:server/loss"])
+def test_a_run_that_diverged_is_left_out_with_a_note(name, tmp_path):
+    good, bad = [2.0] * 9 + [6.0], [2.3, 5.0, "inf", *["nan"] * 7]
+    for method, losses in (("FedAvg", good), ("FedVG", bad)):
+        fabricate(tmp_path / "runs" / method, 0.5, labels=labels_of(method, 0.1), progress={"server/loss": losses})
+    report = make_report([tmp_path / "runs"], {"metric": name})
+    assert [cell.labels["method"] for cell in report.cells] == ["FedAvg"]
+    assert (
+        "`report.metric`: 1 of 2 runs ended with a number that is not finite and are left out: FedVG." in report.notes
+    )
+    write(report, tmp_path / "out")
+    with pytest.raises(DataError, match="no run has a finite"):
+        make_report([tmp_path / "runs" / "FedVG"], {"metric": name})
+
+
+def test_a_summary_that_is_not_a_number_wins_nothing(tmp_path):
+    for method, number in (("A", math.nan), ("B", 0.7), ("C", 0.6)):
+        fabricate(tmp_path / "runs" / method, 0.5, labels=labels_of(method, 0.1), summary={"auroc": number})
+    report = make_report([tmp_path / "runs"], {"metric": "auroc", "figures": ["bars"]})
+    (table,) = report.tables
+    assert {row: mark for (row, _), mark in table.marks.items()} == {"B": "best", "C": "second"}
+    write(report, tmp_path / "out")
+
+
+def test_metrics_of_two_directions_are_no_table(tmp_path):
+    run = run_with(tmp_path / "a", progress={"server/loss": 1.0})
+    with pytest.raises(ConfigError, match=r"report\.metrics: mixes .* server/loss \(lower is better\)"):
+        make_report(
+            [run.folder], {"metrics": {"what": {"acc": "server/accuracy", "loss": "server/loss"}}, "columns": ["what"]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        *(
+            (name, "min")
+            for name in ("seconds_total", "seconds_per_round", "best_mae", "server/validation_mae", "server/mae")
+        ),
+        *((name, "max") for name in ("server/accuracy", "server/map")),
+    ],
+)
+def test_times_and_errors_are_better_when_small(name, better):
+    assert direction_of(name) == better
+
+
+@pytest.mark.parametrize("count", [360, 10_000])
+def test_a_row_reaches_its_own_accuracy(count, tmp_path):
+    for share in range(200, 260):
+        run = fabricate(tmp_path / str(share), share / count, labels=labels_of("A", 0.1))
+        metric = ReportMetric("accuracy")
+        (found,) = find_runs([run])
+        assert cost(run, "server/accuracy", metric.score(found) / 100) is not None
+
+
+def test_a_target_is_an_accuracy(tmp_path):
+    run = run_with(tmp_path / "a", progress={"server/loss": 1.0})
+    with pytest.raises(ConfigError, match=r"report\.target: is an accuracy, and this report is about server/loss"):
+        make_report([run.folder], {"metric": "server/loss", "target": "FedVG"})
 
 
 def test_the_mean_of_late_rounds_is_that_of_the_summary(tmp_path):

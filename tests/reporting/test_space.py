@@ -31,6 +31,14 @@ def test_every_run_is_a_dot_in_each_panel_and_those_that_failed_are_crosses(tmp_
     assert crosses.get_offsets().tolist() == [[5.0, 0.1]]
 
 
+def test_two_searches_without_a_run_of_both_labels_have_no_plane(tmp_path):
+    for k in range(6):
+        for name in ("mu", "eps"):
+            fabricate(tmp_path / f"{name}{k}", 0.5, labels={"form": name, name: 0.1 * k, "seed": 0})
+    made = draw(make_report([tmp_path], GIVEN), on_missing=lambda *_: None)
+    assert [axes.get_xlabel() for axes in made["space"].axes] == ["mu", "eps"]
+
+
 def test_without_a_label_of_many_numbers_there_is_none(tmp_path):
     for k in range(3):
         fabricate(tmp_path / f"a{k}", 0.5, labels={"form": "masked", "mu": k, "seed": k}, seed=k)

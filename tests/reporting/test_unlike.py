@@ -72,6 +72,28 @@ def test_runs_of_one_cell_with_other_settings_are_told_apart_by_them(tmp_path):
     ]
 
 
+def test_seeds_of_one_cell_with_other_settings_are_told_apart_too(tmp_path):
+    for seed, rounds in ((0, 10), (1, 10), (2, 20), (3, 20)):
+        facts = {"params_sha256": str(seed)}
+        other = settings(seed=seed, partition={"seed": seed})
+        fabricate(tmp_path / "runs" / str(seed), 0.5, labels={"method": "A"}, rounds=rounds, summary=facts, **other)
+    report = make_report([tmp_path / "runs"], {})
+    assert headings(report) == ["rounds = 10", "rounds = 20"]
+    assert [cell.n for cell in report.cells] == [2, 2]
+
+
+def test_one_name_of_several_methods_is_told(tmp_path):
+    for seed, mu in ((0, 0.01), (1, 0.01), (2, 1.0)):
+        more = settings(seed=seed, methods=[{"fedprox": {"mu": mu}}])
+        fabricate(
+            tmp_path / "runs" / str(seed), 0.5, labels={"method": "A"}, summary={"params_sha256": str(seed)}, **more
+        )
+    (note,) = make_report([tmp_path / "runs"], {}).notes
+    assert note.startswith("One cell of A averages over several methods:")
+    assert '"mu": 0.01}}] in seed 0, 1; ' in note
+    assert '"mu": 1.0}}] in seed 2.' in note
+
+
 def test_the_same_run_under_other_settings_still_counts_once(tmp_path):
     for name, stop in (("a", {}), ("b", {"stop": {"patience": 3}})):
         facts = {"params_sha256": "same"}

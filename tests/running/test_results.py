@@ -172,6 +172,8 @@ def test_the_best_run_is_a_completed_one_and_losses_are_better_when_small(tmp_pa
     runs = raysim.load(tmp_path)
     assert runs.best().name == runs.best("best_accuracy").name == runs.best("server/loss", "max").name == "a"
     assert runs.best("server/loss").name == "b"
+    fabricate(tmp_path / "d", 0.1, progress={"server/loss": [0.1, *["nan"] * 9]})  # it diverged after a good round
+    assert raysim.load(tmp_path).best("server/loss").name == "b"
     with pytest.raises(DataError, match=r"no completed run has 'server/los' in .*Did you mean 'server/loss'"):
         runs.best("server/los")
     with pytest.raises(DataError, match="Finish a run"):

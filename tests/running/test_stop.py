@@ -45,6 +45,17 @@ def test_reasons():
     assert reason_to_stop(StopGroup(seconds=1), rows(None), 0)
 
 
+def test_reasons_of_a_task_without_accuracy_are_those_of_a_resumed_run():
+    """In this process the rows are what was measured: the first one, which was not scored, lacks the column."""
+    times, scored = {"system/round_s": "2.0"}, {"server/rmse": "0.1", "server/loss": "0.01"}
+    fresh = [{"round": str(index), **times, **(scored if index % 2 else {})} for index in range(4)]
+    again = [{"server/rmse": "", "server/loss": "", **row} for row in fresh]
+    for stop in (StopGroup(score=0.5), StopGroup(patience=1)):
+        reasons = {reason_to_stop(stop, known, 2) for known in (fresh, again)}
+        assert len(reasons) == 1
+        assert "rmse" in reasons.pop()
+
+
 @pytest.mark.slow
 def test_a_run_that_ends_early_was_evaluated_last_and_says_why(settings, tmp_path):
     path = tmp_path / "a.yaml"
