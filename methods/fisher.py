@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from raysim.core.counting import counts_with
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
-from raysim.core.weights import RightMap, Weights
+from raysim.core.weights import RightMap, Weights, refuse_factors
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
 GRADIENT_ENTRIES = 2**26
@@ -70,6 +70,7 @@ def fisher(
             weight = server.weights.get(leaf.name)
             assert not isinstance(weight, RightMap)  # "merge" is claimed by who gives those
             if weight is not None:
+                refuse_factors(weight, leaf.name, "fisher divides by the weights it multiplies with")
                 norms = server.report["norm"].double().view((-1,) + (1,) * (weight.dim() - 1))
                 weights[leaf.name] = weight / norms if normalise and not is_mammoth else weight
         below = server.total("fisher", weights)
@@ -139,7 +140,8 @@ def _add_squares(
         for name, values in gradients(batch.inputs[part], batch.targets[part]).items():
             leaf = layout.by_name[name]
             # In float32, since the Fisher is sent as such; in float64 these two passes took more time than the gradients.
-            squares = (weights[None, part] @ values.flatten(1).square_()).view(leaf.shape)
+            # Not in place: gradients may share memory, as those of a ViT's class token and position embedding do.
+            squares = (weights[None, part] @ values.flatten(1).square()).view(leaf.shape)
             total[leaf.offset : leaf.end] += layout.pack(leaf, squares)
 
 

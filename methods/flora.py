@@ -22,6 +22,8 @@ AFTER_TRAINING = "after its steps a client's model is seen without what was merg
 EXCLUDES = {
     "report": AFTER_TRAINING,
     "forward": "it computes every adapted layer with the merged weights itself",
+    "weigh": "the server sees a model without what was merged into its frozen weights",
+    "is_phase": "after the last round a model is seen without what was merged into its frozen weights",
     "broadcast": "A is drawn anew and B is zero at the start of each round, so nothing sent about earlier ones fits them",
 }
 
@@ -60,6 +62,7 @@ def flora() -> Method:
         claims=frozenset({"weights:*.lora_[AB].*", "merge", "broadcast-point", "server-optimizer"}),
         needs=frozenset({"lora", "lora-factors"}),
         excludes=EXCLUDES,
+        trusts=frozenset({"freeze"}),
     )
 
 

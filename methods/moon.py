@@ -61,7 +61,7 @@ def moon(
 
     def report(client: ClientView) -> dict[str, Tensor]:
         if mu > 0 and client.num_steps > 0:
-            client.memory["previous"] = client.state.clone()
+            client.memory["previous"] = client.trained.clone()
         return {}
 
     return Method("moon", loss=loss, report=report, needs=frozenset({"features", "client-memory"}))

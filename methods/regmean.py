@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
 from raysim.core.counting import counts_with
@@ -93,13 +94,17 @@ def gram_matrices(client: ClientView) -> tuple[dict[str, Tensor], dict[str, int]
 
 
 def linear_leaves(client: ClientView) -> list[Leaf]:
-    """The weights of linear layers that are trained and shared."""
+    """The weights of linear layers that are trained and shared.
+
+    Not the output projection inside torch's MultiheadAttention, whose weight is used without calling the layer.
+    """
     return [
         leaf
         for leaf in client.layout.params
         if leaf.is_shared
         and leaf.name == f"{leaf.layer}.weight"
-        and isinstance(client.model.module.get_submodule(leaf.layer), nn.Linear)
+        and isinstance(layer := client.model.module.get_submodule(leaf.layer), nn.Linear)
+        and not isinstance(layer, NonDynamicallyQuantizableLinear)
     ]
 
 

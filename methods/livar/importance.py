@@ -84,7 +84,7 @@ def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], t
         count = client.scratch["count"] = ImportanceCount(client, reduction)
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
-            count.close_step()
+            count.close_step(client.params)
             grad = inner(params, batch)
             count.open_step(grad)
             return grad
@@ -93,7 +93,7 @@ def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], t
 
     def report(client: ClientView) -> dict[str, Tensor]:
         count = client.scratch["count"]
-        count.close_step()
+        count.close_step(client.trained[: client.layout.num_params])
         total: Tensor = count.sums.cpu()
         if accumulate == "run":
             total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
@@ -125,11 +125,11 @@ class ImportanceCount:
         self._before.copy_(self._client.params)
         self._is_open = True
 
-    def close_step(self) -> None:
-        """Count the step since `open_step`: the parameters now stand where it has put them."""
+    def close_step(self, after: Tensor) -> None:
+        """Count the step since `open_step`, which has put the parameters [num_params] where they are in `after`."""
         if not self._is_open:
             return
-        moved = self._before.sub_(self._client.params)
+        moved = self._before.sub_(after)
         parts = [
             reduced(self._grad[leaf.offset : leaf.end], moved[leaf.offset : leaf.end], self._reduction)
             for pair in self._adapters

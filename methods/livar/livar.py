@@ -20,6 +20,11 @@ from raysim.core.weights import Weights
 T = TypeVar("T")
 Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, object]
 
+#: Why other methods' steps at the server are refused where products are scored; and who leaves the adapters alone.
+UNSEEN = "the products that are scored are made from the clients' factors, and would not see it; set evaluate: factors"
+AT_THE_END = "after the last round there are no clients' factors to score; set when: every_round, or evaluate: factors"
+TRUSTED = frozenset({"ccvr", "diagnostics", "flfa", "keep_factors", "scaffold"})
+
 #: Options of the adapters; of these, those of coefficients by layer; and of these, those of counted importances.
 OfAdapters = Annotated[T, counts_without("components", "head")]
 OfLayers = Annotated[OfAdapters[T], counts_with("layers", "importance")]
@@ -110,6 +115,7 @@ def livar(
     claims |= {"merge"} if is_svd or is_override else set()
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
     claims |= {"server-optimizer"} if is_override else set()
+    excludes = {"server_update": UNSEEN, "is_phase": AT_THE_END} if is_override else {}
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
     needs |= {"classes", "features", "linear-head"} if has_head else set()
     return Method(
@@ -122,4 +128,6 @@ def livar(
         evaluation_override=evaluation_override if is_override else None,
         claims=frozenset(claims),
         needs=coefficients.needs | needs,
+        excludes=excludes,
+        trusts=TRUSTED,
     )

@@ -111,6 +111,7 @@ def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str,
         return RunProgress(name, "damaged", 0, 0, "", at_s)
     column = f"server/{main_of(rows[0] if rows else ())}"
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
+    rounds = max(rounds, len(rows))  # a method may work in a round behind the last
     return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
 
 

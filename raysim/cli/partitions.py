@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.config import sweep
+from raysim.config import sound_config, sweep
 from raysim.config.clashes import clashes
 from raysim.core.errors import DataError, explained, refuse
+from raysim.core.settings import Settings
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder
@@ -75,10 +77,29 @@ def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
 
 
 def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
-    if sweep.axes_as_written(raw):
-        refuse(clashes(raw, source)[0], source)
-        return sweep.grid(raw, source)
+    sound_config({"tune": raw.get("tune") or {}}, source)
+    listed = _without_ranges(raw)
+    if sweep.axes_as_written(listed):
+        refuse(clashes(listed, source)[0], source)
+        return sweep.grid(listed, source)
     return [sweep.Trial("the run", {}, dict(raw))]
+
+
+def _without_ranges(raw: Mapping[str, object]) -> Settings:
+    """The file without the ranges of its sweep that no partition depends on."""
+    listed = copy.deepcopy(dict(raw))
+    tune = listed.get("tune")
+    if not isinstance(tune, dict):
+        return listed
+    for name, space in sweep.spaces(listed).items():
+        tune[name] = {
+            axis: domain
+            for axis, domain in space.items()
+            if sweep.is_listed(domain) or sweep.head(axis) in ("data", "partition", "seed")
+        }
+    left = sweep.axes_as_written(listed)
+    tune["only"] = {axis: others for axis, others in (tune.get("only") or {}).items() if {axis, *others} <= left.keys()}
+    return listed
 
 
 def write(partition: DrawnPartition, folder: Path) -> Path:

@@ -71,6 +71,8 @@ def layered(
         _choose(shrunk, library, axis, choices, where)
     _check_only(shrunk, library, chosen, source, tell)
     given = {*chosen, *(key.split(".", 2)[2] for key in of_sweep if key.startswith(sweep.AXES))}
+    if stale := _drop_labels_of(shrunk, file, [*chosen, *of_trials]):
+        tell(f"{where} sets {', '.join(stale)}: the file's label of the same name is left out")
     losses = lay_through(shrunk, of_trials, source, where=where, given=given)
     if is_scaled and (keys := [key for key in lost_keys(file["scale"], of_trials) if head(key) != "tune"]):
         tell(f"{where} overrides {', '.join(keys)} of `scale`")
@@ -78,6 +80,19 @@ def layered(
         lost = "; ".join(f"{key} of {labels_text(labels)}" for key, labels in losses.items())
         tell(f"{where} overrides what labels set: {lost}")
     return settled(shrunk, [of_trials, *([file["scale"]] if is_scaled else []), file])
+
+
+def _drop_labels_of(raw: Settings, file: Raw, keys: Sequence[str]) -> list[str]:
+    """Leave out labels that name the values which the file had for these keys; returns the keys that had one."""
+    labels = raw.get("labels")
+    if not isinstance(labels, dict):
+        return []
+    names = {key: key.rpartition(".")[2] for key in keys if head(key) != "labels"}
+    names = {key: name for key, name in names.items() if not {"labels", f"labels.{name}"} & {*keys}}
+    stale = [key for key, name in names.items() if name in labels and labels[name] == value_at(file, key)]
+    for key in stale:
+        labels.pop(names[key], None)
+    return stale
 
 
 def scaled(raw: Raw, source: str, tell: Tell = silent) -> Settings:

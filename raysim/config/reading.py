@@ -107,7 +107,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             raise ConfigError([fault], "the command line")
         key = key.strip()
         message = f"is overwritten by {override!r} behind it; write it behind that, or drop it"
-        faults += [Fault(before, message) for before in values if before == key or before.startswith(f"{key}.")]
+        lost = (each for each in values if each.removesuffix("+") == key or each.startswith(f"{key}."))
+        faults += [Fault(before, message) for before in lost]
         try:
             values[key] = load_yaml(text)
         except ValueError as error:

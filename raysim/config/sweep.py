@@ -162,17 +162,17 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
 
 def axes_as_written(raw: Raw) -> Settings:
     """Axis -> domain, of `tune.param_space` and then `tune.space`; empty where there is neither."""
-    return {str(axis): domain for space in _spaces(raw).values() for axis, domain in space.items()}
+    return {str(axis): domain for space in spaces(raw).values() for axis, domain in space.items()}
 
 
 def key_of(raw: Raw, axis: str) -> str:
     """Where the file has an axis: "tune.space.local.lr"."""
-    return next((f"tune.{name}.{axis}" for name, space in _spaces(raw).items() if axis in space), f"tune.space.{axis}")
+    return next((f"tune.{name}.{axis}" for name, space in spaces(raw).items() if axis in space), f"tune.space.{axis}")
 
 
-def _spaces(raw: Raw) -> dict[str, Raw]:
-    spaces = {name: value_at(raw, f"tune.{name}") for name in SPACES}
-    return {name: space for name, space in spaces.items() if isinstance(space, Mapping)}
+def spaces(raw: Raw) -> dict[str, Raw]:
+    written = {name: value_at(raw, f"tune.{name}") for name in SPACES}
+    return {name: space for name, space in written.items() if isinstance(space, Mapping)}
 
 
 def _mapping(value: object) -> Raw:
@@ -187,7 +187,7 @@ def _tunes_name(kind: object) -> str:
 
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
-    if all(axis in space for space in (_spaces(raw).get(name, {}) for name in SPACES)):
+    if all(axis in space for space in (spaces(raw).get(name, {}) for name in SPACES)):
         return "is in tune.space as well; keep one of them"
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} is the sweep's own, and no trial has another one; drop the axis"

@@ -199,6 +199,8 @@ class ClientView:
       start: [num_params], the broadcast point.
       params: [num_params], the live parameters; after the loop, the client's final ones.
       start_state, state: [num_state], the same two with the buffers behind the parameters.
+      trained: [num_state], in `report`: the model after the local steps. Where the update was encoded (`outgoing`), `state` is
+        then what was sent.
       head: path of the classifier layer.
       message: this method's downlink fields.
       overheard: for latecomers, what this method's `overhear` returned; {} for all others.
@@ -245,6 +247,11 @@ class ClientView:
     batch_size: int = 32
     num_steps: int = 0
     scratch: dict[str, Value] = field(default_factory=dict)
+    trained_state: Tensor | None = None
+
+    @property
+    def trained(self) -> Tensor:
+        return self.state if self.trained_state is None else self.trained_state
 
 
 class Log(Protocol):
@@ -359,7 +366,8 @@ class Method:
       needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd",
         "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained
         and shared).
-      excludes: hook -> why no other method of the run may have that hook; those named in `trusts` may.
+      excludes: hook -> why no other method of the run may have that hook; those named in `trusts` may. "is_phase": why none
+        may work after the last round, whoever is trusted.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).

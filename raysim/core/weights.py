@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raysim.core.errors import MethodError
+
 
 @dataclass(frozen=True)
 class RightMap:
@@ -46,6 +48,18 @@ def take(weights: Weights, rows: Tensor) -> Weights:
       {'fc.weight': tensor([0.3750, 0.5000], dtype=torch.float64)}
     """
     return {name: w.take(rows) if isinstance(w, RightMap) else w[rows] for name, w in weights.items()}
+
+
+def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
+    """For methods that need shares, (K, ...): raises MethodError where they sum neither to one nor, with nobody there, to zero.
+
+    Args:
+      why: what the method does with them.
+    """
+    totals = weight.sum(dim=0)
+    if bool(((totals - 1).abs() > 1e-6).logical_and(totals != 0).any()):
+        what = f"the weights of {leaf} do not sum to one, and {why}"
+        raise MethodError(what, "the weights", "drop the method that scales them, such as norm_bounding or fednova")
 
 
 def normalised(scores: Tensor) -> Tensor:

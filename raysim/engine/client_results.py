@@ -94,6 +94,9 @@ def take_update(
     shared = 4 * sum(leaf.size for leaf in layout.shared if not leaf.is_buffer)
     sent = phase.stack.outgoing(Update(whole[:size].clone(), shared), views)
     own = {leaf.name: layout.view(whole, leaf).clone() for leaf in layout.personal}
+    trained = model.state.clone()
+    for view in views.values():
+        view.trained_state = trained
     whole[:size] = sent.values
     for name, values in own.items():  # what stays at the client is not sent
         layout.view(whole, name).copy_(values)

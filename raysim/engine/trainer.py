@@ -138,7 +138,7 @@ class Trainer:
     def _train_stacks(self, current: Round, clients: Sequence[int]) -> dict[int, Trained]:
         """Those clients of a block that are trained as one batched network, after their local steps."""
         phase, index, sizes = current.phase, current.index, self.federation.sizes
-        stacker = Stacker(self.module, self.layout, self.transform, phase.settings)
+        stacker = Stacker(self.module, self.layout, self.transform, phase.settings, self.task)
         if not stacker.fits(phase.methods):
             return {}
         steps = [phase.num_steps(client, int(sizes[client]), False, self.seed, index) for client in clients]

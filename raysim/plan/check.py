@@ -178,11 +178,11 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
 def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
     """Conditions that could never be met, or that would leave out a method that works after the last round."""
     conditions = config.stop.model_dump(exclude_none=True)
-    for name in (each for each in conditions if each not in ("seconds", "epsilon")):
+    for name in (each for each in conditions if each != "epsilon"):
         if not config.evaluation.every:
             text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
             yield Fault(f"stop.{name}", text)
-        elif not num_test:
+        elif not num_test and name != "seconds":
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
     if "accuracy" in conditions and (main != "accuracy" or "score" in conditions):
         text = "and stop.score are two limits of one number; drop one of the two"

@@ -78,7 +78,9 @@ def uses_validation(raw: Raw) -> bool:
         lists = [part for key in ("methods", "methods+") for part in _method_lists(group.get(key))]
         if any("validation-set" in method.needs for specs in lists for method in build_methods(specs)[0]):
             return True
-        if "validation" in str(group.get("metric", "")):
+        several = group.get("metrics")
+        named = [group.get("metric", ""), *(several.values() if isinstance(several, Mapping) else ())]
+        if "validation" in str(named):
             return True
         if any("validation_set" in str(key) and value != NO_CHANGE for key, value in group.items()):
             return True

@@ -41,6 +41,7 @@ class Recorder:
 
     Args:
       main: the task's main metric.
+      evaluate_every: rounds between evaluations, see `judged`.
       first_round: above 0 for a run that goes on: later rows of the files are dropped.
       on_step: on_step(what begins now, in words).
     """
@@ -55,10 +56,12 @@ class Recorder:
         blocks: Sequence[str],
         classes: Sequence[str] = (),
         main: str = "accuracy",
+        evaluate_every: int = 1,
         on_step: Callable[[str], None] = lambda _: None,
     ):
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
         self.hyperparameters, self._on_step = dict(hyperparameters), on_step
+        self._evaluate_every = evaluate_every
         self.rows, self.main = folder.progress_rows(before=first_round), main
         names = (name for row in self.rows for name in row)
         self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
@@ -143,7 +146,7 @@ class Recorder:
     def summary(self, facts: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
-        scores = judged(self.rows, self.num_rounds, self.main)
+        scores = judged(self.rows, self.num_rounds, self.main, every=self._evaluate_every)
         result = {
             **facts,
             **scores,
@@ -208,7 +211,7 @@ class Recorder:
 
 
 def judged(
-    rows: Sequence[Mapping[str, str]], num_rounds: int, main: str | None = None
+    rows: Sequence[Mapping[str, str]], num_rounds: int, main: str | None = None, *, every: int = 1
 ) -> dict[str, float | int | None]:
     """Scores of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
 
@@ -217,8 +220,12 @@ def judged(
 
     Args:
       main: the main metric; None: what the rows have, see `main_of`.
+      every: rounds between evaluations, 0 for the last one alone. A run that was made longer was also evaluated in what was
+        its last round: that counts for nothing, or the run would not be one of that length.
     """
     main = main or main_of(rows[0] if rows else ())
+    due = (int(row["round"]) + 1 for row in rows)
+    rows = [row for row, n in zip(rows, due, strict=True) if (every and n % every == 0) or n == num_rounds]
     scores, validation = _points(rows, f"server/{main}"), _points(rows, f"server/validation_{main}")
     best, chosen = _best(scores, main), _best(validation, main)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))
@@ -253,7 +260,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     if behind:
         return ""
     main = main_of(rows[-1])  # evaluated; in this process the first row may lack the column
-    scores, wanted = judged(rows, len(rows), main), stop.score if stop.accuracy is None else stop.accuracy
+    scores, wanted = judged(rows, len(rows), main, every=every), stop.score if stop.accuracy is None else stop.accuracy
     best, best_round, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
     sign = 1 if direction_of(main) == "max" else -1
     if wanted is not None and best is not None and sign * best >= sign * wanted:

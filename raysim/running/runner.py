@@ -126,6 +126,7 @@ def _attempt(
             blocks=plan.layout.blocks,
             classes=plan.info.groups,
             main=plan.task.main,
+            evaluate_every=plan.config.evaluation.every,
             on_step=on_step,
         )
         loggers = Loggers(plan.config.loggers, folder, _say)

@@ -203,7 +203,8 @@ class InputTransform:
 
     def _to_unit(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout).div_(255.0)
+        # A copy: images that `data.shift` has made are float32 already, and what follows works in place.
+        x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout, copy=True).div_(255.0)
         if self.channels is not None and x.shape[1] < self.channels:
             x = x.expand(-1, self.channels, -1, -1).contiguous(memory_format=layout)
         return x

@@ -22,6 +22,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import Batch, Method
 from raysim.training.inputs import Examples, Transform
 from raysim.training.local import LocalSettings, training_batches
+from raysim.training.tasks import CLASSES, Task
 
 #: Steps of larger networks and batches are arithmetic rather than calls: at 32 images stacking saved 5 %, at 10 a quarter.
 #: So many clients keep parameters and inputs in a cache.
@@ -53,16 +54,18 @@ class Stacker:
     layout: Layout
     transform: Transform
     settings: LocalSettings
+    task: Task
 
     def fits(self, methods: Sequence[Method]) -> bool:
         """Whether clients are stacked: from configuration alone.
 
-        A tiny dense network with ReLU, all of it trained and shared, by plain SGD in small batches, and no method has a say
-        in the steps.
+        A tiny dense network with ReLU, all of it trained and shared, by plain SGD in small batches for the cross-entropy of
+        classes, whose gradient `descend` has; and no method has a say in the steps.
         """
         settings, layout = self.settings, self.layout
         return (
             settings.stack == "auto"
+            and self.task is CLASSES
             and settings.is_bare_descent
             and settings.precision == "float32"
             and self.transform.function is None

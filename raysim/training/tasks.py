@@ -54,7 +54,11 @@ class Task:
     @property
     def criterion(self) -> LossFn:
         """loss(outputs, batch): the mean of a batch. The base loss of a run. Scalar."""
-        return self.mean or (lambda outputs, batch: self.total(outputs.logits, batch.targets) / len(batch.targets))
+        # A task made of CLASSES with another total has another mean, too.
+        is_of_total = self.mean is not cross_entropy or self.total is sum_of_cross_entropies
+        if self.mean is not None and is_of_total:
+            return self.mean
+        return lambda outputs, batch: self.total(outputs.logits, batch.targets) / len(batch.targets)
 
 
 # --- one class a row --------------------------------------------------------------------------------------------------------
@@ -63,6 +67,11 @@ class Task:
 def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
     """Mean cross-entropy of a batch. Scalar."""
     return F.cross_entropy(outputs.logits, batch.targets)
+
+
+def sum_of_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropies of a batch, summed. Scalar."""
+    return F.cross_entropy(logits, targets, reduction="sum")
 
 
 def _of_classes(columns: Columns, num_classes: int) -> dict[str, float]:
@@ -83,7 +92,7 @@ def _hits(columns: Columns) -> np.ndarray:
 
 CLASSES = Task(
     "classes",
-    total=lambda logits, targets: F.cross_entropy(logits, targets, reduction="sum"),
+    total=sum_of_cross_entropies,
     measure=lambda logits, targets: {
         "labels": targets.int(),
         "predictions": logits.argmax(1).int(),

@@ -111,7 +111,8 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
     best_round = -max(finite)[1] if finite else None
     is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
-    scores = judged(rows, int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds)
+    num_rounds = int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds
+    scores = judged(rows, num_rounds, every=trial.config.evaluation.every)
     last_value = values[-1][0] if values else None
     score = last_value if settings.metric == column else scores.get(settings.metric)
     status = folder.status

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raysim.cli.main import app
 from raysim.cli.partitions import partitions
-from raysim.core.errors import DataError
+from raysim.core.errors import ConfigError, DataError
 from tests.support.federations import raw_config
 
 
@@ -69,6 +69,29 @@ def test_partitions_have_names_of_their_own_where_an_axis_counts_with_some_label
     raw["tune"]["only"] = {"data.validation_set.imbalance": {"method": ["FedVG"]}}
     names = [partition.name for partition in partitions(raw, "a test")]
     assert names == ["method=FedAvg", "method=FedVG_imbalance=0.9", "method=FedVG_imbalance=0.5"]
+
+
+def test_ranges_that_no_partition_depends_on_are_passed_over(root):
+    raw = a_sweep(root, **{"partition.alpha": [0.1, 1.0], "seed": [0]})
+    raw["tune"] |= {
+        "search": "random",
+        "space": {"local.lr": {"log_uniform": [0.01, 0.1]}},
+        "only": {"local.lr": {"seed": [0]}},
+    }
+    assert [partition.name for partition in partitions(raw, "a test")] == ["alpha=0.1", "alpha=1.0"]
+    raw["tune"]["space"] = {"partition.alpha": {"log_uniform": [0.01, 0.1]}}
+    with pytest.raises(ConfigError, match=r"partition\.alpha: is a range"):
+        partitions({**raw, "tune": {**raw["tune"], "param_space": {}, "only": {}}}, "a test")
+    single = {**raw, "tune": {"space": {"local.lr": {"log_uniform": [0.01, 0.1]}}}}
+    assert [partition.name for partition in partitions(single, "a test")] == ["partition"]
+
+
+@pytest.mark.parametrize("tune", [{"only": 5}, {"settings": {"case": {"a": 5}}}])
+def test_a_fault_of_the_sweep_is_one_of_the_file(root, tune):
+    raw = a_sweep(root, seed=[0, 1])
+    raw["tune"] |= tune
+    with pytest.raises(ConfigError, match="tune"):
+        partitions(raw, "a test")
 
 
 def test_a_run_has_one_partition_and_its_number_of_draws(root):

@@ -21,7 +21,7 @@ from raysim.data.sources import prepare, set_path
 from raysim.models import find_architecture
 from raysim.plan.check import check, check_partition
 from raysim.plan.find import build_methods
-from raysim.plan.splitting import rows_line
+from raysim.plan.splitting import rows_line, uses_validation
 from raysim.reporting.drawing import NAMES
 from raysim.terminal import Progress
 from raysim.tuning.outcome import _as_run
@@ -121,6 +121,9 @@ def test_groups_and_metrics_of_other_verbs(settings):
 def test_an_override_that_a_later_one_wipes_out_is_refused():
     with pytest.raises(ConfigError, match=r"local\.lr: is overwritten by 'local=\{epochs: 2\}' behind it"):
         parse_overrides(["local.lr=0.1", "local={epochs: 2}"])
+    with pytest.raises(ConfigError, match=r"methods\+: is overwritten by 'methods=\[fedavgm\]' behind it"):
+        parse_overrides(["methods+=[fedprox]", "methods=[fedavgm]"])
+    assert list(parse_overrides(["methods=[fedavgm]", "methods+=[fedprox]"])) == ["methods", "methods+"]
     assert parse_overrides(["local={epochs: 2}", "local.lr=0.1"]) == {"local": {"epochs": 2}, "local.lr": 0.1}
 
 
@@ -237,6 +240,11 @@ def test_trials_of_a_sweep_have_the_same_rows_whichever_method_uses_validation(o
     trials = planned(official, {"grid_search": choices}, axis, {"name": "split", "split": split})
     assert [trial.config.data.validation for trial in trials] == [0.1, 0.1]
     assert len({trial.partition_sha256 for trial in trials}) == 1
+
+
+@pytest.mark.parametrize(("second", "uses"), [("server/validation_accuracy", True), ("server/loss", False)])
+def test_a_metric_of_a_report_decides_whether_rows_validate(second, uses):
+    assert uses_validation({"report": {"metrics": {"on": {"test": "server/accuracy", "other": second}}}}) == uses
 
 
 @pytest.mark.parametrize(("metric", "share"), [("best_accuracy", 0.0), ("accuracy_at_best_validation", 0.1)])

@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from torch import nn
 
+from raysim.config import StopGroup
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.data.arrow import PreparedSet, write_set
@@ -23,7 +24,7 @@ from raysim.engine.schedule import ClientBlock
 from raysim.plan.build import open_federation, sizes_of
 from raysim.plan.check import check
 from raysim.plan.find import further_metrics
-from raysim.running.record import judged
+from raysim.running.record import judged, reason_to_stop
 from raysim.running.runner import execute
 from raysim.training.evaluate import Score
 from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
@@ -259,6 +260,18 @@ def test_the_first_of_several_best_validation_rounds_counts():
     found = judged(rows, 4)
     assert (found["accuracy_at_best_validation"], found["best_validation_round"]) == (0.2, 1)
     assert (found["best_accuracy"], found["accuracy"], found["best_round"]) == (0.4, 0.4, 3)
+
+
+def test_what_was_once_the_last_round_counts_for_nothing_in_a_longer_run():
+    """Every third round is evaluated, and round 4 was the last one before the run was made longer."""
+    scores = ["", "", "0.1", "0.9", "", "0.2", "", "0.3"]
+    rows = [{"round": str(index), "server/accuracy": score} for index, score in enumerate(scores)]
+    assert judged(rows[:4], 4, every=3)["best_accuracy"] == 0.9
+    found = judged(rows, 8, every=3)
+    assert (found["best_accuracy"], found["best_round"], found["accuracy"]) == (0.3, 7, 0.3)
+    assert judged(rows, 8, every=0)["best_accuracy"] == 0.3
+    timed = [{**row, "system/round_s": "1.0"} for row in rows]
+    assert not reason_to_stop(StopGroup(accuracy=0.5), timed[:6], 3)
 
 
 def test_accuracies_of_a_run_are_those_of_the_rounds_they_are_named_after():

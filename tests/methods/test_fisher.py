@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from methods.fisher import fisher, fisher_sum, per_example_gradients
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.training.model import BoundModel
-from tests.support.federations import lora_plan, plan_of, server_on
+from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.federation import Naive
 
 FEW = {"test": 0.7}
@@ -180,6 +181,26 @@ def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root)
     views = server.layout.views(server.state)
     for n in above:
         assert torch.allclose(views[n].double(), above[n] / below[n], atol=2e-6), n
+
+
+@pytest.mark.parametrize("kind", ["exact", "empirical"])
+def test_gradients_that_share_memory_are_squared_once(kind):
+    """Of timm's ViT the gradient of the class token is a view of that of the position embedding."""
+    torch.manual_seed(0)
+    module = VisionTransformer(img_size=4, patch_size=2, in_chans=1, num_classes=3, embed_dim=8, depth=1, num_heads=2)
+    module.eval()
+    images, labels = torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
+    want = naive_fisher(module, images, labels, kind)
+    client = client_of(module, "head", images, labels)
+    for name, value in client.layout.views(fisher_sum(client, kind)[0]).items():
+        assert torch.allclose(value, want[name], rtol=1e-3, atol=1e-9), name
+
+
+@pytest.mark.parametrize("methods", [["fisher", "norm_bounding"], ["norm_bounding", "fisher"], ["fisher", "fednova"]])
+def test_factors_of_other_methods_would_cancel(methods, root):
+    plan = plan_of(root, methods, cohort={"size": 3, "stragglers": 0.5}, data=FEW)
+    with pytest.raises(MethodError, match="do not sum to one, and fisher divides by the weights"):
+        run(plan, root, rounds=1)
 
 
 def test_attention_and_adapters_have_fishers(root):

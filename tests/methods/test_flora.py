@@ -205,6 +205,10 @@ def test_a_resumed_run_has_the_same_bits(root):
         (["flora", {"livar": {"components": "head"}}], "livar cannot run beside flora because of its `report`"),
         (["ccvr", "flora"], "ccvr cannot run beside flora"),
         (["moon", "flora"], "moon cannot run beside flora"),
+        (
+            ["flora", {"fedvg_cosine": {"leaves": "head"}}],
+            "fedvg_cosine cannot run beside flora because of its `weigh`",
+        ),
         (["flora", {"flfa": {"candidates": ["head"]}}], "flfa cannot run beside flora because of its `forward`"),
         (["flora", "fedacg"], "A is drawn anew and B is zero"),
         (["flora", "fedavgm"], "flora and fedavgm both decide server-optimizer"),

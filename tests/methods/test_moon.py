@@ -69,6 +69,16 @@ def test_clients_remember_their_last_model_with_its_buffers(root):
     assert previous.shape == (server.layout.num_state,)
 
 
+def test_what_is_remembered_is_what_was_learned_not_what_was_sent(root):
+    groups = {"model": {"norm": "batch"}, "cohort": {"size": 1}}
+    memories = []
+    for methods in (["moon"], ["moon", "sign"]):
+        server = server_on(plan_of(root, methods, **groups), root)
+        client = int(server.run_round(0).clients["client"][0])
+        memories.append(unpack(server.client_memory(client))["moon"]["previous"])
+    assert torch.equal(*memories)
+
+
 def first_losses(root, first):
     """What a client adds to its loss in round 0 and, trained for the first time, in round 1; and the digests."""
     groups = {"partition": {"alpha": 10.0, "num_clients": 4}, "cohort": {"size": 2}, "seed": 2}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from methods.regmean import gram_matrices, regression_maps, shrunk
+from methods.regmean import gram_matrices, linear_leaves, regression_maps, shrunk
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
@@ -173,6 +173,13 @@ def test_layers_without_a_gram_are_fedavg(root):
     )
     different = {name for name in got if not torch.equal(got[name], want[name])}
     assert different == {"fc1.weight", "fc2.weight"}
+
+
+def test_a_layer_that_is_never_called_keeps_the_weights_of_others():
+    """torch's MultiheadAttention uses the weight of its output projection without calling it."""
+    module = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "head": nn.Linear(4, 3)})
+    client = SimpleNamespace(layout=layout_of(module, head="head"), model=SimpleNamespace(module=module))
+    assert [leaf.name for leaf in linear_leaves(client)] == ["head.weight"]
 
 
 def test_linear_layers_of_attention_and_adapters_are_merged(root):

@@ -82,6 +82,7 @@ def test_on_round_may_end_a_run_between_two_evaluations(settings, tmp_path, caps
 def test_conditions_that_cannot_be_met_are_faults(settings):
     for given, message in (
         ({"stop": {"accuracy": 0.9}, "evaluation": {"every": 0}}, r"stop\.accuracy: looks at evaluations"),
+        ({"stop": {"seconds": 9}, "evaluation": {"every": 0}}, r"stop\.seconds: looks at evaluations"),
         ({"stop": {"patience": 3}, "data": {"test": 0.0}}, r"stop\.patience: needs test examples"),
         ({"stop": {"seconds": 9}, "methods": ["ccvr"]}, "stop: ccvr works after the last round"),
         ({"stop": {"accuracy": 1.5}}, r"stop\.accuracy"),

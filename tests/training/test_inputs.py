@@ -32,6 +32,18 @@ def pixels(count=6, height=9, width=8, channels=3, seed=0):
     return torch.randint(0, 256, (count, height, width, channels), dtype=torch.uint8, generator=generator)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_that_are_floats_already_are_left_as_they_are(channels_last):
+    """As `data.shift` makes them; the pipeline works in place behind its copy."""
+    mean, std = NORMALISATIONS["cifar10"]
+    transform = InputTransform(mean=mean, std=std, channels_last=channels_last)
+    images = pixels().float() + 0.5
+    examples, before = Examples(images, torch.zeros(len(images), dtype=torch.int64)), images.clone()
+    first, again = ([batch.inputs.clone() for batch in passes(examples, transform, 4)] for _ in range(2))
+    assert torch.equal(images, before)
+    assert all(map(torch.equal, first, again))
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     padding=st.integers(0, 4),

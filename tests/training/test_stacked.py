@@ -9,18 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from methods import METHODS
 from raysim.config import parse_config
 from raysim.core.layout import layout_of
+from raysim.core.method import Batch, Outputs
 from raysim.core.seeding import torch_generator
+from raysim.data.sources import prepare
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, num_local_steps, train_locally
 from raysim.training.model import BoundModel, state_of
 from raysim.training.stacked import MOST_CLIENTS, Stacker, dense_layers, stacks
-from raysim.training.tasks import cross_entropy
+from raysim.training.tasks import CLASSES, TASKS, cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 SIZES = (17, 20, 3, 19)
@@ -37,7 +40,7 @@ def dense(*further: nn.Module) -> nn.Module:
 
 def stacker(module: nn.Module, settings=SETTINGS, transform=PLAIN, **options) -> Stacker:
     head = list(dict(module.named_children()))[-1]
-    return Stacker(module, layout_of(module, head=head, **options), transform, settings)
+    return Stacker(module, layout_of(module, head=head, **options), transform, settings, CLASSES)
 
 
 def examples(count: int) -> Examples:
@@ -151,6 +154,33 @@ def test_a_run_with_stacks_is_the_run_without_but_for_rounding(methods, root):
     states = [server.state for server in servers]
     assert torch.allclose(*states, atol=1e-5)
     assert not torch.equal(*states)  # some were stacked
+
+
+def test_another_task_is_not_stacked_for_its_loss_is_another(root):
+    for task in TASKS.values():
+        assert replace(stacker(dense()), task=task).fits([]) == (task is CLASSES)
+    assert not replace(
+        stacker(dense()), task=replace(CLASSES, mean=lambda outputs, batch: outputs.logits.sum() * 0)
+    ).fits([])
+
+
+def test_a_task_made_of_classes_is_trained_with_its_own_loss():
+    task = replace(CLASSES, name="zero", total=lambda logits, targets: logits.sum() * 0)
+    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    batch = Batch(torch.zeros(4, 1), targets)
+    assert float(task.criterion(Outputs(logits, None), batch)) == 0
+    assert torch.equal(CLASSES.criterion(Outputs(logits, None), batch), F.cross_entropy(logits, targets))
+
+
+def test_many_clients_learn_a_number_with_its_own_loss(tmp_path):
+    prepare("diabetes", tmp_path)
+    more = {"partition": {"scheme": "quantity", "form": "dirichlet", "alpha": 1.0, "num_clients": 80, "min_samples": 2}}
+    data = {"name": "diabetes", "root": str(tmp_path), "test": 0.2, "normalise": "standard"}
+    plans = [
+        plan_of(tmp_path, data=data, **{**MANY, **more}, local={**LOCAL, "lr": 0.01, "stack": stack})
+        for stack in ("auto", "off")
+    ]
+    assert len({run(plan, tmp_path, rounds=1).params_sha256() for plan in plans}) == 1
 
 
 def test_a_run_that_cannot_be_stacked_keeps_its_bits(root):

@@ -71,6 +71,26 @@ def test_the_command_line_goes_before_labels(own):
     assert lines == ["the command line overrides what labels set: local.lr of large; partition.num_clients of large"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "labels", "is_told"),
+    [
+        (["partition.alpha=0.1,1"], ["0.1", "1"], True),
+        (["partition.alpha=1"], ["None"], True),
+        (["partition.alpha=0.1,1", "labels.alpha=mine"], ["mine", "mine"], False),
+        (["labels.alpha=mine"], ["mine"], False),
+        ([], ["0.05"], False),
+    ],
+)
+def test_a_label_of_the_file_does_not_name_what_the_command_line_changed(tmp_path, overrides, labels, is_told):
+    own, lines = tmp_path / "own.yaml", []
+    axes = "tune: {param_space: {seed: {grid_search: [0]}}}"
+    own.write_text(f"partition: {{alpha: 0.05}}\nlabels: {{method: FedVG, alpha: 0.05}}\n{axes}\n")
+    found = grid(read_sweep(own, overrides, tell=lines.append), "a test")
+    assert [str(trial.raw["labels"].get("alpha")) for trial in found] == labels
+    assert all(trial.raw["labels"]["method"] == "FedVG" for trial in found)
+    assert bool(lines) == is_told
+
+
 @pytest.mark.parametrize("verb", ["tune", "partition"])
 def test_the_first_line_says_which_keys_of_labels_lose(verb, own, monkeypatch):
     monkeypatch.setattr("raysim.api.finished_sweep", lambda *_: exit(0))

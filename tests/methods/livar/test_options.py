@@ -9,11 +9,11 @@ import torch
 
 from methods.livar import livar
 from methods.livar.merging import adapters_of
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, MethodError
 from raysim.plan.find import build_methods
 from tests.methods.livar.test_importance import some_importance
 from tests.methods.livar.test_livar import VARIANTS
-from tests.support.federations import lora_plan, plan_of, server_on
+from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.livar import FEW, LAYERS
 
 CELLS = {
@@ -104,6 +104,10 @@ def test_options_beside_as_in_are_refused(make, options, words):
         (["livar", "fedavgm"], "livar and fedavgm both decide server-optimizer"),
         ([{"livar": {"layers": "examples"}}, "fedvg"], "livar and fedvg both decide weights:"),
         (["livar", {"livar": {"components": "head"}}], "livar is listed twice"),
+        (["livar", "ccvr"], "ccvr cannot run beside livar because of its `is_phase`: .* when: every_round"),
+        (["livar", "feddyn"], "feddyn cannot run beside livar because of its `server_update`"),
+        (["livar", "elastic"], "elastic cannot run beside livar because of its `server_update`"),
+        (["livar", {"scaffold": {"server_lr": 0.5}}], "livar and scaffold both decide server-optimizer"),
     ],
 )
 def test_what_cannot_run_with_livar_is_refused(methods, words, root):
@@ -114,7 +118,9 @@ def test_what_cannot_run_with_livar_is_refused(methods, words, root):
 @pytest.mark.parametrize(
     "methods",
     [
-        ["livar", "ccvr"],
+        ["livar", {"ccvr": {"when": "every_round"}}],
+        [{"livar": {"evaluate": "factors"}}, "ccvr"],
+        [{"livar": {"evaluate": "factors"}}, "feddyn"],
         ["livar", {"ccvr": {"as_in": "fed-mammoth"}}],
         ["livar", "fedprox"],
         [{"livar": {"evaluate": "factors"}}, "fedavgm"],
@@ -123,6 +129,19 @@ def test_what_cannot_run_with_livar_is_refused(methods, words, root):
 )
 def test_what_runs_with_livar(methods, root):
     lora_plan(root, methods)
+
+
+def test_products_are_weighed_by_shares_alone(root):
+    plan = lora_plan(root, ["livar", "norm_bounding"], cohort={"size": 3})
+    with pytest.raises(MethodError, match=r"do not sum to one, and the products of eq\. 3 are weighed by shares"):
+        run(plan, root, rounds=1)
+
+
+@pytest.mark.parametrize("codec", ["top_k", "random_k", "qsgd"])
+def test_importances_are_those_of_the_steps_whatever_is_sent(codec, root):
+    alone, encoded = (server_on(lora_plan(root, m), root).run_round(0).arrays for m in (["livar"], ["livar", codec]))
+    for name in ("livar.importance_a", "livar.importance_b"):
+        assert (alone[name] == encoded[name]).all()
 
 
 @pytest.mark.parametrize(("options", "scalars"), [({}, 2 * 8 + 2 * 10), ({"variance": "all"}, 2 * 8 + 10)])
