@@ -89,9 +89,8 @@ def assert_same(server, naive):
 
 
 def fake_client(layout, start, memory=None):
-    return SimpleNamespace(
-        layout=layout, start=start, params=start.clone(), scratch={}, memory={} if memory is None else memory
-    )
+    params, memory = start.clone(), {} if memory is None else memory
+    return SimpleNamespace(layout=layout, start=start, params=params, trained=params, scratch={}, memory=memory)
 
 
 @pytest.mark.parametrize("lr", [0.0, 0.1])
