@@ -115,7 +115,8 @@ class DataGroup(Group):
     )
     normalise: str = key(
         "none",
-        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows",
+        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, of all rows "
+        "where the set has no split of its own",
     )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(

@@ -37,7 +37,8 @@ def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
 def _parted(value: object) -> tuple[bytes, Iterable[object]]:
     """(what a value is without its parts, its parts)."""
     if inspect.isfunction(value):
-        return _source_of(value).encode(), _closure(value.__closure__ or ())
+        held = [*_closure(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+        return _source_of(value).encode(), held
     if isinstance(value, partial):
         return b"", (value.func, value.args, value.keywords)
     if isinstance(value, Mapping):

@@ -88,6 +88,7 @@ class Manifest:
       test_sets: further test sets.
       unseen: rows of the clients that never train, one after the other; unseen_sizes: (clients,) int64; None without such.
       preprocess: what is done to the images of all these rows once.
+      row_form: of rows that are no images, types and shapes: the set's checksum is over their bytes.
       division: of all clients, before `spec.validation_set` makes the validation set of the rows held out for it.
     """
 
@@ -112,6 +113,7 @@ class Manifest:
     test_sets: tuple[OtherTest, ...] = ()
     unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     unseen_sizes: np.ndarray | None = None
+    row_form: str = ""
 
     @cached_property
     def checksum(self) -> str:
@@ -131,6 +133,10 @@ class Manifest:
                 digest.update(b"unseen" + np.ascontiguousarray(part, np.int64).tobytes())
         for other in self.test_sets:
             digest.update(f"test {other.name} {other.checksum}".encode())
+            if other.labels is not None:
+                digest.update(np.ascontiguousarray(other.labels, np.int64).tobytes())
+        if self.row_form:
+            digest.update(f"rows {self.row_form}".encode())
         if self.preprocess.is_any:
             digest.update(f"preprocess {json.dumps(self.preprocess.to_json())}".encode())
         return digest.hexdigest()
@@ -195,6 +201,7 @@ def make_manifest(
         division=division,
         num_examples=len(images),
         preprocess=make_preprocess(images),
+        row_form=_row_form(images.info),
         validation_labels=None if is_own else targets,
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
@@ -278,6 +285,11 @@ def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, cho
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
 
 
+def _row_form(info: SetInfo) -> str:
+    parts = (info.input_type, info.shape, info.target_type, info.target_shape)
+    return "" if info.is_images else " ".join(map(str, parts))
+
+
 def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
     size, count = math.prod(shape), len(clients)
@@ -309,6 +321,14 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
     if not len(rows):
         raise DataError("its official split has no test row", where, "take another set")
+    if info.columns != own.columns and info.columns and own.columns:
+        what = f"columns {', '.join(info.columns[:8])} for a set with {', '.join(own.columns[:8])}"
+        raise DataError(
+            what, where, "prepare both sets from tables with the same columns, or from one table with splits"
+        )
+    if own.groups is not own.classes and info.classes != own.classes:
+        what = f"outputs {', '.join(info.classes[:8])} for a set with {', '.join(own.classes[:8])}"
+        raise DataError(what, where, f"take a set with those of {own.name}, in the same order")
     if own.groups is not own.classes:
         return OtherTest(name, str(other.path), info.checksum, rows, None)
     relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)

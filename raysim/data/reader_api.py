@@ -268,11 +268,11 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
     except (OSError, TypeError):  # written in a notebook
         digest.update(source_digest(read).encode())
     if files is not None:
-        paths = sorted(files.rglob("*")) if files.is_dir() else [files]
+        paths, above = (sorted(files.rglob("*")), files) if files.is_dir() else ([files], files.parent)
         for path in paths:
             if path.is_file():
                 state = path.stat()
-                digest.update(f"{path.relative_to(files).as_posix()} {state.st_size} {state.st_mtime_ns}\n".encode())
+                digest.update(f"{path.relative_to(above).as_posix()} {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ a word (one-hot), or with `--codes` the number of its word. What is fitted, word
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from raysim.data.rows import in_batches
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+
+#: A number as Germans and others write it.
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 
 #: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
 FEW = 20
@@ -121,7 +125,13 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
         delimiter = max(",;\t", key=file.readline().count)
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
+        frame = pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
+    for name in frame.columns:
+        words = [] if _is_numeric(frame[name]) else [str(word).strip() for word in frame[name].dropna()]
+        if words and all(map(DECIMAL_COMMA.fullmatch, words)):
+            what = f"column {name!r} has numbers with a comma, such as {words[0]!r}"
+            raise DataError(what, str(path), "write decimal points, and nothing between thousands")
+    return frame
 
 
 def table_contents(
@@ -207,6 +217,8 @@ def _inputs(
         if fills and column.isna().to_numpy()[is_training].all():
             what = f"no value in the training rows of column {name!r}"
             raise DataError(what, str(table.files[0]), "remove the column")
+        if column.dtype != np.float64:
+            _refuse_stray_word(table, name, column)
         transform = _transform(table, name, column[is_training], is_one_hot=is_one_hot)
         frame = column.to_frame()
         parts.append(transform.fit(frame[is_training]).transform(frame).astype(np.float32))
@@ -242,6 +254,16 @@ def _words(table: TableRows, name: str) -> Series:
     return column.astype(object).map(str, na_action="ignore").where(column.notna(), np.nan)
 
 
+def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
+    """DataError for a column of numbers that a word made one of words, whichever rows it stands in."""
+    words = column.dropna().unique()
+    are_numbers = np.array([number(word) is not None for word in words], bool)
+    if FEW < are_numbers.sum() < len(words):
+        stray = words[~are_numbers][0]
+        where = table.place(name, table.frame[name].astype(str) == stray)
+        raise DataError(f"the word {stray!r} in a column of numbers", where, "correct it, or leave the cell empty")
+
+
 def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: bool) -> Any:
     """The unfitted transformer of a column: missing values are filled in, words become numbers."""
     from sklearn.impute import SimpleImputer
@@ -251,11 +273,6 @@ def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: boo
     if training.dtype == np.float64:
         return SimpleImputer(strategy="mean")
     words = training.dropna().unique()
-    are_numbers = np.array([number(word) is not None for word in words])
-    if FEW < are_numbers.sum() < len(words):
-        stray = words[~are_numbers][0]
-        where = table.place(name, table.frame[name].astype(str) == stray)
-        raise DataError(f"the word {stray!r} in a column of numbers", where, "correct it, or leave the cell empty")
     if is_one_hot and len(words) > MOST_WORDS:
         what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
         raise DataError(what, str(table.files[0]), "remove the column, or give --codes")

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from raysim.core.direction import direction_of
+from raysim.core.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
@@ -162,7 +163,10 @@ def evaluation(
         numbers |= _of_test_set(score, sizes, task)
         if metrics:
             assert score.logits is not None
-            labels = score.labels.astype(np.int64)
+            if not {"labels", "targets"} & score.columns.keys():
+                what = f"the task {task.name} keeps neither labels nor targets of what it scores"
+                raise RaysimError(what, "evaluation.metrics", "keep `targets` in its `measure`, or drop the metrics")
+            labels = score.labels.astype(np.int64) if "labels" in score.columns else score.columns["targets"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}

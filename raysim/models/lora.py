@@ -42,9 +42,14 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     """
     paths = (name for name, _ in module.named_modules())
     adapted = [name for name in paths if any(f".{name}".endswith(f".{target}") for target in spec.targets)]
+    attentions = {name for name, child in module.named_modules() if isinstance(child, nn.MultiheadAttention)}
+    if unused := [name for name in adapted if name.rpartition(".")[0] in attentions]:
+        text = f"PyTorch's attention reads {unused[0]} and never calls it; name {unused[0].rpartition('.')[0]} in its place"
+        raise ConfigError([Fault("model.lora.targets", text)])
     if not adapted:
-        layers = (name for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Conv2d))
-        others = [name for name in layers if name != head]
+        kinds = nn.Linear | nn.Conv2d | nn.MultiheadAttention
+        layers = (name for name, child in module.named_modules() if isinstance(child, kinds))
+        others = [name for name in layers if name != head and name.rpartition(".")[0] not in attentions]
         listed = f"{', '.join(others[:8])}{' ...' if len(others) > 8 else ''}"
         mend = f"name some of its layers: {listed}" if others else "it has no layer but the head; drop model.lora"
         raise ConfigError([Fault("model.lora.targets", f"no layer is called {' or '.join(spec.targets)}; {mend}")])

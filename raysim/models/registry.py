@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import nn
 
 from raysim.core.errors import ConfigError, Fault, OwnCodeError, did_you_mean
@@ -61,7 +62,16 @@ def own_architecture(name: str) -> Architecture:
     reads_tokens = "vocabulary" in inspect.signature(function).parameters
 
     def build(shape: Shape, classes: int, /, **options: object) -> nn.Module:
-        module = make(num_classes=classes, input_shape=shape, **options)
+        given = {"num_classes": classes, "input_shape": shape, **options}
+        try:
+            module = make(**given)
+        except Exception as error:
+            # Reading a number while it is built, as `x.item() for x in torch.linspace(...)` does, needs values.
+            if "meta" not in str(error) or torch.empty(0).device.type != "meta":
+                raise
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                module = make(**given)
+            module = module.to("meta") if isinstance(module, nn.Module) else module
         if not isinstance(module, nn.Module):
             what = f"a model's function returned {type(module).__name__}"
             raise OwnCodeError(what, place_of(function), "return an nn.Module")

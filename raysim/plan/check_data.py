@@ -124,8 +124,8 @@ def _how_to_prepare(name: str, root: Path) -> str:
 
 # --- the partition ----------------------------------------------------------------------------------------------------
 
-#: A set's file and checksum; a partition depends on no more of a set.
-_Source = tuple[Path, str]
+#: A set's file, checksum, names of outputs, and shape of an input: a partition depends on no more of a set.
+_Source = tuple[Path, str, tuple[str, ...], tuple[int, ...]]
 
 
 def draw_partition(config: Config, sets: Sets) -> Manifest:
@@ -136,7 +136,7 @@ def draw_partition(config: Config, sets: Sets) -> Manifest:
     """
 
     def source(images: PreparedSet) -> _Source:
-        return images.path, images.info.checksum
+        return images.path, images.info.checksum, tuple(images.info.classes), tuple(images.info.shape)
 
     external = source(sets.external) if sets.external else None
     tests = tuple((name, source(images)) for name, images in sets.tests.items())
@@ -150,7 +150,7 @@ def draw_partition(config: Config, sets: Sets) -> Manifest:
 def _manifest_of(
     spec: PartitionSpec, images: _Source, external: _Source | None, tests: tuple[tuple[str, _Source], ...]
 ) -> Manifest | DataError:
-    others = {name: PreparedSet(path) for name, (path, _) in tests}
+    others = {name: PreparedSet(path) for name, (path, *_) in tests}
     try:
         return make_manifest(PreparedSet(images[0]), spec, PreparedSet(external[0]) if external else None, others)
     except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds

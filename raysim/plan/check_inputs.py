@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from raysim.plan.build import feature_shift, input_transform, task_of
 from raysim.plan.check_data import or_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
-from raysim.training.tasks import fits
+from raysim.training.tasks import CLASSES, Task, fits
 
 #: Keys of `data` that are for images alone, and their values that do nothing.
 FOR_IMAGES = {"resize": None, "crop": None, "channels": None, "augment": "none", "shift": "none"}
@@ -99,7 +99,21 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
     targets = torch.zeros(2, *info.target_shape, dtype=getattr(torch, info.target_type))
     text = fits(task, torch.zeros(2, *outputs), targets)
     mend = "; choose another model.per: token or sequence" if info.vocabulary else ""
-    return [Fault("task", text + mend)] if text else []
+    return [Fault("task", text + mend)] if text else [*_metric_faults(config, task)]
+
+
+def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
+    """Further metrics that this task's scores cannot feed, or that would take the name of one of its own."""
+    if task.main == CLASSES.main and task.name != "tokens":
+        return
+    for index, name in enumerate(config.evaluation.metrics):
+        key, short = f"evaluation.metrics[{index}]", name.rpartition(":")[2]
+        if task.name == "tokens":
+            yield Fault(key, "needs targets and logits, and of tokens neither is kept; drop it")
+        elif ":" not in name and short != task.main:
+            yield Fault(key, f"{name} needs one class a row; drop it, or write a function of your own")
+        elif short in (task.main, task.of_part):
+            yield Fault(key, f"server/{short} is there already; drop it, or give the function another name")
 
 
 def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = None) -> list[Fault]:

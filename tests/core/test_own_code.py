@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import textwrap
 from functools import partial
 from itertools import count
 
@@ -16,6 +18,7 @@ import raysim
 from raysim.cli.main import app
 from raysim.core.digest import source_digest
 from raysim.core.errors import ConfigError, DataError
+from raysim.data.reader_api import fingerprint
 from tests.support.own_folder import SETTINGS, command, summary
 
 # --- it runs ----------------------------------------------------------------------------------------------------------
@@ -148,7 +151,16 @@ def test_the_digest_of_a_value_changes_with_what_it_holds():
 
     same = [made_pull(0.1), made_pull(0.1)]
     assert len({source_digest(each) for each in same}) == 1
-    others = [made_pull(0.1), made_pull(0.2), pull, partial(pull, mu=0.1), partial(pull, mu=0.2)]
+
+    def with_default(value: float, by_name: float = 0.0):
+        def default(images, strength=value, *, more=by_name):
+            return images * strength + more
+
+        return default
+
+    assert source_digest(with_default(0.1)) == source_digest(with_default(0.1))
+    others = [with_default(0.1), with_default(0.2), with_default(0.1, 0.2)]
+    others += [made_pull(0.1), made_pull(0.2), pull, partial(pull, mu=0.1), partial(pull, mu=0.2)]
     others += [Scaled(2), Scaled(torch.tensor(2)), Scaled(torch.tensor(3)), Scaled]
     others += [Scaled(2).__call__, Scaled(3).__call__, partial(torch.relu), partial(torch.tanh)]
     assert len({source_digest(each) for each in others}) == len(others)
@@ -161,6 +173,36 @@ def test_named_classifier_is_the_head(here):
     assert head_of(ModelSpec("my_net:net", 4, (8, 8, 1), {"width": 4}, head="0.1")) == "0.1"
     with pytest.raises(ConfigError, match=r"model\.head: cnn has its classifier at fc2; drop it"):
         raysim.run("own.yaml", model={"name": "cnn", "head": "fc1"})
+
+
+def test_a_network_that_reads_a_number_while_it_is_built_is_sound(tmp_path, monkeypatch):
+    from raysim.models import ModelSpec, build_skeleton, try_model
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = """
+    import torch
+    from torch import nn
+
+    def net(num_classes, input_shape):
+        rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        return nn.Sequential(nn.Flatten(), *map(nn.Dropout, rates), nn.Linear(64, num_classes))
+    """
+    (tmp_path / "reads_numbers.py").write_text(textwrap.dedent(text))
+    spec = ModelSpec("reads_numbers:net", 4, (8, 8, 1))
+    state = torch.random.get_rng_state()
+    try_model(spec)
+    assert {leaf.device.type for leaf in build_skeleton(spec).parameters()} == {"meta"}
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_another_file_of_the_same_size_and_time_is_another_source(tmp_path):
+    read, files = made_pull, [tmp_path / name for name in ("fold1.npy", "fold2.npy")]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]) * 8)
+        os.utime(file, (1, 1))
+    assert fingerprint(read, files[0], {}) != fingerprint(read, files[1], {})
+    assert fingerprint(read, files[0], {}) == fingerprint(read, files[0], {})
 
 
 # --- sets -------------------------------------------------------------------------------------------------------------

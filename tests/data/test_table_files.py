@@ -143,6 +143,13 @@ def test_files_that_do_not_fit_each_other_are_refused(name, text, words, table, 
         read(table(), tmp_path, target="y", missing="drop" if name == "validation.csv" else None)
 
 
+def test_a_stray_word_of_the_test_rows_makes_no_words_of_numbers(table, tmp_path):
+    table("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(30)), "train.csv")
+    table("a,y\n1,0\n?,1\n", "test.csv")
+    with pytest.raises(DataError, match=r"the word '\?' in a column of numbers .*test\.csv"):
+        read(table(), tmp_path, target="y")
+
+
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
     _, inputs, _ = read(table(PEOPLE.replace(",", delimiter)), tmp_path, target="income")
@@ -184,6 +191,8 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
             r"the word '\?' in a column of numbers.*row 31",
         ),
         ("a,y\n" + "".join(f"w{i}x,{i % 2}\n" for i in range(1001)), {"target": "y"}, "1,001 different words .*--codes"),
+        ("a;y\n1,5;0\n2,25;1\n", {"target": "y"}, r"column 'a' has numbers with a comma, such as '1,5' .*decimal points"),
+        ("a;y\n1;0,5\n2;1,5\n", {"target": "y"}, r"column 'y' has numbers with a comma"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "mean"}, "no value in the training rows of column 'a'"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "drop"}, "a missing value in every row"),
     ],

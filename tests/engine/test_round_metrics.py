@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from torch import nn
 
+import raysim
 from raysim.config import StopGroup
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
@@ -21,13 +23,14 @@ from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread
 from raysim.engine.schedule import ClientBlock
-from raysim.plan.build import open_federation, sizes_of
+from raysim.plan.build import make_trainer, open_federation, sizes_of
 from raysim.plan.check import check
 from raysim.plan.find import further_metrics
 from raysim.running.record import judged, reason_to_stop
 from raysim.running.runner import execute
 from raysim.training.evaluate import Score
 from tests.support.federations import plan_of, raw_config, recipe_of, run, server_on
+from tests.support.task_sets import VOCABULARY, contents, task_config, write_task_set, write_task_sets
 
 NO_FUNCTION = 3
 
@@ -210,6 +213,64 @@ def test_further_test_sets_are_scored_beside_the_sets_own(root, tmp_path):
     assert (own == labels[rows]).all()  # in the set's own classes
     assert metrics["server/accuracy_some"] == (logits.argmax(1) == own).mean()
     assert metrics["server/accuracy"] == plain.evaluate()["server/accuracy"]
+
+
+@pytest.mark.parametrize("task", ["labels", "tokens"])
+def test_a_further_test_set_with_outputs_in_another_order_is_refused(task, tmp_path):
+    """Its targets, and tokens, are numbered in its own order."""
+    name = write_task_set(tmp_path, task)
+    info = PreparedSet(set_path(tmp_path, name)).info
+    inputs, targets = contents(task, seed=1)
+    more = {"vocabulary": VOCABULARY} if task == "tokens" else {}
+    for other, classes in (("same", info.classes), ("turned", info.classes[::-1])):
+        raysim.arrays(inputs, targets, name=other, classes=classes, root=tmp_path, **more)
+    check(task_config(tmp_path, task, data={"test_sets": ["same"]}), "a test")
+    with pytest.raises(ConfigError, match=rf"outputs {info.classes[-1]}, .* in the same order"):
+        check(task_config(tmp_path, task, data={"test_sets": ["turned"]}), "a test")
+
+
+def test_a_set_that_was_prepared_again_with_other_names_or_shapes_is_another(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (40, 8, 8, 1), np.uint8), np.arange(40) % 2
+    checksums = []
+    for names in (("a", "b"), ("b", "a")):
+        for name, classes in (("own", ("a", "b")), ("other", names)):
+            write_set(set_path(tmp_path, name), name, classes, in_batches(images, labels))
+        data = {"name": "own", "root": str(tmp_path), "test_sets": ["other"]}
+        raw = raw_config(tmp_path, [], data=data, partition={"scheme": "iid", "num_clients": 2}, cohort={"size": 2})
+        checksums.append(check(raw, "a test").manifest.checksum)
+    rows = rng.normal(size=(40, 16)).astype(np.float32)
+    for shape in ((4, 4), (2, 8)):
+        shutil.rmtree(tmp_path / "rows", ignore_errors=True)
+        raysim.arrays(rows.reshape(40, *shape), labels, name="rows", root=tmp_path)
+        raw = raw_config(tmp_path, [], data={"name": "rows", "root": str(tmp_path)}, model={"name": "mlp", "hidden": 4})
+        raw |= {"partition": {"scheme": "iid", "num_clients": 2}, "cohort": {"size": 2}}
+        checksums.append(check(raw, "a test").manifest.checksum)
+    assert len(set(checksums)) == 4
+
+
+def mean_distance(targets, logits):
+    return float(np.abs(targets - logits).mean())
+
+
+def test_a_metric_of_ones_own_gets_the_targets_of_its_task(tmp_path):
+    write_task_sets(tmp_path)
+    metric = f"{__name__}:mean_distance"
+    plan = check(task_config(tmp_path, "regression", evaluation={"metrics": [metric]}), "a test")
+    server = run(plan, tmp_path)
+    data = open_federation(recipe_of(plan, tmp_path)).held_out("test")
+    with torch.no_grad():
+        module = make_trainer(recipe_of(plan, tmp_path)).model
+        module.load(server.state, server.counters)
+        outputs = module.apply(module.params, torch.from_numpy(data[0].copy())).logits.numpy()
+    assert server.evaluate()["server/mean_distance"] == pytest.approx(mean_distance(data[1], outputs), rel=1e-5)
+    for task, name, words in (
+        ("labels", "auroc", "server/auroc is there already"),
+        ("regression", "auroc", "needs one class a row"),
+        ("tokens", metric, "of tokens neither is kept"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check(task_config(tmp_path, task, evaluation={"metrics": [name]}), "a test")
 
 
 def test_faults_of_further_test_sets_name_the_remedy(shapes):

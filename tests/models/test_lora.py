@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton
+from raysim.models.lora import add_lora
 from raysim.plan.build import model_spec
 from raysim.training.model import BoundModel
 from tests.support.federations import LORA_VIT, lora_plan, run, server_on
@@ -163,6 +166,24 @@ def test_faults_are_named(lora, words, root):
     with pytest.raises(ConfigError) as caught:
         lora_plan(root, model={"lora": lora})
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_output_of_torchs_attention_which_is_never_called_is_no_layer_for_adapters():
+    def net():
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.Sequential(OrderedDict(block=layer, head=nn.Linear(8, 3)))
+
+    with pytest.raises(ConfigError, match=r"never calls it; name block\.self_attn in its place"):
+        add_lora(net(), LoraSpec(rank=2, targets=("out_proj", "linear1")), head="head")
+    with pytest.raises(ConfigError) as caught:
+        add_lora(net(), LoraSpec(rank=2, targets=("nothing",)), head="head")
+    assert "block.self_attn" in str(caught.value)
+    assert "out_proj" not in str(caught.value)
+    module = add_lora(net(), LoraSpec(rank=2, targets=("self_attn", "linear1")), head="head")
+    module(torch.randn(2, 5, 8)).sum().backward()
+    adapters = {name: leaf.grad for name, leaf in module.named_parameters() if ".lora_" in name}
+    assert adapters
+    assert all(grad is not None for grad in adapters.values())
 
 
 def test_model_spec_takes_the_defaults(root):
