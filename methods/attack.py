@@ -111,7 +111,10 @@ def attack(
         return (lambda params, batch: inner(params, spoil(batch, num_classes))) if attacks(client) else inner
 
     def outgoing(update: Update, client: ClientView) -> Update:
-        return update._replace(values=sent(kind, update.values, client, scale, sigma)) if attacks(client) else update
+        if not attacks(client):
+            return update
+        whole = 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer)  # also behind a compressor
+        return Update(sent(kind, update.values, client, scale, sigma), whole)
 
     def overhear(server: ServerView) -> Mapping[str, Value]:
         is_on = server.round_index >= from_round and bool(server.is_active.any())

@@ -96,5 +96,8 @@ def feddyn(
         report=report,
         server_update=server_update,
         needs=frozenset({"client-memory"}),
+        excludes={
+            "is_robust": "h sums up every client's update, those of attackers too, and is added to what the rule left"
+        },
         base_weights=base_weights,
     )

@@ -117,7 +117,7 @@ def _fedopt(
         return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v), "t": 0}
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        if not bool(server.is_active.any()):
+        if not bool(update.any()):  # and not whether anybody came, which behind `dp` must not be seen
             return update, state
         t = state["t"] + 1
         m = beta1 * state["m"] + (1 - beta1) * update

@@ -168,6 +168,7 @@ def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: boo
     chosen = chosen_layers(layout, candidates if isinstance(candidates, list) else "all", "flfa")
     if candidates == "pointwise":
         chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_head or leaf.shape[2:] == (1, 1)}
+    chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_shared}  # others have no global weight
     if not first_layer:
         chosen.pop(next(iter(feedback_layers(layout))), None)
     if not chosen:

@@ -43,7 +43,7 @@ def norm_bounding(*, bound: float | None = None) -> Method:
         server.log("bounded", float((factor < 1).sum()))
         return scaled(weights, factor, server.layout)
 
-    return Method("norm_bounding", report=report_norm, weigh=weigh)
+    return Method("norm_bounding", report=report_norm, weigh=weigh, is_robust=True)
 
 
 def clustering(*, linkage: Literal["single", "complete", "average"] = "single") -> Method:

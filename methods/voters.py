@@ -49,7 +49,7 @@ def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None
             weights = dict.fromkeys(weights, share)
             return scaled(weights, of_all(server, scale(measured, server)), server.layout) if scale else weights
 
-    return Method(name, weigh=weigh, claims=frozenset({"weights:*"}), **fields)
+    return Method(name, weigh=weigh, claims=frozenset({"weights:*"}), is_robust=True, **fields)
 
 
 def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State]], **fields: Any) -> Method:
@@ -64,7 +64,7 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
         return merged(state, server) if bool(server.is_active.any()) else (update, state)
 
     fields |= {"claims": frozenset({"merge"}), "excludes": NO_WEIGHTS}
-    return Method(name, server_update=step, base_weights="uniform", **fields)
+    return Method(name, server_update=step, base_weights="uniform", is_robust=True, **fields)
 
 
 def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None) -> Method:

@@ -371,6 +371,7 @@ class Method:
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
+      is_robust: bounds what attackers do to the model, so that nobody may sum up all updates beside it.
     """
 
     name: str
@@ -393,3 +394,4 @@ class Method:
     trusts: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False
+    is_robust: bool = False

@@ -260,6 +260,7 @@ def chain(name: str, *parts: Method) -> Method:
         needs=stack.needs,
         excludes={hook: reason for part in parts for hook, reason in part.excludes.items()},
         trusts=frozenset(other for part in parts for other in part.trusts),
+        is_robust=any(part.is_robust for part in parts),
         base_weights=stack.base_weights,
     )
 

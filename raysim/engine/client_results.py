@@ -80,8 +80,10 @@ def take_update(
     model: BoundModel,
     start: Tensor,
     layout: Layout,
-) -> tuple[np.ndarray, int]:
-    """Keep the update that a client sends: (its peaks, its bytes). The model is then where that update leads.
+) -> tuple[np.ndarray, int, Tensor]:
+    """Keep the update that a client sends: (its peaks, its bytes, the model [num_state] as the steps left it).
+
+    The model is then where that update leads.
 
     Args:
       start: [num_state], where the client began.
@@ -89,7 +91,7 @@ def take_update(
     is_encoded = any(method.outgoing for method in phase.methods)
     # What is not finite goes as it is, so that it is found: signs, for one, would hide it.
     if not is_encoded or not bool(torch.isfinite(model.state).all()):
-        return vectors.write("update", client, model.state, start), layout.shared_bytes
+        return vectors.write("update", client, model.state, start), layout.shared_bytes, model.state
     size, whole = layout.num_params, model.state - start
     shared = 4 * sum(leaf.size for leaf in layout.shared if not leaf.is_buffer)
     sent = phase.stack.outgoing(Update(whole[:size].clone(), shared), views)
@@ -101,7 +103,7 @@ def take_update(
     for name, values in own.items():  # what stays at the client is not sent
         layout.view(whole, name).copy_(values)
     model.state.copy_(start + whole)
-    return vectors.write("update", client, whole), sent.num_bytes + layout.shared_bytes - shared
+    return vectors.write("update", client, whole), sent.num_bytes + layout.shared_bytes - shared, trained
 
 
 def take_reports(

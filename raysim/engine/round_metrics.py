@@ -102,8 +102,8 @@ def cohort_metrics(
         "comm/down_mb": down / 1e6,
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
-    if reports.personal is not None and sizes.num_test:
-        metrics |= personal_metrics(reports.personal, cohort.clients, sizes, task)
+    if reports.personal is not None and sizes.num_test and cohort.is_kept.any():
+        metrics |= personal_metrics(reports.personal[cohort.is_kept], cohort.clients[cohort.is_kept], sizes, task)
     return metrics
 
 

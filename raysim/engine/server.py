@@ -243,8 +243,15 @@ class Server:
         """The integer buffers that a cohort leaves behind."""
         if not cohort.is_kept.any():
             return self.counters
-        # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
-        return {name: int(cohort.kept(values).max()) for name, values in cohort.reports.counters.items()}
+        shared, personal = ({leaf.layer for leaf in leaves} for leaves in (self.layout.shared, self.layout.personal))
+        # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come. Those of
+        # layers that stay at the clients stay there, too.
+        return {
+            name: self.counters.get(name, 0)
+            if name.rpartition(".")[0] in personal - shared
+            else int(cohort.kept(values).max())
+            for name, values in cohort.reports.counters.items()
+        }
 
     def _evaluate(
         self, stack: Stack, views: ServerViews, weights: Weights

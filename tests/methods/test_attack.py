@@ -334,3 +334,13 @@ def test_what_only_the_run_can_tell_is_one_sentence(root, options, words):
 def test_a_backdoor_needs_test_rows(root):
     with pytest.raises(ConfigError, match="attack needs test-set"):
         plan_of(root, [{"attack": {"kind": "backdoor"}}], data={"test": 0.0})
+
+
+def test_what_an_attacker_sends_behind_a_compressor_is_whole(root):
+    attack = {"attack": {"kind": "gaussian", "clients": [0, 1, 2]}}
+    groups = {"partition": {"num_clients": 6, "alpha": 10.0}, "cohort": {"size": 6}, "rounds": 1}
+    few, whole, some = (
+        server_on(plan_of(root, methods, **groups), root).run_round(0).metrics["comm/up_mb"]
+        for methods in (["top_k"], [], ["top_k", attack])
+    )
+    assert some == pytest.approx((few + whole) / 2)

@@ -175,6 +175,11 @@ def test_a_round_in_which_nobody_moved_keeps_the_choice():
     assert choose(flfa(), idle, state)[0] == state
 
 
+def test_layers_that_stay_at_the_clients_are_no_candidates(root):
+    plan = plan_of(root, ["personal", "flfa"])
+    assert list(candidate_layers(plan.layout, "all", first_layer=True)) == ["conv1", "conv2", "fc1"]
+
+
 def test_candidates():
     assert list(candidate_layers(LAYOUT, "all", first_layer=True)) == ["0", "1", "3"]
     assert list(candidate_layers(LAYOUT, "all", first_layer=False)) == ["1", "3"]

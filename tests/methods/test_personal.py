@@ -226,6 +226,28 @@ def test_what_runs_with_personal_leaves_the_global_head_alone(other, root):
     assert not torch.equal(values["fc1.weight"], first["fc1.weight"])
 
 
+@pytest.mark.parametrize("sends", ["top_k", "sign", {"attack": {"kind": "sign_flip", "share": 0.4}}])
+def test_a_clients_own_model_is_what_its_steps_left_whatever_it_sends(sends, root):
+    """In the first round both federations train the same."""
+    groups = {"model": {"norm": "batch"}, **FEW}
+    methods = ["personal"], ["personal", sends]
+    servers = [server_on(plan_of(root, each, **groups), root) for each in methods]
+    alone, encoded = (server.run_round(0) for server in servers)
+    for name in ("mean", "worst"):
+        key = f"clients/expected_personal_accuracy_{name}"
+        assert alone.metrics[key] == encoded.metrics[key]
+    for client in alone.clients["client"].tolist():
+        first, second = (own_values(server, client) for server in servers)
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_counter_of_layers_that_stay_at_the_clients_stays_there(root):
+    for layers, moves in (("norm", False), ("head", True)):
+        server = server_on(plan_of(root, [{"personal": {"layers": layers}}], model={"norm": "batch"}, **FEW), root)
+        server.run_round(0)
+        assert any(server.counters.values()) == moves
+
+
 @pytest.mark.slow
 def test_fedbn_keeps_every_clients_own_statistics(root):
     plan = plan_of(root, [{"personal": {"layers": "norm"}}], model={"norm": "batch"}, cohort={"size": 12}, **FEW)

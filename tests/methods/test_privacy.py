@@ -174,6 +174,22 @@ def test_a_round_of_nobody_is_noise_alone(root, nobody_comes):
     assert record.metrics["dp/epsilon"] > 0
 
 
+@pytest.mark.parametrize("optimiser", ["fedadam", "fedyogi", "fedadagrad"])
+def test_a_step_behind_the_noise_does_not_look_at_who_came(optimiser, root, monkeypatch):
+    """A round of nobody is scaled as any other is: its step would else be the raw noise, and say that nobody came."""
+    plan = plan_of(root, [{"dp": {"clip": 0.5, "trust": [optimiser]}}, optimiser], cohort={"sampling": "poisson"})
+    moved = []
+    for comes in (True, False):
+        with monkeypatch.context() as patch:
+            if not comes:
+                patch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+            server = server_on(plan, root)
+            before = server.params.clone()
+            server.run_round(0)
+            moved.append(float((server.params - before).std()))
+    assert moved[1] == pytest.approx(moved[0], rel=0.5)
+
+
 def test_poisson_cohorts_are_divided_by_the_expected_size(root):
     groups = {"cohort": {"sampling": "poisson"}, "rounds": 1}
     server = server_on(plan_of(root, [{"dp": {"clip": 1e6, "noise": 0.0}}], **groups), root)

@@ -162,6 +162,10 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
         (["krum", "fedvg"], "krum and fedvg both decide weights"),
         (["coordinate_median", {"trimmed_mean": {}}], "both decide merge: drop one"),
         (["norm_bounding", "krum"], "put krum before norm_bounding"),
+        *(
+            ([rule, "feddyn"], f"{rule} cannot run beside feddyn because of its `is_robust`: h sums up every client's")
+            for rule in ("coordinate_median", "krum", "norm_bounding", "sign_guard")
+        ),
         (["fedavgm", "coordinate_median"], "put coordinate_median before fedavgm"),
         (
             [{"personal": {"layers": ["fc1"]}}, "fltrust"],
