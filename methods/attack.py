@@ -111,10 +111,7 @@ def attack(
         return (lambda params, batch: inner(params, spoil(batch, num_classes))) if attacks(client) else inner
 
     def outgoing(update: Update, client: ClientView) -> Update:
-        if not attacks(client):
-            return update
-        whole = 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer)  # also behind a compressor
-        return Update(sent(kind, update.values, client, scale, sigma), whole)
+        return whole(sent(kind, update.values, client, scale, sigma), client) if attacks(client) else update
 
     def overhear(server: ServerView) -> Mapping[str, Value]:
         is_on = server.round_index >= from_round and bool(server.is_active.any())
@@ -179,6 +176,11 @@ def _fooled(model: Model, batch: Batch, target: int, *, stamp: Callable[[Tensor]
 
 
 # --- what attackers send ------------------------------------------------------------------------------------------------
+
+
+def whole(values: Tensor, client: ClientView) -> Update:
+    """An update that is sent as it is, also behind a compressor."""
+    return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 
 def sent(kind: str, update: Tensor, client: ClientView, scale: float, sigma: float) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
+#: Why no robust rule runs beside it.
+EVERYBODY = {"is_robust": "h sums up every client's update, those of attackers too, and is added to what the rule left"}
+
 
 def feddyn(
     *,
@@ -96,8 +99,6 @@ def feddyn(
         report=report,
         server_update=server_update,
         needs=frozenset({"client-memory"}),
-        excludes={
-            "is_robust": "h sums up every client's update, those of attackers too, and is added to what the rule left"
-        },
+        excludes=EVERYBODY,
         base_weights=base_weights,
     )

@@ -85,7 +85,6 @@ def scaffold(
         grads=corrected,
         report=report,
         server_update=server_update,
-        claims=frozenset({"server-optimizer"} if server_lr != 1 else ()),
         needs=frozenset({"sgd", "client-memory"} if keeps_control else {"sgd"}),
         base_weights="uniform",
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.livar.head import Variance, head_weights, reported_variances
 from methods.livar.importance import Reduction, from_importance, table_of
-from methods.livar.merging import factor_weights, from_examples, merged_update, refactored
+from methods.livar.merging import factor_weights, from_examples, refactored, scored_update
 from methods.livar.online import from_validation_set
 from methods.moments import linear_head, one_thread
 from raysim.core.counting import counts_with, counts_without
@@ -20,10 +20,8 @@ from raysim.core.weights import Weights
 T = TypeVar("T")
 Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, object]
 
-#: Why other methods' steps at the server are refused where products are scored; and who leaves the adapters alone.
-UNSEEN = "the products that are scored are made from the clients' factors, and would not see it; set evaluate: factors"
+#: Why a method that works after the last round is refused where products are scored.
 AT_THE_END = "after the last round there are no clients' factors to score; set when: every_round, or evaluate: factors"
-TRUSTED = frozenset({"ccvr", "diagnostics", "flfa", "keep_factors", "scaffold"})
 
 #: Options of the adapters; of these, those of coefficients by layer; and of these, those of counted importances.
 OfAdapters = Annotated[T, counts_without("components", "head")]
@@ -107,7 +105,7 @@ def livar(
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
-        layers = merged_update(server, by_examples=evaluate == "code")
+        layers = scored_update(server, by_examples=evaluate == "code", is_refactored=is_svd)
         return {leaf.name: factor.float() for pair, b, a in layers for leaf, factor in ((pair.a, a), (pair.b, b))}
 
     claims = {"weights:*.lora_[AB].*"} if has_lora else set()
@@ -115,7 +113,6 @@ def livar(
     claims |= {"merge"} if is_svd or is_override else set()
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
     claims |= {"server-optimizer"} if is_override else set()
-    excludes = {"server_update": UNSEEN, "is_phase": AT_THE_END} if is_override else {}
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
     needs |= {"classes", "features", "linear-head"} if has_head else set()
     return Method(
@@ -128,6 +125,5 @@ def livar(
         evaluation_override=evaluation_override if is_override else None,
         claims=frozenset(claims),
         needs=coefficients.needs | needs,
-        excludes=excludes,
-        trusts=TRUSTED,
+        excludes={"is_phase": AT_THE_END} if is_override else {},
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raysim.core.errors import MethodError
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, GradFn, ServerView
 from raysim.core.weights import Weights, normalised, refuse_factors
@@ -79,6 +80,36 @@ def merged_update(server: ServerView, *, by_examples: bool = False) -> Iterator[
         assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
         refuse_factors(weights, pair.a.name, "the products of eq. 3 are weighed by shares")
         yield pair, *stacked(weights, a, b)
+
+
+def scored_update(
+    server: ServerView, *, by_examples: bool, is_refactored: bool
+) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
+    """As `merged_update`, once the round has ended. is_refactored: the adapters are not the clients' weighted sums.
+
+    Raises:
+      MethodError: another method moved the adapters.
+    """
+    if not is_refactored:
+        refuse_other_steps(server)
+    return merged_update(server, by_examples=by_examples)
+
+
+def refuse_other_steps(server: ServerView) -> None:
+    """Once the round has ended: raises MethodError where adapters are not the weighted sums of the clients'.
+
+    The products that are scored are made from the clients' factors: another method's step at the server would go unseen.
+    """
+    views = server.layout.views(server.params)
+    for pair, a, b in factors_of(server):
+        for leaf, factors in ((pair.a, a), (pair.b, b)):
+            weights = server.weights[leaf.name]
+            assert isinstance(weights, Tensor)
+            refuse_factors(weights, leaf.name, "the products of eq. 3 are weighed by shares")
+            mean = (weights[:, None, None] * factors).sum(0).to(server.params.dtype)
+            if not torch.allclose(views[leaf.name], mean.view_as(views[leaf.name]), rtol=1e-3, atol=1e-5):
+                what = f"another method moved {leaf.name} at the server, which the scored products of eq. 3 do not see"
+                raise MethodError(what, "livar", "drop it, or set evaluate: factors")
 
 
 def refactored(update: Tensor, server: ServerView) -> Tensor:

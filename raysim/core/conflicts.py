@@ -83,9 +83,8 @@ def exclusions(methods: Sequence[Method]) -> list[str]:
     """Which methods have a hook that another one excludes."""
     faults = []
     for method, other in permutations(methods, 2):
-        trusted = set(method.excludes) - {"is_phase"} if other.name in method.trusts else set()
-        hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False) and hook not in trusted]
-        if hooks:
+        hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]
+        if hooks and other.name not in method.trusts:
             why = f"because of its `{hooks[0]}`: {method.excludes[hooks[0]]}"
             faults.append(f"{other.name} cannot run beside {method.name} {why}; drop one")
     return faults

@@ -366,8 +366,8 @@ class Method:
       needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd",
         "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained
         and shared).
-      excludes: hook -> why no other method of the run may have that hook; those named in `trusts` may. "is_phase": why none
-        may work after the last round, whoever is trusted.
+      excludes: hook, "is_phase" or "is_robust" -> why no other method of the run may have or be that; those named in `trusts`
+        may.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).

@@ -57,6 +57,11 @@ class Source:
     has_files: bool = True
     has_tree: bool = False
 
+    @property
+    def told_options(self) -> str:
+        """As on the command line."""
+        return ", ".join(f"--{option}" for option in self.options) or "none"
+
 
 _made = partial(Source, has_files=False)
 #: torchvision or medmnist fetches the files.
@@ -244,14 +249,13 @@ def prepare(
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
-            has = ", ".join(f"--{option}" for option in source.options) or "none"
-            raise DataError(f"{name} has no option --{field.name}", "", f"its options: {has}")
+            raise DataError(f"{name} has no option --{field.name}", "", f"its options: {source.told_options}")
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):
         raise DataError("--resize and --interpolation say how images come to a size", name, "give --size, too")
-    path, resizing = set_path(root, save_as), options.resizing if "resize" in source.options else ""
-    of_rows = options.of_rows(source.options)
+    path, of_rows = set_path(root, save_as), options.of_rows(source.options)
+    resizing = options.resizing if "resize" in source.options else ""
 
     def there() -> SetInfo | None:
         if again or not is_prepared(path):

@@ -267,7 +267,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/reporting/contents.py": (
         "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py",
         (
-            ("if value >= target)", "if value > target)"),
+            ("if value >= target - 1e-9)", "if value > target + 1e-9)"),
             ('if int(row["round"]) <= reached]', 'if int(row["round"]) < reached]'),
             ("level / 100)", "level)"),
             ('"system/train_s").values())[1:]', '"system/train_s").values())'),
@@ -280,7 +280,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/reporting/test_metrics.py",
         (
             ("index >= count - max(1, math.ceil(count / 10))", "index > count - max(1, math.ceil(count / 10))"),
-            ('max(rounds.values()) if self.mode == "max"', 'max(rounds.values()) if self.mode == "min"'),
+            ('(max if self.mode == "max" else min)', '(max if self.mode == "min" else min)'),
         ),
     ),
 }

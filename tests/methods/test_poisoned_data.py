@@ -57,8 +57,10 @@ def test_every_methods_loss_sees_the_poisoned_batch():
 
 def test_a_boosted_backdoor_multiplies_the_update():
     hook = attack(kind="backdoor", clients=[1], scale=4.0).outgoing
-    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0))
-    assert hook(Update(torch.ones(2), 8), client).values.tolist() == [4, 4]
+    leaves = [SimpleNamespace(size=2, is_buffer=False), SimpleNamespace(size=5, is_buffer=True)]
+    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), layout=SimpleNamespace(shared=leaves))
+    sent = hook(Update(torch.ones(2), 1), client)
+    assert (sent.values.tolist(), sent.num_bytes) == ([4, 4], 8)
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ ADAPTER_CASES: dict[str, Methods] = {
     "fedavg": [],
     "livar": ["livar"],
     "livar-svd": [{"livar": {"next": "svd", "accumulate": "round"}}],
-    "livar-svd-ccvr": [{"livar": {"next": "svd"}}, {"ccvr": {"epochs": 1}}],
+    "livar-svd-ccvr": [{"livar": {"next": "svd", "evaluate": "factors"}}, {"ccvr": {"epochs": 1}}],
     "livar-ccvr": ["livar", {"ccvr": {**MAMMOTH, "epochs": 1}}],
     "livar-fedvg": [{"livar": {"components": "lora"}}, {"fedvg": {"leaves": "head"}}],
     "fedproto": ["fedproto"],

@@ -35,6 +35,12 @@ def scored(options, layout, updates, importance, variances):
     )  # fmt: skip
     equal = torch.full((count,), 1 / count, dtype=torch.float64)
     server.weights = method.weigh({leaf.name: equal for leaf in layout.params}, server)
+    server.params = torch.zeros(layout.num_params)  # what the weighted sum leads to, as `refuse_other_steps` wants it
+    for leaf in layout.params:
+        parts = torch.stack([layout.view(update, leaf).double() for update in updates])
+        weights = server.weights[leaf.name]
+        weights = weights.view(weights.shape + (1,) * (parts.dim() - weights.dim()))
+        layout.view(server.params, leaf).copy_((weights * parts).sum(0))
     tensors = method.evaluation_override({}, server)
     found = {p.layer: tensors[p.b.name].double() @ tensors[p.a.name].double() for p in adapters_of(layout)}
     rows = server.weights["head.weight"]
@@ -105,9 +111,6 @@ def test_options_beside_as_in_are_refused(make, options, words):
         ([{"livar": {"layers": "examples"}}, "fedvg"], "livar and fedvg both decide weights:"),
         (["livar", {"livar": {"components": "head"}}], "livar is listed twice"),
         (["livar", "ccvr"], "ccvr cannot run beside livar because of its `is_phase`: .* when: every_round"),
-        (["livar", "feddyn"], "feddyn cannot run beside livar because of its `server_update`"),
-        (["livar", "elastic"], "elastic cannot run beside livar because of its `server_update`"),
-        (["livar", {"scaffold": {"server_lr": 0.5}}], "livar and scaffold both decide server-optimizer"),
     ],
 )
 def test_what_cannot_run_with_livar_is_refused(methods, words, root):
@@ -135,6 +138,13 @@ def test_products_are_weighed_by_shares_alone(root):
     plan = lora_plan(root, ["livar", "norm_bounding"], cohort={"size": 3})
     with pytest.raises(MethodError, match=r"do not sum to one, and the products of eq\. 3 are weighed by shares"):
         run(plan, root, rounds=1)
+
+
+@pytest.mark.parametrize("other", ["feddyn", "elastic"])
+def test_a_step_at_the_server_that_the_products_do_not_see_ends_the_run(other, root):
+    with pytest.raises(MethodError, match=r"another method moved .*lora_A.* at the server"):
+        run(lora_plan(root, ["livar", other], cohort={"size": 3}), root, rounds=2)
+    run(lora_plan(root, [{"livar": {"evaluate": "factors"}}, other], cohort={"size": 3}), root, rounds=2)
 
 
 @pytest.mark.parametrize("codec", ["top_k", "random_k", "qsgd"])
