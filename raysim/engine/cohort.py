@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -188,3 +188,18 @@ class Cohort:
             rows = np.flatnonzero(self.is_kept[positions])
             if len(rows):
                 yield result, rows, torch.from_numpy(place_among_kept[positions[rows]])
+
+
+def counters_of(cohort: Cohort, layout: Layout, before: Mapping[str, int]) -> dict[str, int]:
+    """The integer buffers that a cohort leaves behind; those of layers that stay at the clients stay there, too.
+
+    They are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
+    """
+    if not cohort.is_kept.any():
+        return dict(before)
+    shared, personal = ({leaf.layer for leaf in leaves} for leaves in (layout.shared, layout.personal))
+    own = personal - shared
+    return {
+        name: before.get(name, 0) if name.rpartition(".")[0] in own else int(cohort.kept(values).max())
+        for name, values in cohort.reports.counters.items()
+    }

@@ -22,7 +22,7 @@ from raysim.core.own import own_errors
 from raysim.core.stack import Stack
 from raysim.core.texts import round_name
 from raysim.core.weights import Weights
-from raysim.engine.cohort import Cohort
+from raysim.engine.cohort import Cohort, counters_of
 from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import (
@@ -241,17 +241,7 @@ class Server:
 
     def counters_after(self, cohort: Cohort) -> dict[str, int]:
         """The integer buffers that a cohort leaves behind."""
-        if not cohort.is_kept.any():
-            return self.counters
-        shared, personal = ({leaf.layer for leaf in leaves} for leaves in (self.layout.shared, self.layout.personal))
-        # Counters are whole numbers and no weighted mean of them is; the largest says how far the cohort has come. Those of
-        # layers that stay at the clients stay there, too.
-        return {
-            name: self.counters.get(name, 0)
-            if name.rpartition(".")[0] in personal - shared
-            else int(cohort.kept(values).max())
-            for name, values in cohort.reports.counters.items()
-        }
+        return counters_of(cohort, self.layout, self.counters)
 
     def _evaluate(
         self, stack: Stack, views: ServerViews, weights: Weights

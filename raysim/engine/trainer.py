@@ -213,8 +213,7 @@ class Trainer:
         """
         federation = self.federation
         start, end = federation.test_range(client)
-        if trained is not self.model.state:
-            self.model.state.copy_(trained)
+        self.model.state.copy_(trained)
         score = self._score(Slice("test", start, end))
         values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:
