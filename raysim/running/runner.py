@@ -264,9 +264,8 @@ def _checkpoint(
     """
     checkpoint = store.latest(_say)
     if checkpoint is None and state.is_finished:
-        raise RunExists(
-            f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on", state.where, OTHER
-        )
+        what = f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on"
+        raise RunExists(what, state.where, OTHER)
     if checkpoint is None and folder.progress_rows():
         every = f"one is written every {plan.config.checkpoint.every_s:g} s"
         _say(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
@@ -274,9 +273,8 @@ def _checkpoint(
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
     if state.is_finished:
-        folder.clear(
-            "COMPLETED"
-        )  # first: a kill here must not leave a finished run of a configuration that it did not have
+        # First: a kill here must not leave a finished run of a configuration that it did not have.
+        folder.clear("COMPLETED")
     if step == "extend":
         folder.write_config(plan.config.model_dump(mode="json"))
     if state.is_finished:

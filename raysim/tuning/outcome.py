@@ -75,7 +75,7 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
     refuse(_changed(sweep, finished), f"going on with {folder.name!r}")
     for trial in finished:  # labels are for tables, and may have been corrected
         own = RunFolder(folder / trial.name)
-        if (config := own.read_config())["labels"] != trial.config.labels:
+        if (config := own.read_config()).get("labels") != trial.config.labels:
             own.write_config({**config, "labels": trial.config.labels})
     write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep.raw), sort_keys=False).encode())
     return before

@@ -39,9 +39,8 @@ def point_of(trial: SweepTrial) -> Point:
     """What Tune sends to the process that is to run a trial; without defaults, since Tune keeps it in a file."""
     settings = trial.config.model_dump(mode="json", exclude_defaults=True)
     settings["resources"] = {**settings.get("resources", {}), "backend": backend_of(trial.config)}
-    if (
-        trial.config.data.split != "file"
-    ):  # given, or the process would decide anew, for this trial alone, whether rows validate
+    # Given, or the process would decide anew, for this trial alone, whether rows validate.
+    if trial.config.data.split != "file":
         settings["data"] = {**settings.get("data", {}), "validation": trial.config.data.validation}
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
