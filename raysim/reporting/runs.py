@@ -36,6 +36,9 @@ ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
 #: Groups and keys that tell nothing about what a run is, or have a label of their own.
 SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
+#: Of a recipe that leaves it to the set, and to what its methods need, which rows are held out.
+UNDECIDED = "auto"
+
 #: Settings that decide which examples train.
 HELD_OUT = ("data.split", "data.split_within_clients", "data.test", "data.validation")
 
@@ -341,6 +344,7 @@ def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Se
 def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
     ours = compared(run.settings)
     keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
+    keys = [key for key in keys if not (key in HELD_OUT and recipe.get(key) == UNDECIDED)]
     return [f"{key} = {ours.get(key)} (recipe: {recipe.get(key)})" for key in keys]
 
 
@@ -400,5 +404,7 @@ def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | 
     config = checked.model_dump(mode="json")
     if checked.data.split == "auto" and checked.data.asks_for_fractions:
         config["data"]["split"] = "fraction"  # as its runs have it
+    if "validation" not in checked.data.model_fields_set:
+        config["data"]["validation"] = UNDECIDED
     labels = labels_of(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
     return _key(labels), match(cells, labels), compared(flatten(config))

@@ -157,6 +157,17 @@ def test_a_split_that_a_run_of_the_recipe_decided_itself_is_no_change():
         assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == told
 
 
+def test_what_a_recipe_leaves_to_the_set_is_no_change():
+    path = FOLDER.parent / "niid_bench" / "dirichlet.yaml"
+    run, *_ = runs_of(path)
+    for data, told in (
+        ({"split": "official", "validation": 0.0}, []),
+        ({"split": "official", "validation": 0.0, "augment": "none"}, ["data.augment = none (recipe: cifar-reflect)"]),
+    ):
+        config = {**run.config, "data": {**run.config["data"], **data}}
+        assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == told
+
+
 def test_a_run_without_labels_beside_a_published_number_is_compared_too():
     cells = published("fedvg_table_A3")
     config = {"data": {"name": "cifar10"}, "model": {"name": "resnet18"}, "methods": ["fedvg"], "rounds": 50}
