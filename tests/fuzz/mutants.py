@@ -157,8 +157,9 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/engine/cohort.py": (
-        "tests/engine/test_run.py tests/engine/test_participation.py -k 'not slow or nonfinite'",
+        "tests/engine/test_server.py tests/engine/test_run.py tests/engine/test_participation.py -k 'not slow or nonfinite'",
         (
+            ("int(cohort.kept(values).max())", "int(cohort.kept(values).min())"),
             ("in self.reports.peaks.values():", 'in [self.reports.peaks["update"]]:'),
             ("if result.memories[row] is not None:", "if row in rows and row:"),
             ("np.cumsum(self.is_kept) - 1", "np.arange(len(self.is_kept))"),
@@ -173,7 +174,6 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
                 "stack.broadcast(self.params, self.method_state)",
             ),
             ("(round_index + 1) % self.evaluate_every", "round_index % self.evaluate_every"),
-            ("int(cohort.kept(values).max())", "int(cohort.kept(values).min())"),
             ("buffers = self.buffers + total[size:].float()", "buffers = self.buffers"),
             ("if round_index < phase.rounds:", "if round_index <= phase.rounds:"),
             (
