@@ -16,11 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from pydantic_core import SchemaError
 from typer.testing import CliRunner
 
 import raysim
 from raysim import terminal
 from raysim.cli.main import app
+from raysim.cli.unexpected import told
 from raysim.core.errors import ConfigError
 from raysim.data.sources import set_path
 from raysim.plan.check import check
@@ -223,6 +225,11 @@ def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
     assert process.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("stopped by ")
+
+
+def test_ctrl_c_while_pydantic_builds_a_class_is_one():
+    with pytest.raises(KeyboardInterrupt):
+        told(SchemaError('Error building "literal" validator:\n  KeyboardInterrupt: '))
 
 
 def test_long_work_without_a_known_end_counts(monkeypatch):
