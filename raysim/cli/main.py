@@ -53,7 +53,7 @@ def run(
     """Run a federation and write its run directory."""
     from raysim import api
     from raysim.config import parse_config, parse_overrides
-    from raysim.config.reading import several_values
+    from raysim.config.reading import as_file, several_values
 
     values = parse_overrides(overrides or [])
     raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
@@ -67,10 +67,7 @@ def run(
 
         if parsed is None:
             raise ConfigError(faults, source)
-        complete = parsed.model_dump(mode="json")
-        for key in {"test", "validation"} - parsed.data.model_fields_set:  # given, they would decide `data.split: auto`
-            del complete["data"][key]
-        out.out(yaml.safe_dump(complete, sort_keys=False), end="")
+        out.out(yaml.safe_dump(as_file(parsed), sort_keys=False), end="")
         return
     if is_planned:
         from raysim.cli.costs import print_run_cost

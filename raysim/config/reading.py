@@ -282,3 +282,11 @@ def parse_report(raw: object, source: str) -> ReportGroup:
     if group is None or faults:
         raise ConfigError(faults, source)
     return group
+
+
+def as_file(config: Config) -> Settings:
+    """All settings, such that a file that holds them is the same run."""
+    complete = config.model_dump(mode="json")
+    for key in {"test", "validation"} - config.data.model_fields_set:  # given, they would decide `data.split: auto`
+        del complete["data"][key]
+    return complete

@@ -24,9 +24,9 @@ from raysim.reporting.contents import (
 from raysim.reporting.drawing import figure_faults, kinds
 from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, published, statistics
-from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_methods, other_rows, tables_of
+from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_rows, tables_of
 from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
-from raysim.reporting.tables import ACCURACY, cells_of, make_tables, published_cells, row_of, text
+from raysim.reporting.tables import ACCURACY, cells_of, make_tables, other_methods, published_cells, row_of, text
 
 T = TypeVar("T")
 

@@ -273,22 +273,6 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
     return notes
 
 
-def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
-    """Cells whose seeds ran other methods or options, which one name hides, a sentence for each."""
-    cells: dict[frozenset[tuple[str, Label]], dict[str, list[str]]] = {}
-    for run in runs:
-        specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
-        cells.setdefault(frozenset(run.labels.items()), {}).setdefault(specs, []).append(str(run.seed))
-    told = (
-        (dict(labels).get("method"), "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items()))
-        for labels, found in cells.items()
-        if len(found) > 1
-    )
-    return [
-        f"One cell of {name} averages over several methods: {text}. Tell them apart by `labels`." for name, text in told
-    ]
-
-
 def method_names(config: Settings) -> str:
     """The methods in order, `fedprox + fedvg`; fedavg for none."""
     specs = config.get("methods") or []

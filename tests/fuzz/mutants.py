@@ -265,7 +265,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "raysim/reporting/contents.py": (
-        "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py",
+        "tests/reporting/test_inside.py tests/reporting/test_names.py tests/reporting/test_metrics.py "
+        "tests/reporting/test_targets.py",
         (
             ("if value >= target - 1e-9)", "if value > target + 1e-9)"),
             ('if int(row["round"]) <= reached]', 'if int(row["round"]) < reached]'),
