@@ -51,6 +51,18 @@ def value_of(model: object, key: str) -> object:
     return reduce(lambda group, name: getattr(group, name, None), key.split("."), model)
 
 
+def has_effect(key: str, settings: Raw, model: type[BaseModel]) -> bool:
+    """Whether the option at a dotted key counts beside these settings, by dotted keys; yes, where they lack what decides it."""
+    *groups, name = key.split(".")
+    for group in groups:
+        model = model.model_fields[group].annotation or BaseModel
+    conditions = (part for part in model.model_fields[name].metadata if isinstance(part, Counts))
+    return all(
+        any(each.key not in settings or each.is_met(settings[each.key], settings[key]) for each in (part, *part.others))
+        for part in conditions
+    )
+
+
 def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
     """The same as faults; without those of which an axis of `tune` decides, which are looked at trial by trial."""
     axes = list(mappings(tune))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.config.counting import has_effect
+from raysim.config.schema import Config
 from raysim.core.settings import differing, flatten
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed
@@ -15,7 +17,7 @@ from raysim.reporting.runs import default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
 from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
 
-#: Settings that say what an experiment was, whether or not they are the defaults.
+#: Settings that say what an experiment was, whether or not they are the defaults, where they count.
 ESSENTIAL = {
     *("rounds", "data.name", "model.name", "cohort.size", "cohort.fraction"),
     *("partition.scheme", "partition.alpha", "partition.num_clients"),
@@ -82,7 +84,7 @@ def _settings(report: ReportContents) -> str:
         key: value
         for key, value in first.settings.items()
         if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
-        if key in ESSENTIAL or value != defaults.get(key)
+        if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, Config))
     }
     differing_labels = differing([run.labels for run in report.finished])
     labels = {key: value for key, value in first.labels.items() if key not in differing_labels}
