@@ -248,7 +248,9 @@ def test_report_names_what_is_shared_and_links_its_figures(runs, tmp_path):
         assert (tmp_path / "out" / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(("scheme", "shown"), [("dirichlet", True), ("quantity", True), ("labels", False), ("iid", False)])
+@pytest.mark.parametrize(
+    ("scheme", "shown"), [("dirichlet", True), ("quantity", True), ("labels", False), ("iid", False)]
+)
 def test_shared_settings_have_an_alpha_only_where_it_counts(tmp_path, scheme, shown):
     run = fabricate(tmp_path / "run", 0.5, partition={"scheme": scheme})
     text = write(make_report([run], {}), tmp_path / "out").read_text()
