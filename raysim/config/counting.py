@@ -51,15 +51,18 @@ def value_of(model: object, key: str) -> object:
     return reduce(lambda group, name: getattr(group, name, None), key.split("."), model)
 
 
-def has_effect(key: str, settings: Raw, model: type[BaseModel]) -> bool:
-    """Whether the option at a dotted key counts beside these settings, by dotted keys; yes, where they lack what decides it."""
-    *groups, name = key.split(".")
-    for group in groups:
-        model = model.model_fields[group].annotation or BaseModel
-    conditions = (part for part in model.model_fields[name].metadata if isinstance(part, Counts))
+def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:
+    """Whether the option at a dotted key of a whole configuration counts beside these settings, by dotted keys.
+
+    Where they lack what decides it, it does.
+    """
+    group, _, name = key.rpartition(".")
+    owner = value_of(model, group) if group else model
+    metadata = type(owner).model_fields[name].metadata if isinstance(owner, BaseModel) else []
     return all(
         any(each.key not in settings or each.is_met(settings[each.key], settings[key]) for each in (part, *part.others))
-        for part in conditions
+        for part in metadata
+        if isinstance(part, Counts)
     )
 
 

@@ -84,7 +84,7 @@ def _settings(report: ReportContents) -> str:
         key: value
         for key, value in first.settings.items()
         if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
-        if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, Config))
+        if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, Config()))
     }
     differing_labels = differing([run.labels for run in report.finished])
     labels = {key: value for key, value in first.labels.items() if key not in differing_labels}
